@@ -1,0 +1,186 @@
+"""Configuration: one pydantic model, read as YAML file < environment < command-line flags.
+
+An environment variable names its key with a double underscore between levels:
+``HOTDRAFT_ENGINE__K=4``. Unknown keys are errors.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    YamlConfigSettingsSource,
+)
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message names the file, the key and what is allowed."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ServerConfig(Section):
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    served_model_name: str | None = None
+    """Name clients use for the model; the target's name by default."""
+
+
+class EngineConfig(Section):
+    k: int = Field(3, ge=0, le=16, description="drafted tokens a round; 0 is plain decoding")
+    num_slots: int = Field(8, ge=1, description="requests decoded together")
+    max_model_len: int = Field(1024, ge=8, description="prompt and output tokens of one request, at most")
+    max_queue: int = Field(1024, ge=1, description="requests that may wait for a slot before 503")
+    prefill_chunk: int = Field(256, ge=1, description="prompt tokens processed between two rounds, at most")
+    threads: int | None = Field(None, ge=1, description="CPU threads of the decoder; torch's default if unset")
+
+
+class RecorderConfig(Section):
+    enabled: bool = True
+    top_k: int = Field(64, ge=1, description="target log-probs kept per output position")
+    queue_size: int = Field(1024, ge=1, description="finished requests waiting to be written; more are dropped")
+    shard_requests: int = Field(16, ge=1, description="requests in a shard, at most")
+    flush_seconds: float = Field(5.0, gt=0, description="age at which an unfinished shard is written")
+
+
+class ReplayConfig(Section):
+    url: str | None = None
+    """Folder or fsspec URL of the replay buffer; ``<run_dir>/replay`` by default."""
+    max_bytes: int = Field(2_000_000_000, ge=1, description="oldest shards are deleted above this size")
+    held_out_fraction: float = Field(0.15, gt=0, lt=1, description="requests kept for the gate, never trained on")
+
+
+class LoraSection(Section):
+    rank: int = Field(32, ge=1)
+    alpha: int = Field(64, ge=1)
+    target_modules: str | list[str] = "all-linear"
+
+
+class TriggerConfig(Section):
+    min_new_rejected: int = Field(600, ge=1, description="newly rejected positions that start a job")
+    min_new_requests: int = Field(30, ge=1, description="newly recorded requests a job needs at least")
+    poll_seconds: float = Field(2.0, gt=0)
+
+
+class DistillConfig(Section):
+    quantization: Literal["auto", "none", "nf4"] = "auto"
+    """NF4 (QLoRA) or full-precision frozen base; ``auto`` is NF4 on CUDA and none on a CPU."""
+    lora: LoraSection = LoraSection()
+    learning_rate: float = Field(1e-3, gt=0)
+    max_steps: int = Field(60, ge=1)
+    max_seconds: float = Field(90.0, gt=0)
+    batch_tokens: int = Field(1024, ge=16, description="packed tokens of one optimiser step")
+    window_requests: int = Field(256, ge=1, description="newest requests a job learns from")
+    older_fraction: float = Field(0.3, ge=0, lt=1, description="share of batches drawn from before the window")
+    rejected_weight: float = Field(2.0, ge=1, description="loss weight of positions whose draft was rejected")
+    continue_from_champion: bool = True
+    seed: int = 0
+    threads: int | None = Field(None, ge=1, description="CPU threads of the trainer; torch's default if unset")
+    nice: int = Field(5, ge=0, le=19, description="how far the trainer yields the CPU to serving")
+    trigger: TriggerConfig = TriggerConfig()
+
+
+class GateConfig(Section):
+    max_requests: int = Field(48, ge=1, description="newest held-out requests the candidate is judged on")
+    min_requests: int = Field(4, ge=1, description="held-out requests without which there is no verdict")
+    min_gain: float = Field(0.0, description="expected acceptance the candidate must gain over the champion")
+    max_domain_loss: float = Field(0.05, ge=0, description="expected acceptance any one domain may lose")
+    confidence: float = Field(0.9, gt=0, lt=1, description="of the paired bootstrap interval on the gain")
+
+
+class WatchdogConfig(Section):
+    min_requests: int = Field(12, ge=2, description="requests on the new version before it is judged")
+    max_requests: int = Field(60, ge=2, description="requests after which the new version is trusted")
+    max_fall: float = Field(0.03, ge=0, description="fall of the served acceptance rate that is tolerated")
+
+
+class TrackingConfig(Section):
+    uri: str | None = None
+    """MLflow store; ``sqlite:///<run_dir>/mlflow.db`` by default."""
+    interval_seconds: float = Field(5.0, gt=0, description="time between two points of the served curves")
+    registered_model: str = "hotdraft-draft"
+    serving_experiment: str = "hotdraft-serving"
+    training_experiment: str = "hotdraft-distillation"
+
+
+class HotdraftConfig(BaseSettings):
+    """Everything that `hotdraft` can be told, with defaults that hold for a small pair on a CPU."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="HOTDRAFT_", env_nested_delimiter="__", extra="forbid", frozen=True
+    )
+
+    target: str
+    """Hub id, local folder, or the name of a model that `hotdraft models fetch` obtained."""
+    draft: str | None = None
+    """Likewise, or the name of a draft that ships with hotdraft; none serves the target alone."""
+    dtype: Dtype = "auto"
+    device: str = "auto"
+    run_dir: Path = Path("runs/default")
+
+    server: ServerConfig = ServerConfig()
+    engine: EngineConfig = EngineConfig()
+    recorder: RecorderConfig = RecorderConfig()
+    replay: ReplayConfig = ReplayConfig()
+    distill: DistillConfig = DistillConfig()
+    gate: GateConfig = GateConfig()
+    watchdog: WatchdogConfig = WatchdogConfig()
+    tracking: TrackingConfig = TrackingConfig()
+
+    @property
+    def replay_url(self) -> str:
+        return self.replay.url or str(self.run_dir / "replay")
+
+    @property
+    def tracking_uri(self) -> str:
+        return self.tracking.uri or f"sqlite:///{(self.run_dir / 'mlflow.db').absolute()}"
+
+    @property
+    def artifact_root(self) -> str:
+        return str((self.run_dir / "mlartifacts").absolute())
+
+    @property
+    def served_model_name(self) -> str:
+        return self.server.served_model_name or Path(self.target).name
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings, env_settings, YamlConfigSettingsSource(settings_cls))
+
+
+def load_config(path: str | Path, overrides: dict[str, Any] | None = None) -> HotdraftConfig:
+    """Read `path` and lay environment and `overrides` (nested, as in the file) over it.
+
+    Raises `ConfigError` for a missing or broken file, an unknown key, or a value out of range.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"no configuration file at {path}")
+
+    class FileConfig(HotdraftConfig):
+        model_config = SettingsConfigDict(yaml_file=path)
+
+    try:
+        return FileConfig(**(overrides or {}))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()
+        )
+        raise ConfigError(f"{path}: {problems}") from error

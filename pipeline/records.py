@@ -1,0 +1,48 @@
+"""What serving tells training: one sample per finished request, free of torch."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+NOT_DRAFTED = -1
+"""`drafted_ids` entry of a position that no draft token was proposed for (a bonus or a plain token)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySample:
+    """One served request with the target's distribution at every output position.
+
+    Position i of the arrays belongs to `output_ids[i]`: the token that was emitted there, given
+    the prompt and `output_ids[:i]`. Positions after the first rejection of a round never appear:
+    their context was rejected.
+
+    Shapes: P prompt tokens, N output tokens, K kept target tokens.
+    """
+
+    request_id: str
+    created_at: float
+    """Unix time, seconds, at which the request finished."""
+    domain: str
+    temperature: float
+    """Sampling temperature of the request; 0 is greedy."""
+    prompt_ids: np.ndarray
+    """int32 [P]."""
+    output_ids: np.ndarray
+    """int32 [N]."""
+    target_top_ids: np.ndarray
+    """int32 [N, K]: the target's K likeliest tokens, likeliest first."""
+    target_top_logprobs: np.ndarray
+    """float16 [N, K]: their log-probs (natural log) at temperature 1, before any sampling filter."""
+    target_tail_logprob: np.ndarray
+    """float32 [N]: log of the probability mass outside the K tokens."""
+    drafted_ids: np.ndarray
+    """int32 [N]: the token the draft proposed, or `NOT_DRAFTED`."""
+    accepted: np.ndarray
+    """bool [N]: the proposal was accepted."""
+    draft_versions: np.ndarray
+    """int32 [N]: the adapter version that drafted; 0 is the draft without an adapter."""
+
+    @property
+    def rejected(self) -> np.ndarray:
+        """bool [N]: a token was proposed and refused, the positions with most to learn from."""
+        return (self.drafted_ids != NOT_DRAFTED) & ~self.accepted

@@ -70,22 +70,40 @@ class TriggerConfig(Section):
     poll_seconds: float = Field(2.0, gt=0)
 
 
-class DistillConfig(Section):
-    quantization: Literal["auto", "none", "nf4"] = "auto"
-    """NF4 (QLoRA) or full-precision frozen base; ``auto`` is NF4 on CUDA and none on a CPU."""
-    lora: LoraSection = LoraSection()
+class TrainingSection(Section):
+    """What every training run is told."""
+
     learning_rate: float = Field(1e-3, gt=0)
     max_steps: int = Field(60, ge=1)
     max_seconds: float = Field(90.0, gt=0)
     batch_tokens: int = Field(1024, ge=16, description="packed tokens of one optimiser step")
+    checkpoint_steps: int = Field(10, ge=1)
+    seed: int = 0
+
+
+class DistillConfig(TrainingSection):
+    quantization: Literal["auto", "none", "nf4"] = "auto"
+    """NF4 (QLoRA) or full-precision frozen base; ``auto`` is NF4 on CUDA and none on a CPU."""
+    lora: LoraSection = LoraSection()
     window_requests: int = Field(256, ge=1, description="newest requests a job learns from")
     older_fraction: float = Field(0.3, ge=0, lt=1, description="share of batches drawn from before the window")
     rejected_weight: float = Field(2.0, ge=1, description="loss weight of positions whose draft was rejected")
     continue_from_champion: bool = True
-    seed: int = 0
     threads: int | None = Field(None, ge=1, description="CPU threads of the trainer; torch's default if unset")
     nice: int = Field(5, ge=0, le=19, description="how far the trainer yields the CPU to serving")
     trigger: TriggerConfig = TriggerConfig()
+
+
+class PredistillConfig(TrainingSection):
+    layers: list[int] = Field([], description="target layers the draft is cut from, in order")
+    builtin_prompts: int = Field(3000, ge=0, description="prompts made by the built-in generators")
+    max_tokens: int = Field(96, ge=1, description="tokens the target answers a prompt with, at most")
+    temperatures: list[float] = Field([0.0, 0.7], min_length=1, description="taken in turn, prompt by prompt")
+    num_slots: int = Field(32, ge=1, description="prompts answered together")
+    max_steps: int = Field(2000, ge=1)
+    max_seconds: float = Field(3600.0, gt=0)
+    batch_tokens: int = Field(2048, ge=16, description="packed tokens of one optimiser step")
+    checkpoint_steps: int = Field(100, ge=1)
 
 
 class GateConfig(Section):
@@ -131,6 +149,7 @@ class HotdraftConfig(BaseSettings):
     recorder: RecorderConfig = RecorderConfig()
     replay: ReplayConfig = ReplayConfig()
     distill: DistillConfig = DistillConfig()
+    predistill: PredistillConfig = PredistillConfig()
     gate: GateConfig = GateConfig()
     watchdog: WatchdogConfig = WatchdogConfig()
     tracking: TrackingConfig = TrackingConfig()
@@ -184,3 +203,5 @@ def load_config(path: str | Path, overrides: dict[str, Any] | None = None) -> Ho
             f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()
         )
         raise ConfigError(f"{path}: {problems}") from error
+    except (TypeError, ValueError) as error:  # a file that holds no mapping
+        raise ConfigError(f"{path}: {error}") from error

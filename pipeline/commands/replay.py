@@ -1,0 +1,50 @@
+"""``hotdraft replay``: what the replay buffer holds."""
+
+import json
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="The replay buffer.")
+
+
+@app.callback()
+def replay() -> None:
+    """The replay buffer."""  # a callback keeps `stats` a sub-command while it is the only one
+
+
+@app.command()
+def stats(
+    config: Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Count the recorded requests, tokens and rejections, by domain and draft version."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from pipeline.config import load_config
+    from pipeline.replay import ReplayBuffer
+
+    settings = load_config(config)
+    found = ReplayBuffer(settings.replay_url, settings.replay.max_bytes).stats()
+    if as_json:
+        typer.echo(json.dumps(asdict(found), indent=2))
+        return
+    table = Table(show_header=False, title=f"replay buffer {settings.replay_url}")
+    table.add_row("requests", f"{found.requests:,}")
+    table.add_row("output tokens", f"{found.output_tokens:,}")
+    table.add_row("drafted", f"{found.drafted:,}")
+    table.add_row("rejected", f"{found.rejected:,}")
+    table.add_row("shards", f"{found.shards:,}")
+    table.add_row("size", f"{found.bytes / 1e6:,.1f} MB of {settings.replay.max_bytes / 1e6:,.0f} MB")
+    for label, seconds in (("oldest", found.oldest), ("newest", found.newest)):
+        if seconds is not None:
+            table.add_row(label, datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S"))
+    for domain, requests in sorted(found.requests_by_domain.items()):
+        table.add_row(f"domain {domain}", f"{requests:,} requests")
+    for version, requests in sorted(found.requests_by_draft_version.items()):
+        table.add_row(f"draft version {version}", f"{requests:,} requests")
+    Console().print(table)

@@ -1,0 +1,97 @@
+"""Opening the MLflow store that a configuration names, from any number of processes at once.
+
+MLflow creates a SQLite store by some forty schema migrations, which two processes must not run
+together and which a kill would leave half done. So the file is built aside, under a lock, and
+appears by rename.
+"""
+
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+
+from filelock import FileLock
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from sqlalchemy.engine import make_url
+
+from pipeline.config import HotdraftConfig
+
+
+def open_client(config: HotdraftConfig) -> MlflowClient:
+    """A client of the tracking store and model registry at `config.tracking_uri`, created if absent."""
+    path = _sqlite_path(config.tracking_uri)
+    if path is not None:
+        _create_sqlite(path)
+    return MlflowClient(tracking_uri=config.tracking_uri, registry_uri=config.tracking_uri)
+
+
+def experiment_id(client: MlflowClient, config: HotdraftConfig, name: str) -> str:
+    """Id of the experiment `name`, created if absent.
+
+    Its artifacts go under `config.artifact_root`, unless an MLflow server keeps them itself.
+    """
+    served = config.tracking_uri.startswith(("http://", "https://"))
+    location = None if served else f"{config.artifact_root}/{name}"
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return found.experiment_id
+    try:
+        return client.create_experiment(name, artifact_location=location)
+    except MlflowException as error:
+        found = client.get_experiment_by_name(name)  # another process may have been first
+        if found is None:
+            raise error
+        return found.experiment_id
+
+
+def exclusive(config: HotdraftConfig) -> AbstractContextManager[object]:
+    """Holds off the other processes of this machine that change the same local store.
+
+    The kernel frees the lock when its holder dies. A remote store has no such lock.
+    """
+    path = _sqlite_path(config.tracking_uri)
+    return nullcontext() if path is None else FileLock(f"{path}.lock")
+
+
+def name_part(text: str) -> str:
+    """Any text, a client's domain for one, as a part of a metric or tag name that MLflow accepts."""
+    return re.sub(r"[^\w-]", "_", text, flags=re.ASCII)[:100] or "default"
+
+
+def _sqlite_path(uri: str) -> Path | None:
+    if not uri.startswith("sqlite:"):
+        return None
+    database = make_url(uri).database
+    return Path(database) if database and database != ":memory:" else None
+
+
+def _create_sqlite(path: Path) -> None:
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{path}.lock"):
+        if path.exists():
+            return
+        with tempfile.TemporaryDirectory(prefix=".mlflow-", dir=path.parent) as folder, _quiet():
+            temporary = Path(folder).absolute() / path.name
+            uri = f"sqlite:///{temporary}"
+            MlflowClient(tracking_uri=uri, registry_uri=uri).search_experiments(max_results=1)
+            os.replace(temporary, path)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leaves out what MLflow and alembic say of each migration, below warnings."""
+    loggers = [logging.getLogger(name) for name in ("mlflow.store.db.utils", "alembic")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

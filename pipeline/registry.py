@@ -1,0 +1,219 @@
+"""The adapter registry: MLflow's model registry as the store of adapter versions.
+
+The alias `champion` alone says which version serves; it moves in one transaction, and a version
+exists only after its files do, so at every moment it names a complete version. Everything else
+is told by tags, written before the alias moves where a crash in between must not lose it.
+"""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from uuid import uuid4
+
+from mlflow import MlflowClient
+from mlflow.artifacts import download_artifacts
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
+
+from pipeline.config import HotdraftConfig
+from pipeline.mlflow_store import exclusive, open_client
+
+CANDIDATE = "candidate"
+CHAMPION = "champion"
+RETIRED = "retired"
+REJECTED = "rejected"
+ROLLED_BACK = "rolled_back"
+
+ABSENT = {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}  # the latter for an alias nobody has set
+
+
+class RegistryError(ValueError):
+    """A request the registry cannot meet: an unknown version, no champion to roll back, no files."""
+
+
+@dataclass(frozen=True)
+class AdapterVersion:
+    version: int
+    status: str
+    """`candidate`, `champion`, `retired`, `rejected` or `rolled_back`."""
+    aliases: list[str]
+    run_id: str
+    """The training run that made it."""
+    created_at: float
+    """Unix time, seconds."""
+    tags: dict[str, str]
+
+
+class AdapterRegistry:
+    """Versions of the draft's adapter under `config.tracking.registered_model`; 0 is no adapter.
+
+    Any number of processes may use it at once. An unreachable store shows as `MlflowException`.
+    """
+
+    def __init__(self, config: HotdraftConfig) -> None:
+        self._config = config
+        self._name = config.tracking.registered_model
+
+    @cached_property
+    def _client(self) -> MlflowClient:
+        client = open_client(self._config)
+        try:
+            client.get_registered_model(self._name)
+        except MlflowException as error:
+            if error.error_code not in ABSENT:
+                raise
+            try:
+                client.create_registered_model(self._name)
+            except MlflowException as race:
+                if race.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+        return client
+
+    def publish(self, folder: Path, *, run_id: str, tags: Mapping[str, str]) -> int:
+        """Store the adapter in `folder` with the training run `run_id`; returns its version, a candidate."""
+        if not any(folder.iterdir()):
+            raise RegistryError(f"nothing to publish: {folder} is empty")
+        path = f"adapter-{uuid4().hex[:8]}"
+        self._client.log_artifacts(run_id, str(folder), path)
+        source = f"{self._client.get_run(run_id).info.artifact_uri}/{path}"
+        version = self._client.create_model_version(
+            self._name, source, run_id, tags={**tags, "status": CANDIDATE}, await_creation_for=0
+        ).version
+        self._client.set_registered_model_alias(self._name, CANDIDATE, str(version))
+        return int(version)
+
+    def promote(self, version: int, *, reason: str) -> None:
+        """Make `version` the champion; the one before it is retired and remembered for a rollback."""
+        with exclusive(self._config):
+            self._get(version)
+            previous = self.champion()
+            if version == previous:
+                return
+            self._tag(version, previous_champion=str(previous))
+            self._client.set_registered_model_alias(self._name, CHAMPION, str(version))
+            self._tag(version, status=CHAMPION, reason=reason)
+            if previous and self._get(previous).tags["status"] != ROLLED_BACK:
+                self._tag(previous, status=RETIRED)
+            self._drop_candidate(version)
+
+    def reject(self, version: int, *, reason: str) -> None:
+        """Record that the gate refused `version`."""
+        with exclusive(self._config):
+            self._get(version)
+            if version == self.champion():
+                raise RegistryError(f"version {version} is the champion: roll it back instead of rejecting it")
+            self._tag(version, status=REJECTED, reason=reason)
+            self._drop_candidate(version)
+
+    def rollback(self, *, reason: str, version: int | None = None) -> int:
+        """Return to the champion before the current one (0: no adapter) and give its version.
+
+        A version that was itself rolled back is passed over. With `version`, only that champion is
+        rolled back: `RegistryError` if another one has taken its place meanwhile.
+        """
+        with exclusive(self._config):
+            bad = self.champion()
+            if not bad:
+                raise RegistryError("no champion to roll back: the draft serves without an adapter")
+            if version is not None and version != bad:
+                raise RegistryError(f"version {version} is not the champion, version {bad} is")
+            good = self._champion_before(bad)
+            self._tag(bad, status=ROLLED_BACK, reason=reason)
+            if good:
+                self._client.set_registered_model_alias(self._name, CHAMPION, str(good))
+                self._tag(good, status=CHAMPION, reason=f"version {bad} was rolled back: {reason}")
+            else:
+                self._client.delete_registered_model_alias(self._name, CHAMPION)
+            return good
+
+    def champion(self) -> int:
+        """The version that serves; 0 if none."""
+        try:
+            found = self._client.get_model_version_by_alias(self._name, CHAMPION)
+        except MlflowException as error:
+            if error.error_code in ABSENT:
+                return 0
+            raise
+        return int(found.version)
+
+    def version(self, version: int) -> AdapterVersion:
+        return _adapter_version(self._get(version), self._aliases())
+
+    def versions(self) -> list[AdapterVersion]:
+        """All versions, newest first."""
+        found: list[ModelVersion] = []
+        token: str | None = None
+        while True:
+            page = self._client.search_model_versions(
+                f"name = '{self._name}'", order_by=["version_number DESC"], page_token=token
+            )
+            found += page
+            token = page.token
+            if not token:
+                break
+        aliases = self._aliases()
+        return [_adapter_version(item, aliases) for item in found]
+
+    def training_metrics(self, version: int) -> dict[str, float]:
+        """The last value of every metric of the run that trained `version`."""
+        return dict(self._client.get_run(self.version(version).run_id).data.metrics)
+
+    def download(self, version: int, into: Path | None = None) -> Path:
+        """A local folder with the files of `version`: `into`, or one that is not to be written to."""
+        source = self._get(version).source
+        try:
+            stored = Path(download_artifacts(artifact_uri=source, tracking_uri=self._config.tracking_uri))
+            if into is None:
+                return stored
+            return Path(shutil.copytree(stored, into, dirs_exist_ok=True))
+        except (MlflowException, OSError) as error:
+            raise RegistryError(f"the files of version {version} cannot be had from {source}: {error}") from error
+
+    def _get(self, version: int) -> ModelVersion:
+        try:
+            return self._client.get_model_version(self._name, str(version))
+        except MlflowException as error:
+            if error.error_code in ABSENT:
+                raise RegistryError(f"no version {version} of {self._name} in the registry") from error
+            raise
+
+    def _champion_before(self, version: int) -> int:
+        seen = {version}
+        while True:
+            version = int(self._get(version).tags.get("previous_champion", 0))
+            if not version or version in seen:
+                return 0
+            if self._get(version).tags["status"] != ROLLED_BACK:
+                return version
+            seen.add(version)
+
+    def _aliases(self) -> dict[str, int]:
+        aliases = self._client.get_registered_model(self._name).aliases
+        return {name: int(version) for name, version in aliases.items()}
+
+    def _tag(self, version: int, **tags: str) -> None:
+        for key, value in tags.items():
+            self._client.set_model_version_tag(self._name, str(version), key, value)
+
+    def _drop_candidate(self, version: int) -> None:
+        if self._aliases().get(CANDIDATE) == version:
+            self._client.delete_registered_model_alias(self._name, CANDIDATE)
+
+
+def _adapter_version(found: ModelVersion, aliases: Mapping[str, int]) -> AdapterVersion:
+    version = int(found.version)
+    status = found.tags["status"]
+    if aliases.get(CHAMPION) == version:
+        status = CHAMPION
+    elif status == CHAMPION:  # the writer died between moving the alias and retiring the old one
+        status = RETIRED
+    return AdapterVersion(
+        version=version,
+        status=status,
+        aliases=sorted(name for name, holder in aliases.items() if holder == version),
+        run_id=found.run_id or "",
+        created_at=found.creation_timestamp / 1000,
+        tags=dict(found.tags),
+    )

@@ -1,0 +1,255 @@
+"""What serving achieved over time, in MLflow: summed up in-process, sent by a thread of its own.
+
+Callers only add to counters under a lock. Every interval the sums become one point; points wait
+in a bounded queue while the store is away and are sent, with their own times, when it is back.
+"""
+
+import logging
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+from mlflow.exceptions import MlflowException
+from sqlalchemy.exc import SQLAlchemyError
+
+from pipeline.config import HotdraftConfig
+from pipeline.mlflow_store import experiment_id, name_part, open_client
+
+logger = logging.getLogger(__name__)
+
+MAX_DOMAINS = 32  # clients name domains; each is a curve for ever
+POINTS_PER_BATCH = 1000 // (MAX_DOMAINS + 8)  # MLflow takes at most 1000 metrics at once
+SWAPS_IN_NOTE = 40  # a note is a tag, of at most 8000 characters
+LONGEST_RETRY_SECONDS = 60.0
+
+
+@dataclass
+class _Window:
+    """Sums since the last point."""
+
+    requests: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    tokens: int = 0
+    by_domain: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """(drafted, accepted) of each domain."""
+    opened: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True)
+class _Swap:
+    request: int
+    version: int
+    reason: str
+
+
+class ServingTracker:
+    """Logs served acceptance, speed and draft versions to a run in `tracking.serving_experiment`.
+
+    Metrics, with the number of finished requests as step: `acceptance_rate` (accepted / drafted),
+    `acceptance_rate/<domain>`, `mean_acceptance_length` (1 + accepted / rounds),
+    `tokens_per_second`, `requests`, `draft_version`. Swaps are steps of `draft_version` and rows
+    of the run's note, which links each version to the run that trained it.
+    """
+
+    def __init__(
+        self,
+        config: HotdraftConfig,
+        *,
+        connect: Callable[[HotdraftConfig], MlflowClient] = open_client,
+        max_unsent_points: int = 2000,
+    ) -> None:
+        self._config = config
+        self._connect = connect
+        self._interval = config.tracking.interval_seconds
+        self._lock = threading.Lock()
+        self._window = _Window()
+        self._domains: set[str] = set()
+        self._requests = 0
+        self._version = 0
+        self._swaps: list[_Swap] = []
+        self._noted_swaps = 0
+        self._unsent: deque[list[Metric]] = deque()
+        self._max_unsent = max_unsent_points
+        self._dropped = 0
+        self._client: MlflowClient | None = None
+        self._run_id: str | None = None
+        self._retry_at = 0.0
+        self._retry_delay = 0.0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="serving-tracker", daemon=True)
+
+    @property
+    def run_id(self) -> str | None:
+        """The serving run; None until the store was first reached."""
+        return self._run_id
+
+    @property
+    def dropped(self) -> int:
+        """Points lost because the store was away for too long."""
+        return self._dropped
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, patience: float = 10.0) -> None:
+        """Send what is left and end the run; gives up after `patience` seconds."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(patience)
+
+    def count(
+        self,
+        *,
+        domain: str | None = None,
+        requests: int = 0,
+        rounds: int = 0,
+        drafted: int = 0,
+        accepted: int = 0,
+        tokens: int = 0,
+    ) -> None:
+        """Add to the sums of the current interval. Cheap, from any thread."""
+        with self._lock:
+            window = self._window
+            self._requests += requests
+            window.requests += requests
+            window.rounds += rounds
+            window.drafted += drafted
+            window.accepted += accepted
+            window.tokens += tokens
+            if domain is not None and drafted:
+                name = self._domain_name(domain)
+                before = window.by_domain.get(name, (0, 0))
+                window.by_domain[name] = (before[0] + drafted, before[1] + accepted)
+
+    def mark_swap(self, version: int, *, reason: str) -> None:
+        """From here on `version` drafts: no point mixes two versions."""
+        with self._lock:
+            self._end_window()
+            now = int(time.time() * 1000)
+            before, self._version = self._version, version
+            self._queue(
+                [
+                    Metric("draft_version", before, now - 1, self._requests),
+                    Metric("draft_version", version, now, self._requests),
+                ]
+            )
+            self._swaps.append(_Swap(self._requests, version, reason))
+
+    def _domain_name(self, domain: str) -> str:
+        name = name_part(domain)
+        if name not in self._domains and len(self._domains) == MAX_DOMAINS:
+            return "other"
+        self._domains.add(name)
+        return name
+
+    def _end_window(self) -> None:
+        window, self._window = self._window, _Window()
+        if not (window.requests or window.rounds or window.tokens):
+            return
+        values: dict[str, float] = {
+            "requests": self._requests,
+            "draft_version": self._version,
+            "tokens_per_second": window.tokens / max(time.monotonic() - window.opened, 1e-6),
+        }
+        if window.drafted:
+            values["acceptance_rate"] = window.accepted / window.drafted
+        if window.rounds:
+            values["mean_acceptance_length"] = 1 + window.accepted / window.rounds
+        for domain, (drafted, accepted) in window.by_domain.items():
+            values[f"acceptance_rate/{domain}"] = accepted / drafted
+        now = int(time.time() * 1000)
+        self._queue([Metric(name, value, now, self._requests) for name, value in values.items()])
+
+    def _queue(self, point: list[Metric]) -> None:
+        self._unsent.append(point)
+        while len(self._unsent) > self._max_unsent:
+            self._unsent.popleft()
+            self._dropped += 1
+            if self._dropped == 1:
+                logger.warning("MLflow is away for too long: the oldest points of the curves are dropped")
+
+    def _work(self) -> None:
+        while not self._stopping.wait(self._interval):
+            with self._lock:
+                self._end_window()
+            if time.monotonic() >= self._retry_at:
+                self._try_to_send()
+        with self._lock:
+            self._end_window()
+        self._try_to_send(last=True)
+
+    def _try_to_send(self, *, last: bool = False) -> None:
+        try:
+            self._send(last)
+        except (MlflowException, SQLAlchemyError, OSError) as error:
+            if not self._retry_delay:
+                logger.warning("MLflow cannot be reached, points of the curves wait: %s", error)
+            self._retry_delay = min(max(2 * self._retry_delay, self._interval), LONGEST_RETRY_SECONDS)
+            self._retry_at = time.monotonic() + self._retry_delay
+            return
+        self._retry_delay = 0.0
+
+    def _send(self, last: bool) -> None:
+        if not (self._unsent or self._run_id):
+            return
+        client = self._client = self._client or self._connect(self._config)
+        run_id = self._run_id = self._run_id or self._open_run(client)
+        while True:
+            with self._lock:
+                batch = [self._unsent.popleft() for _ in range(min(len(self._unsent), POINTS_PER_BATCH))]
+            if not batch:
+                break
+            try:
+                client.log_batch(run_id, metrics=[metric for point in batch for metric in point])
+            except (MlflowException, SQLAlchemyError, OSError):
+                with self._lock:
+                    for point in reversed(batch):
+                        self._unsent.appendleft(point)
+                raise
+        self._note_swaps(client, run_id)
+        if last:
+            client.set_terminated(run_id)
+
+    def _open_run(self, client: MlflowClient) -> str:
+        config = self._config
+        experiment = experiment_id(client, config, config.tracking.serving_experiment)
+        tags = {
+            "hotdraft.target": config.target,
+            "hotdraft.draft": config.draft or "",
+            "hotdraft.k": str(config.engine.k),
+        }
+        name = f"serving {config.served_model_name}"
+        return client.create_run(experiment, run_name=name, tags=tags).info.run_id
+
+    def _note_swaps(self, client: MlflowClient, run_id: str) -> None:
+        with self._lock:
+            swaps = list(self._swaps)
+        if len(swaps) == self._noted_swaps:
+            return
+        rows = ["| request | draft version | why | trained by |", "| --- | --- | --- | --- |"]
+        for swap in swaps[-SWAPS_IN_NOTE:]:
+            trained_by = self._training_run(client, swap.version)
+            why = re.sub(r"[|\s]+", " ", swap.reason)[:80]
+            rows.append(f"| {swap.request} | {swap.version} | {why} | {trained_by} |")
+        client.set_tag(run_id, "mlflow.note.content", "\n".join(rows))
+        client.set_tag(run_id, "hotdraft.draft_version", str(swaps[-1].version))
+        self._noted_swaps = len(swaps)
+
+    def _training_run(self, client: MlflowClient, version: int) -> str:
+        if version == 0:
+            return "no adapter"
+        try:
+            run_id = client.get_model_version(self._config.tracking.registered_model, str(version)).run_id
+            experiment = client.get_run(run_id or "").info.experiment_id
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return "an unknown run"
+            raise
+        return f"[{run_id}](#/experiments/{experiment}/runs/{run_id})"

@@ -1,0 +1,62 @@
+"""Building a serving process from its configuration."""
+
+import torch
+from transformers import PreTrainedModel
+
+from pipeline.config import HotdraftConfig
+from pipeline.models import (
+    check_same_vocabulary,
+    choose_device,
+    choose_dtype,
+    load_causal_lm,
+    load_tokenizer,
+)
+from pipeline.replay import ReplayBuffer
+from serving.attention import ATTENTION, register_attention
+from serving.decoder import SpeculativeDecoder
+from serving.engine import Engine
+from serving.recorder import Recorder
+
+
+def build_engine(config: HotdraftConfig, buffer: ReplayBuffer | None) -> Engine:
+    """Load the models and make an engine, not yet started, that records to `buffer`.
+
+    Raises `ModelError` for models that are missing or do not fit each other.
+    """
+    if config.engine.threads is not None:
+        torch.set_num_threads(config.engine.threads)
+    register_attention()
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, device)
+    tokenizer = load_tokenizer(config.target)
+    if config.draft is not None:
+        check_same_vocabulary(config.target, tokenizer, config.draft, load_tokenizer(config.draft))
+    target = load_causal_lm(config.target, dtype=dtype, device=device, attn_implementation=ATTENTION)
+    draft = None
+    if config.draft is not None:
+        draft = load_causal_lm(config.draft, dtype=dtype, device=device, attn_implementation=ATTENTION)
+    decoder = SpeculativeDecoder(
+        target,
+        draft,
+        num_slots=config.engine.num_slots,
+        max_model_len=config.engine.max_model_len,
+        max_k=config.engine.k,
+        log_top_k=config.recorder.top_k,
+    )
+    return Engine(
+        decoder,
+        tokenizer,
+        k=config.engine.k,
+        num_slots=config.engine.num_slots,
+        max_model_len=config.engine.max_model_len,
+        max_queue=config.engine.max_queue,
+        prefill_chunk=config.engine.prefill_chunk,
+        eos_ids=_eos_ids(target, tokenizer.eos_token_id),
+        recorder=Recorder(buffer, config.recorder) if buffer is not None and config.recorder.enabled else None,
+    )
+
+
+def _eos_ids(model: PreTrainedModel, tokenizer_eos: int | None) -> frozenset[int]:
+    configured = model.generation_config.eos_token_id if model.generation_config is not None else None
+    ids = configured if isinstance(configured, list) else [configured]
+    return frozenset(int(token) for token in [*ids, tokenizer_eos] if token is not None)

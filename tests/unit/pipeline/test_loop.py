@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+
+from pipeline.config import HotdraftConfig
+from pipeline.loop import DistillTrigger
+from pipeline.records import ReplaySample
+from pipeline.replay import ReplayBuffer, is_held_out
+
+FRACTION = 0.2
+
+
+@pytest.fixture
+def config(tmp_path):
+    return HotdraftConfig(
+        target="t",
+        run_dir=tmp_path,
+        replay={"held_out_fraction": FRACTION},
+        gate={"min_requests": 2},
+        distill={"trigger": {"min_new_requests": 10, "min_new_rejected": 30}},
+    )
+
+
+@pytest.fixture
+def buffer(config):
+    return ReplayBuffer(config.replay_url)
+
+
+def samples(start: int, count: int, rejected: int = 3) -> list[ReplaySample]:
+    accepted = np.arange(8) >= rejected
+    return [
+        ReplaySample(
+            request_id=f"r{index}", created_at=float(index), domain="d", temperature=0.0,
+            prompt_ids=np.ones(3, np.int32), output_ids=np.ones(8, np.int32),
+            target_top_ids=np.zeros((8, 2), np.int32), target_top_logprobs=np.zeros((8, 2), np.float16),
+            target_tail_logprob=np.zeros(8, np.float32), drafted_ids=np.ones(8, np.int32),
+            accepted=accepted, draft_versions=np.zeros(8, np.int32),
+        )
+        for index in range(start, start + count)
+    ]  # fmt: skip
+
+
+def trained_on(first: int, last: int) -> int:
+    return sum(not is_held_out(f"r{index}", FRACTION) for index in range(first, last))
+
+
+def test_a_job_is_due_once_enough_was_rejected(config, buffer):
+    trigger = DistillTrigger(config, buffer)
+    assert not trigger.decide().due
+    buffer.append(samples(0, 8))
+    waiting = trigger.decide()
+    assert not waiting.due
+    assert waiting.new_requests == trained_on(0, 8)
+    assert waiting.new_rejected == 3 * trained_on(0, 8)
+    assert f"{trained_on(0, 8)} of 10 new requests" in waiting.reason
+    buffer.append(samples(8, 12))
+    assert trigger.decide().due
+    assert trigger.decide().new_requests == trained_on(0, 20)  # nothing is counted twice
+
+
+def test_accepted_drafts_call_for_no_job(config, buffer):
+    trigger = DistillTrigger(config, buffer)
+    buffer.append(samples(0, 40, rejected=0))
+    decision = trigger.decide()
+    assert not decision.due
+    assert decision.new_rejected == 0
+
+
+def test_counting_starts_anew_after_a_job_and_after_a_restart(config, buffer):
+    buffer.append(samples(0, 30))
+    trigger = DistillTrigger(config, buffer)
+    assert trigger.decide().due
+    trigger.reset()
+    assert not trigger.decide().due
+    buffer.append(samples(30, 200))  # more than one read takes
+    assert trigger.decide().new_requests == trained_on(30, 230)
+    restarted = DistillTrigger(config, buffer, last_request="r29")
+    assert restarted.decide().new_requests == trained_on(30, 230)
+    assert DistillTrigger(config, buffer, last_request="deleted").decide().new_requests == trained_on(0, 230)
+
+
+def test_no_job_without_held_out_requests_for_the_gate(config, buffer):
+    few = config.model_copy(update={"gate": config.gate.model_copy(update={"min_requests": 12})})
+    buffer.append(samples(0, 40))
+    decision = DistillTrigger(few, buffer).decide()
+    assert not decision.due
+    assert "of 12 held-out requests" in decision.reason

@@ -1,0 +1,180 @@
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+import zlib
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+from pipeline.records import NOT_DRAFTED, ReplaySample
+from pipeline.replay import ReplayBuffer, is_held_out, sample_from_row
+
+
+def make_sample(request_id: str, *, length: int = 5, top: int = 4, domain: str = "math", version: int = 0):
+    rng = np.random.default_rng(zlib.crc32(request_id.encode()))
+    drafted = rng.integers(0, 100, length).astype(np.int32)
+    drafted[0] = NOT_DRAFTED
+    accepted = rng.random(length) < 0.5
+    accepted[0] = False
+    return ReplaySample(
+        request_id=request_id,
+        created_at=time.time(),
+        domain=domain,
+        temperature=0.5,
+        prompt_ids=rng.integers(0, 100, 7).astype(np.int32),
+        output_ids=rng.integers(0, 100, length).astype(np.int32),
+        target_top_ids=rng.integers(0, 100, (length, top)).astype(np.int32),
+        target_top_logprobs=-rng.random((length, top)).astype(np.float16),
+        target_tail_logprob=-rng.random(length).astype(np.float32),
+        drafted_ids=drafted,
+        accepted=accepted,
+        draft_versions=np.full(length, version, np.int32),
+    )
+
+
+def request_ids(buffer: ReplayBuffer, newest: int | None = None) -> list[str]:
+    return list(buffer.load(newest)["request_id"])
+
+
+def test_round_trip_keeps_values_types_and_shapes(tmp_path):
+    buffer = ReplayBuffer(str(tmp_path))
+    written = [make_sample("a"), make_sample("b", length=3)]
+    buffer.append(written)
+    read = [sample_from_row(row) for row in ReplayBuffer(str(tmp_path)).load()]
+    assert len(read) == 2
+    for before, after in zip(written, read, strict=True):
+        for name in ReplaySample.__slots__:
+            expected, got = getattr(before, name), getattr(after, name)
+            if isinstance(expected, np.ndarray):
+                assert (got.dtype, got.shape) == (expected.dtype, expected.shape), name
+                np.testing.assert_array_equal(got, expected, name)
+            else:
+                assert got == expected, name
+
+
+def test_empty_buffer_opens(tmp_path):
+    buffer = ReplayBuffer(str(tmp_path / "new"))
+    assert len(buffer.load()) == 0
+    assert buffer.stats().requests == 0
+
+
+def test_unfinished_shard_is_not_seen(tmp_path):
+    buffer = ReplayBuffer(str(tmp_path))
+    name = buffer.append([make_sample("whole")])
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / f".shard-{time.time_ns():020d}-cafe.parquet.tmp").write_bytes(whole[: len(whole) // 2])
+    assert buffer.shards() == [name]
+    assert request_ids(buffer) == ["whole"]
+    assert buffer.stats().shards == 1
+
+
+def test_newest_are_the_last_written_in_order(tmp_path):
+    buffer = ReplayBuffer(str(tmp_path))
+    for first in (0, 3, 6):
+        buffer.append([make_sample(str(first + i)) for i in range(3)])
+    assert request_ids(buffer) == [str(i) for i in range(9)]
+    assert request_ids(buffer, newest=4) == ["5", "6", "7", "8"]
+    assert request_ids(buffer, newest=100) == [str(i) for i in range(9)]
+
+
+def test_oldest_shards_go_when_the_buffer_outgrows_its_bytes(tmp_path):
+    size = 0
+    for round_ in range(6):
+        unlimited = ReplayBuffer(str(tmp_path))
+        unlimited.append([make_sample(f"old-{round_}", length=20)])
+        size = max(size, unlimited.stats().bytes // (round_ + 1))
+    limit = int(3.5 * size)
+    ReplayBuffer(str(tmp_path), max_bytes=limit).append([make_sample("new", length=20)])
+    buffer = ReplayBuffer(str(tmp_path))
+    assert buffer.stats().bytes <= limit
+    kept = request_ids(buffer)
+    assert kept == [f"old-{i}" for i in range(7 - len(kept), 6)] + ["new"]
+    assert len(kept) >= 2
+
+
+def test_newest_shard_stays_even_if_it_alone_is_too_big(tmp_path):
+    buffer = ReplayBuffer(str(tmp_path), max_bytes=1)
+    buffer.append([make_sample("a")])
+    buffer.append([make_sample("b")])
+    assert request_ids(buffer) == ["b"]
+
+
+def test_stats_count_what_was_written(tmp_path):
+    buffer = ReplayBuffer(str(tmp_path))
+    samples = [
+        make_sample("a", length=6, domain="math"),
+        make_sample("b", length=4, domain="sql", version=2),
+        make_sample("c", length=5, domain="sql", version=2),
+    ]
+    buffer.append(samples[:1])
+    buffer.append(samples[1:])
+    stats = buffer.stats()
+    assert (stats.shards, stats.requests, stats.output_tokens) == (2, 3, 15)
+    assert stats.drafted == 12  # the first position of each has no proposal
+    assert stats.rejected == sum(int(sample.rejected.sum()) for sample in samples)
+    assert stats.requests_by_domain == {"math": 1, "sql": 2}
+    assert stats.requests_by_draft_version == {0: 1, 2: 2}
+    assert (stats.oldest, stats.newest) == (samples[0].created_at, samples[2].created_at)
+    assert stats.bytes == sum(path.stat().st_size for path in tmp_path.glob("*.parquet"))
+
+
+def test_held_out_split_is_fixed_and_near_its_fraction():
+    ids = [f"cmpl-{uuid.UUID(int=i).hex}" for i in range(20_000)]
+    held_out = [name for name in ids if is_held_out(name, 0.15)]
+    assert abs(len(held_out) / len(ids) - 0.15) < 0.01
+    assert all(is_held_out(name, 0.3) for name in held_out), "a larger fraction keeps the smaller split"
+    pinned = [i for i in range(14) if is_held_out(f"request-{i}", 0.15)]
+    assert pinned == [2, 6, 10], "the split must be the same in every process and release"
+
+
+def test_any_fsspec_url_holds_a_buffer():
+    url = f"memory://replay-{uuid.uuid4().hex}"
+    ReplayBuffer(url).append([make_sample("a")])
+    ReplayBuffer(url).append([make_sample("b")])
+    assert request_ids(ReplayBuffer(url)) == ["a", "b"]
+    filesystem, root = fsspec.core.url_to_fs(url)
+    assert not [name for name in filesystem.ls(root, detail=False) if name.endswith(".tmp")]
+
+
+WRITER = """
+import sys
+from pipeline.replay import ReplayBuffer
+from test_replay import make_sample
+
+buffer = ReplayBuffer(sys.argv[1])
+number = 0
+while True:
+    samples = [make_sample(f"{sys.argv[2]}-{number}-{i}", length=200, top=32) for i in range(4)]
+    print(buffer.append(samples), flush=True)
+    number += 1
+"""
+
+
+@pytest.mark.slow
+def test_kill_in_mid_write_loses_no_committed_shard(tmp_path):
+    repository = Path(__file__).parents[3]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(repository), str(Path(__file__).parent)])}
+    committed: list[str] = []
+    for life in range(3):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path), str(life)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        assert writer.stdout is not None
+        committed.append(writer.stdout.readline().strip())
+        time.sleep(random.Random(life).uniform(0.05, 0.3))
+        os.kill(writer.pid, signal.SIGKILL)
+        committed += writer.stdout.read().split()
+        writer.wait()
+        buffer = ReplayBuffer(str(tmp_path))
+        assert set(committed) <= set(buffer.shards())
+        assert len(buffer.load()) == 4 * len(buffer.shards())
+    assert len(committed) > 3

@@ -1,0 +1,122 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.replay import ReplayBuffer, is_held_out
+from training.data import DataError, PackedBatches, ReplayDataModule, pack
+from training.module import draft_logits
+
+STREAM = {"batch_tokens": 90, "window_requests": 8, "older_fraction": 0.5, "rejected_weight": 2.0, "seed": 3}
+
+
+@pytest.fixture
+def target(make_llama):
+    return make_llama(0, scale=0.3)
+
+
+@pytest.fixture
+def rows(target, serve, tmp_path):
+    buffer = ReplayBuffer(str(tmp_path))
+    buffer.append(serve(target, 40))
+    return buffer.load()
+
+
+def test_a_packed_request_gets_the_logits_it_gets_alone(target, serve):
+    samples = serve(target, 3)
+    batch = pack(samples, max_length=1000)
+    with torch.no_grad():
+        packed = draft_logits(target, batch)
+        for index, sample in enumerate(samples):
+            ids = torch.from_numpy(np.concatenate([sample.prompt_ids, sample.output_ids])).long()[None]
+            alone = target(ids).logits[0, len(sample.prompt_ids) - 1 : -1]
+            torch.testing.assert_close(packed[batch.request == index], alone, rtol=1e-4, atol=1e-4)
+
+
+def test_logged_targets_stand_at_the_position_before_their_token(target, serve):
+    batch = pack(serve(target, 4), max_length=1000)
+    with torch.no_grad():
+        truth = draft_logits(target, batch).log_softmax(-1)
+    torch.testing.assert_close(truth.gather(1, batch.top_ids), batch.top_logprobs, rtol=2e-3, atol=5e-3)
+
+
+def test_rejected_positions_weigh_more(target, serve):
+    (sample,) = serve(target, 1)
+    batch = pack([sample], max_length=1000, rejected_weight=2.0)
+    assert batch.weight.tolist() == [2.0 if rejected else 1.0 for rejected in sample.rejected]
+    assert 0 < sample.rejected.sum() < len(sample.rejected)
+
+
+def test_long_requests_are_cut_from_the_right(target, serve):
+    (sample,) = serve(target, 1)
+    length = len(sample.prompt_ids)
+    batch = pack([sample], max_length=length + 5)
+    assert batch.input_ids.shape[1] == length + 5
+    assert batch.supervised.tolist() == list(range(length - 1, length + 5))
+    with pytest.raises(DataError, match="r0"):
+        pack([sample], max_length=length - 1)
+
+
+def test_samples_with_fewer_kept_tokens_keep_the_mass(target, serve):
+    wide, narrow = serve(target, 1, top_k=16)[0], serve(target, 1, top_k=4)[0]
+    batch = pack([wide, narrow], max_length=1000)
+    assert batch.top_ids.shape[1] == 4
+    assert torch.equal(batch.top_ids[:24], batch.top_ids[24:])
+    torch.testing.assert_close(batch.tail_logprob[:24], batch.tail_logprob[24:], rtol=1e-2, atol=1e-2)
+
+
+def test_batches_are_deterministic_and_resume_where_they_stopped(rows):
+    stream = iter(PackedBatches(rows, **STREAM))
+    first = [next(stream) for _ in range(4)]
+    resumed = next(iter(PackedBatches(rows, **STREAM, start=3)))
+    assert torch.equal(first[3].input_ids, resumed.input_ids)
+    assert not torch.equal(first[0].input_ids[0, :20], first[1].input_ids[0, :20])
+
+
+def test_batches_draw_from_the_window_and_from_before_it(rows):
+    times = {tuple(row["prompt_ids"]): row["created_at"] for row in rows}
+    assert len(times) == len(rows)
+    batches = PackedBatches(rows, **STREAM)
+    origins = []
+    for index in range(40):
+        batch = batches.batch(index)
+        assert batch.input_ids.shape[1] <= 90
+        starts = (batch.position_ids[0] == 0).nonzero()[:, 0].tolist()
+        prompts = [
+            tuple(batch.input_ids[0, start : start + 4 + n].tolist()) for start in starts for n in range(5)
+        ]
+        ages = {times[prompt] < 32 for prompt in prompts if prompt in times}
+        assert len(ages) == 1  # one batch, one side of the window
+        origins.append(ages.pop())
+    assert 8 < sum(origins) < 32
+    recent = PackedBatches(rows, **{**STREAM, "older_fraction": 0.0})
+    assert torch.equal(recent.batch(0).input_ids, recent.batch(0).input_ids)
+
+
+def test_held_out_requests_are_never_trained_on(rows):
+    data = ReplayDataModule(rows, held_out_fraction=0.3, **STREAM)
+    train, held_out = set(data.train_rows["request_id"]), set(data.held_out_rows["request_id"])
+    assert len(train) + len(held_out) == 40
+    assert all(is_held_out(name, 0.3) for name in held_out)
+    assert not any(is_held_out(name, 0.3) for name in train)
+
+
+def test_held_out_samples_are_the_newest_and_some_older_ones(rows):
+    data = ReplayDataModule(rows, held_out_fraction=0.4, **STREAM)
+    window_start = sorted(row["created_at"] for row in data.train_rows)[-8]
+    held_out = [row["created_at"] for row in data.held_out_rows]
+    recent = [time for time in held_out if time >= window_start]
+    got = [sample.created_at for sample in data.held_out_samples(4, seed=0)]
+    assert got[-len(recent[-4:]) :] == recent[-4:]
+    older = got[: -len(recent[-4:])]
+    assert len(older) == 2
+    assert all(time < window_start for time in older)
+
+
+def test_prompts_that_fill_a_batch_are_left_out(rows, serve, target, tmp_path):
+    buffer = ReplayBuffer(str(tmp_path / "long"))
+    long = replace(serve(target, 1)[0], request_id="long", prompt_ids=np.ones(91, np.int32))
+    buffer.append([long])
+    with pytest.raises(DataError, match="none of 1"):
+        ReplayDataModule(buffer.load(), held_out_fraction=0.1, **STREAM)

@@ -1,0 +1,34 @@
+import numpy as np
+import pytest
+import torch
+
+from training.evaluate import expected_acceptance_by_request
+
+
+def test_scores_are_the_mean_overlap_of_each_request(make_llama, serve):
+    target, draft = make_llama(0, scale=0.3), make_llama(1, scale=0.3)
+    samples = serve(target, 7, top_k=64)
+    scores = expected_acceptance_by_request(draft, samples, batch_tokens=70)
+    expected = []
+    for sample in samples:
+        ids = torch.from_numpy(np.concatenate([sample.prompt_ids, sample.output_ids])).long()[None]
+        span = slice(len(sample.prompt_ids) - 1, -1)
+        with torch.no_grad():
+            target_probs = target(ids).logits[0, span].softmax(-1)
+            draft_probs = draft(ids).logits[0, span].softmax(-1)
+        expected.append(torch.minimum(target_probs, draft_probs).sum(-1).mean().item())
+    assert scores == pytest.approx(expected, abs=2e-3)
+    assert expected_acceptance_by_request(target, samples, batch_tokens=70).min() > 0.99
+
+
+def test_greedy_requests_score_their_agreement(make_llama, serve):
+    target = make_llama(0, scale=0.3)
+    samples = serve(target, 3, temperature=0.0)
+    assert expected_acceptance_by_request(target, samples, batch_tokens=70).tolist() == [1.0, 1.0, 1.0]
+    scores = expected_acceptance_by_request(make_llama(1, scale=0.3), samples, batch_tokens=70)
+    assert ((scores * 24) % 1 == 0).all()
+    assert scores.mean() < 0.5
+
+
+def test_no_samples_no_scores(make_llama):
+    assert len(expected_acceptance_by_request(make_llama(0), [], batch_tokens=70)) == 0

@@ -1,0 +1,131 @@
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from training.losses import expected_acceptance, forward_kl
+
+ROWS, VOCABULARY = 130, 50  # more rows than one chunk
+
+
+def target_of(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
+    probs = logits.double().softmax(-1)
+    top, ids = probs.topk(top_k)
+    return ids, top.log(), probs.scatter(1, ids, 0.0).sum(-1).log()
+
+
+def bucketed_oracle(draft: Tensor, ids: Tensor, top: Tensor, tail: Tensor) -> Tensor:
+    probs = draft.softmax(-1)
+    draft_top = probs.gather(1, ids)
+    draft_tail = probs.scatter(1, ids, 0.0).sum(-1)
+    kl = (top.exp() * (top - draft_top.log())).sum(-1)
+    return kl + torch.where(tail.exp() > 0, tail.exp() * (tail - draft_tail.log()), 0.0)
+
+
+@pytest.fixture
+def pair() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(ROWS, VOCABULARY).double() * 3, torch.randn(ROWS, VOCABULARY).double() * 3
+
+
+def test_equals_the_divergence_over_the_whole_vocabulary_when_all_tokens_are_kept(pair):
+    target, draft = pair
+    oracle_in = draft.clone().requires_grad_()
+    oracle = torch.nn.functional.kl_div(
+        oracle_in.log_softmax(-1), target.log_softmax(-1), log_target=True, reduction="none"
+    ).sum(-1)
+    oracle.sum().backward()
+    draft.requires_grad_()
+    loss = forward_kl(draft, *target_of(target, VOCABULARY))
+    loss.sum().backward()
+    torch.testing.assert_close(loss, oracle)
+    torch.testing.assert_close(draft.grad, oracle_in.grad)
+
+
+@pytest.mark.parametrize("top_k", [1, 7, 49])
+def test_value_and_gradient_with_a_tail(pair, top_k):
+    target, draft = pair
+    weights = torch.rand(ROWS).double()
+    oracle_in = draft.clone().requires_grad_()
+    oracle = bucketed_oracle(oracle_in, *target_of(target, top_k))
+    (oracle * weights).sum().backward()
+    draft.requires_grad_()
+    loss = forward_kl(draft, *target_of(target, top_k))
+    (loss * weights).sum().backward()
+    torch.testing.assert_close(loss, oracle)
+    torch.testing.assert_close(draft.grad, oracle_in.grad)
+
+
+def test_gradcheck(pair):
+    target, draft = pair
+    ids, top, tail = target_of(target[:4], 5)
+    assert torch.autograd.gradcheck(
+        lambda x: forward_kl(x, ids, top, tail), draft[:4].clone().requires_grad_(), eps=1e-6
+    )
+
+
+def test_a_draft_equal_to_the_target_costs_nothing(pair):
+    target, _ = pair
+    draft = target.clone().requires_grad_()
+    loss = forward_kl(draft, *target_of(target, 8))
+    loss.sum().backward()
+    assert loss.abs().max() < 1e-12
+    assert draft.grad.abs().max() < 1e-12
+
+
+def test_half_precision_log_probs_that_sum_to_more_than_one_give_no_negative_loss(pair):
+    target, _ = pair
+    ids, top, tail = target_of(target * 3, 30)
+    top = top.half() + 0.01
+    loss = forward_kl((target * 3).float(), ids, top, torch.full_like(tail, -torch.inf).float())
+    assert top.double().exp().sum(-1).max() > 1
+    assert loss.min() > -1e-5
+    assert loss.max() < 0.1
+
+
+def test_an_empty_or_vanishing_tail_gives_finite_values_and_gradients():
+    draft = torch.zeros(3, 6)
+    draft[1, 0] = 200.0  # the draft's own tail underflows
+    draft[2, 5] = 200.0  # the draft puts everything in the tail
+    draft.requires_grad_()
+    ids = torch.tensor([[0, 1]]).repeat(3, 1)
+    top = torch.tensor([[0.5, 0.5]]).log().repeat(3, 1)
+    loss = forward_kl(draft, ids, top, torch.tensor([-torch.inf, -2.0, -torch.inf]))
+    loss.sum().backward()
+    assert torch.isfinite(loss).all()
+    assert torch.isfinite(draft.grad).all()
+    torch.testing.assert_close(loss[0].item(), float(np.log(3)))
+
+
+def test_bfloat16_logits_are_summed_in_float32(pair):
+    target, draft = pair
+    narrow = draft.bfloat16().requires_grad_()
+    oracle_in = draft.bfloat16().double().requires_grad_()
+    oracle = bucketed_oracle(oracle_in, *target_of(target, 8))
+    oracle.sum().backward()
+    loss = forward_kl(narrow, *target_of(target, 8))
+    loss.sum().backward()
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss.double(), oracle, rtol=1e-5, atol=1e-5)
+    assert narrow.grad.dtype == torch.bfloat16
+    torch.testing.assert_close(narrow.grad.double(), oracle_in.grad, rtol=2**-7, atol=1e-6)
+
+
+def test_expected_acceptance_is_the_overlap_above_temperature_0_and_agreement_at_0(pair):
+    target, draft = pair
+    ids, top, tail = target_of(target, VOCABULARY)
+    half = torch.arange(ROWS) % 2
+    got = expected_acceptance(draft, ids, top, tail, half)
+    overlap = torch.minimum(target.softmax(-1), draft.softmax(-1)).sum(-1)
+    agreement = (target.argmax(-1) == draft.argmax(-1)).double()
+    torch.testing.assert_close(got, torch.where(half == 0, agreement, overlap))
+    assert 0 < agreement.sum() < ROWS
+
+
+def test_expected_acceptance_from_few_tokens_is_a_lower_bound(pair):
+    target, draft = pair
+    ids, top, tail = target_of(target, 5)
+    got = expected_acceptance(draft, ids, top, tail, torch.ones(ROWS))
+    overlap = torch.minimum(target.softmax(-1), draft.softmax(-1)).sum(-1)
+    assert (got <= overlap + 1e-9).all()
+    assert (got >= overlap - tail.exp() - 1e-9).all()

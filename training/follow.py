@@ -1,0 +1,51 @@
+"""The trainer that stays: distil whenever the trigger says so."""
+
+import logging
+from typing import Protocol
+
+from pipeline.config import HotdraftConfig
+from pipeline.loop import DistillTrigger
+from pipeline.registry import AdapterRegistry
+from pipeline.replay import ReplayBuffer
+from training.job import JobError, run_job
+from training.journal import JobJournal
+from training.run import JobInterruptedError
+
+logger = logging.getLogger(__name__)
+
+
+class StopEvent(Protocol):
+    """The part of `threading.Event` that is needed here."""
+
+    def is_set(self) -> bool: ...
+
+    def wait(self, timeout: float | None = None) -> bool: ...
+
+
+def follow(config: HotdraftConfig, stop: StopEvent) -> None:
+    """Poll the replay buffer and run jobs until `stop` is set; an unfinished job is resumed first."""
+    buffer = ReplayBuffer(config.replay_url, config.replay.max_bytes)
+    registry = AdapterRegistry(config)
+    journal = JobJournal(config)
+    trigger = DistillTrigger(config, buffer, journal.last_request())
+    unfinished = journal.unfinished() is not None
+    while not stop.is_set():
+        decision = trigger.decide()
+        if decision.due or unfinished:
+            logger.info("distilling: %s", "an unfinished job" if unfinished else decision.reason)
+            try:
+                result = run_job(config, buffer=buffer, registry=registry, stop=stop)
+            except JobInterruptedError as interruption:
+                logger.info("%s; it goes on at the next start", interruption)
+                return
+            except JobError as error:
+                logger.error("no job: %s", error)
+            else:
+                logger.info(
+                    "version %s %s after %.0f s: %s",
+                    result.version, "accepted" if result.verdict.accepted else "rejected",
+                    result.seconds, result.verdict.reason,
+                )  # fmt: skip
+            trigger.reset()
+            unfinished = False
+        stop.wait(config.distill.trigger.poll_seconds)

@@ -1,0 +1,251 @@
+"""One distillation job: from the replay buffer to a judged version in the adapter registry."""
+
+import logging
+import time
+import uuid
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import lightning
+import numpy as np
+import torch
+from datasets import Dataset
+from filelock import FileLock, Timeout
+from transformers import PreTrainedModel
+
+from pipeline.adapters import AdapterCard, AdapterError, LoadedAdapter, Quantization, load_adapter
+from pipeline.config import HotdraftConfig
+from pipeline.mlflow_store import experiment_id, open_client
+from pipeline.models import choose_device, choose_dtype, fingerprint, load_causal_lm
+from pipeline.registry import AdapterRegistry
+from pipeline.replay import ReplayBuffer
+from training.data import ReplayDataModule
+from training.evaluate import expected_acceptance_by_request
+from training.gate import Verdict, judge, refused
+from training.journal import JobJournal, JobState
+from training.lora import build_lora, merged_model, resolve_quantization, save_lora, target_modules
+from training.module import NonFiniteLossError
+from training.run import JobInterruptedError, StopSignal, train
+
+logger = logging.getLogger(__name__)
+
+
+class JobError(ValueError):
+    """A job that cannot start: nothing to train on, nothing to judge by, no draft, no turn."""
+
+
+@dataclass(frozen=True)
+class JobResult:
+    version: int | None
+    """The version published, promoted or rejected; None if there was nothing fit to publish."""
+    verdict: Verdict
+    metrics: dict[str, float]
+    run_id: str
+    """The MLflow run."""
+    seconds: float
+
+
+def run_job(
+    config: HotdraftConfig,
+    *,
+    buffer: ReplayBuffer,
+    registry: AdapterRegistry,
+    progress: bool = False,
+    stop: StopSignal | None = None,
+) -> JobResult:
+    """Train an adapter on the buffer, judge it against the champion, and promote or reject it.
+
+    A job that was killed is finished first: it goes on from its last checkpoint, on the requests it
+    began with. Raises `JobError` if the buffer or the draft does not allow a job or another process
+    runs one, and `JobInterruptedError` once `stop` is set.
+    """
+    started = time.monotonic()
+    if config.distill.threads is not None:
+        torch.set_num_threads(config.distill.threads)
+    journal = JobJournal(config)
+    try:
+        with FileLock(journal.folder / ".lock", timeout=0):
+            result = _Job(config, buffer, registry, journal).run(progress, stop)
+    except Timeout as error:
+        raise JobError(f"another process runs a job in {config.run_dir}") from error
+    return replace(result, seconds=time.monotonic() - started)
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """The draft a job improves, and the adapter it serves with now."""
+
+    base: PreTrainedModel
+    fingerprint: str
+    parent: LoadedAdapter | None
+
+    def champion(self) -> PreTrainedModel:
+        return self.base if self.parent is None else merged_model(self.base, self.parent)
+
+
+class _Job:
+    def __init__(
+        self, config: HotdraftConfig, buffer: ReplayBuffer, registry: AdapterRegistry, journal: JobJournal
+    ) -> None:
+        self._config = config
+        self._registry = registry
+        self._journal = journal
+        self._client = open_client(config)
+        rows = buffer.load()
+        if not len(rows):
+            raise JobError("the replay buffer is empty: let traffic pass through `hotdraft serve` first")
+        unfinished = journal.unfinished()
+        self._data = self._open_data(rows, unfinished)
+        self._held_out = self._data.held_out_samples(config.gate.max_requests, config.distill.seed)
+        if len(self._held_out) < config.gate.min_requests:
+            raise JobError(
+                f"the replay buffer has {len(self._held_out)} held-out requests of {len(rows)}, the gate "
+                f"needs {config.gate.min_requests}: let more traffic pass"
+            )
+        self._state = unfinished or self._begin(rows)
+        journal.save(replace(self._state, attempts=self._state.attempts + 1))
+
+    def run(self, progress: bool, stop: StopSignal | None) -> JobResult:
+        lightning.seed_everything(self._config.distill.seed, verbose=False)
+        draft = self._load_draft()
+        champion_scores = self._scores(draft.champion())
+        if not np.isfinite(champion_scores).all():
+            raise JobError("the draft's expected acceptance before the first step is not finite")
+        metrics = {"champion_expected_acceptance": float(champion_scores.mean())}
+        version = None
+        try:
+            adapter = self._train(draft, metrics, progress, stop)
+        except JobInterruptedError:
+            self._journal.save(replace(self._state, attempts=0))
+            raise
+        except (NonFiniteLossError, AdapterError) as error:
+            verdict = refused(str(error), len(self._held_out))
+        else:
+            scores = self._scores(merged_model(draft.base, adapter))
+            metrics["candidate_expected_acceptance"] = float(scores.mean())
+            verdict = judge(champion_scores, scores, [s.domain for s in self._held_out], self._config.gate)
+            metrics |= _gains(verdict)
+            version = self._publish(verdict, metrics, adapter)
+        self._close(verdict, version, metrics)
+        return JobResult(version, verdict, metrics, self._state.run_id, 0.0)
+
+    def _open_data(self, rows: Dataset, unfinished: JobState | None) -> ReplayDataModule:
+        if unfinished is not None and unfinished.last_request in (ids := list(rows["request_id"])):
+            rows = rows.select(range(ids.index(unfinished.last_request) + 1))
+        distill = self._config.distill
+        return ReplayDataModule(
+            rows,
+            held_out_fraction=self._config.replay.held_out_fraction,
+            batch_tokens=distill.batch_tokens,
+            window_requests=distill.window_requests,
+            older_fraction=distill.older_fraction,
+            rejected_weight=distill.rejected_weight,
+            seed=distill.seed,
+        )
+
+    def _begin(self, rows: Dataset) -> JobState:
+        job_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
+        experiment = experiment_id(self._client, self._config, self._config.tracking.training_experiment)
+        run = self._client.create_run(experiment, run_name=f"distill-{job_id}")
+        return JobState(
+            job_id=job_id,
+            recipe=self._journal.recipe,
+            last_request=rows[-1]["request_id"],
+            parent_version=self._registry.champion(),
+            run_id=run.info.run_id,
+        )
+
+    def _load_draft(self) -> _Draft:
+        config = self._config
+        if config.draft is None:
+            raise JobError("the configuration names no draft to improve")
+        device = choose_device(config.device)
+        base = load_causal_lm(config.draft, dtype=choose_dtype(config.dtype, device), device=device)
+        draft = _Draft(base, fingerprint(config.draft), None)
+        version = self._state.parent_version
+        if not version:
+            return draft
+        try:
+            folder = self._registry.download(version)
+            parent = load_adapter(folder, base, draft.fingerprint, config.distill.lora.rank)
+        except AdapterError as error:
+            logger.warning("starting afresh: version %d does not fit the configuration: %s", version, error)
+            return draft
+        return replace(draft, parent=parent)
+
+    def _initial(self, draft: _Draft, quantization: Quantization) -> LoadedAdapter | None:
+        """The champion's adapter, where this job is to start from it and may."""
+        if draft.parent is None or not self._config.distill.continue_from_champion:
+            return None
+        card, lora = draft.parent.card, self._config.distill.lora
+        names = target_modules(draft.base, lora.target_modules)
+        if (card.quantization, card.alpha, card.target_modules) != (quantization, lora.alpha, names):
+            logger.warning("starting afresh: the champion was trained with other LoRA settings")
+            return None
+        return draft.parent
+
+    def _train(
+        self, draft: _Draft, metrics: dict[str, float], progress: bool, stop: StopSignal | None
+    ) -> LoadedAdapter:
+        """Train, write the adapter folder, and read it back as a server would."""
+        distill = self._config.distill
+        quantization = resolve_quantization(distill.quantization, draft.base.device)
+        initial = self._initial(draft, quantization)
+        model = build_lora(draft.base, distill.lora, quantization, initial=initial)
+        metrics |= train(
+            model,
+            self._data,
+            self._config,
+            run_id=self._state.run_id,
+            checkpoints=self._journal.job_folder(self._state) / "checkpoints",
+            progress=progress,
+            stop=stop,
+        )
+        rows = self._data.train_rows
+        card = AdapterCard(
+            base_fingerprint=draft.fingerprint,
+            quantization=quantization,
+            rank=distill.lora.rank,
+            alpha=distill.lora.alpha,
+            target_modules=target_modules(draft.base, distill.lora.target_modules),
+            parent_version=self._state.parent_version if initial is not None else 0,
+            requests=len(rows),
+            tokens=sum(len(ids) for ids in rows.with_format("numpy")["output_ids"]),
+            domains=dict(Counter(rows["domain"])),
+            created_at=time.time(),
+        )
+        save_lora(self._adapter_folder, model, card, self._held_out[-1])
+        return load_adapter(self._adapter_folder, draft.base, draft.fingerprint, distill.lora.rank)
+
+    @property
+    def _adapter_folder(self) -> Path:
+        return self._journal.job_folder(self._state) / "adapter"
+
+    def _scores(self, model: PreTrainedModel) -> np.ndarray:
+        batch_tokens = self._config.distill.batch_tokens
+        return expected_acceptance_by_request(model, self._held_out, batch_tokens=batch_tokens)
+
+    def _publish(self, verdict: Verdict, metrics: dict[str, float], adapter: LoadedAdapter) -> int:
+        tags = {name: f"{value:.4f}" for name, value in metrics.items()}
+        tags |= {"parent": str(adapter.card.parent_version), "held_out_requests": str(verdict.requests)}
+        version = self._registry.publish(self._adapter_folder, run_id=self._state.run_id, tags=tags)
+        decide = self._registry.promote if verdict.accepted else self._registry.reject
+        decide(version, reason=verdict.reason)
+        return version
+
+    def _close(self, verdict: Verdict, version: int | None, metrics: dict[str, float]) -> None:
+        run_id = self._state.run_id
+        for name, value in metrics.items():
+            if np.isfinite(value):
+                self._client.log_metric(run_id, name, value)
+        self._client.set_tag(run_id, "verdict", "accepted" if verdict.accepted else "rejected")
+        self._client.set_tag(run_id, "reason", verdict.reason)
+        self._client.set_tag(run_id, "draft_version", "none" if version is None else str(version))
+        self._client.set_terminated(run_id)
+        self._journal.finish(self._state)
+
+
+def _gains(verdict: Verdict) -> dict[str, float]:
+    by_domain = {f"gain/{domain}": gain for domain, gain in verdict.by_domain.items()}
+    return {"gain": verdict.gain, "gain_low": verdict.gain_low, "gain_high": verdict.gain_high, **by_domain}

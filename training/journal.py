@@ -1,0 +1,81 @@
+"""What a job remembers on disk, so that a killed one is finished and not begun again.
+
+`<run_dir>/jobs/<id>/job.json` exists from a job's start to its verdict, beside its checkpoints.
+`<run_dir>/jobs/last.json` names the newest request that a finished job has seen.
+"""
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pipeline.config import HotdraftConfig
+
+logger = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What a resumed job must not decide again."""
+
+    job_id: str
+    recipe: str
+    """Digest of the draft and the settings that the job was started with."""
+    last_request: str
+    """The newest request the job knows; later ones belong to the next job."""
+    parent_version: int
+    run_id: str
+    """The MLflow run."""
+    attempts: int = 0
+    """Times the job was started since it last got on well."""
+
+
+class JobJournal:
+    """The jobs of one run directory. One process at a time."""
+
+    def __init__(self, config: HotdraftConfig) -> None:
+        self.folder = config.run_dir / "jobs"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        settings = config.distill.model_dump_json(exclude={"trigger", "threads", "nice"})
+        self.recipe = hashlib.sha256(f"{config.draft}\n{config.dtype}\n{settings}".encode()).hexdigest()
+
+    def job_folder(self, state: JobState) -> Path:
+        return self.folder / state.job_id
+
+    def unfinished(self) -> JobState | None:
+        """The job to go on with. One begun with other settings, or that keeps dying, is dropped."""
+        for path in sorted(self.folder.glob("*/job.json")):
+            state = JobState(**json.loads(path.read_text()))
+            if state.recipe != self.recipe:
+                logger.warning("dropping job %s: the configuration has changed since", state.job_id)
+            elif state.attempts >= MAX_ATTEMPTS:
+                logger.warning("dropping job %s: it died %d times", state.job_id, state.attempts)
+            else:
+                logger.info("going on with the unfinished job %s", state.job_id)
+                return state
+            shutil.rmtree(path.parent)
+        return None
+
+    def save(self, state: JobState) -> None:
+        self.job_folder(state).mkdir(parents=True, exist_ok=True)
+        _write_json(self.job_folder(state) / "job.json", asdict(state))
+
+    def finish(self, state: JobState) -> None:
+        _write_json(self.folder / "last.json", {"last_request": state.last_request})
+        shutil.rmtree(self.job_folder(state))
+
+    def last_request(self) -> str | None:
+        """The newest request that a finished job has seen."""
+        path = self.folder / "last.json"
+        return json.loads(path.read_text())["last_request"] if path.is_file() else None
+
+
+def _write_json(path: Path, content: Mapping[str, object]) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content, indent=2) + "\n")
+    temporary.replace(path)

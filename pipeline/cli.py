@@ -1,11 +1,16 @@
 """The `hotdraft` command. Heavy imports wait inside the commands, so that `--help` answers at once."""
 
 import logging
+import os
 import sys
 
 import typer
 
+from pipeline.commands import adapters, models, replay
+from pipeline.commands.distill import distill
 from pipeline.commands.predistill import predistill
+from pipeline.commands.serve import serve
+from pipeline.commands.simulate import demo, simulate
 
 app = typer.Typer(
     name="hotdraft",
@@ -13,18 +18,18 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command()(predistill)
-
-
-@app.callback()
-def _main() -> None:
-    pass
+for command in (serve, simulate, demo, distill, predistill):
+    app.command()(command)
+app.add_typer(adapters.app, name="adapters")
+app.add_typer(replay.app, name="replay")
+app.add_typer(models.app, name="models")
 
 
 def main() -> None:
     """Run a command; an error of the user's is one line and exit code 2."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     try:
         app()
     except ValueError as error:

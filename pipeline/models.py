@@ -20,9 +20,11 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 SHIPPED_DRAFTS = Path(__file__).parent / "drafts"
 FETCHABLE = ("smollm2",)
@@ -182,16 +184,25 @@ def load_causal_lm(
                 folder, dtype=dtype, attn_implementation=attn_implementation
             )
         else:
-            model = AutoModelForCausalLM.from_pretrained(
-                None,
-                config=AutoConfig.from_pretrained(folder),
-                state_dict=_complete_state(folder, cut),
-                dtype=dtype,
-                attn_implementation=attn_implementation,
-            )
+            config = AutoConfig.from_pretrained(folder)
+            state = _complete_state(folder, cut)
+            model = from_state(config, state, dtype=dtype, attn_implementation=attn_implementation)
     except (OSError, KeyError) as error:
         raise ModelError(f"{name!r} is not a causal LM that transformers can load: {error}") from error
     return model.to(device).eval()
+
+
+def from_state(
+    config: PreTrainedConfig,
+    state: dict[str, torch.Tensor],
+    *,
+    dtype: torch.dtype,
+    attn_implementation: str = "sdpa",
+) -> PreTrainedModel:
+    """The causal LM of `config` with the parameters `state`, on the CPU."""
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
+        None, config=config, state_dict=state, dtype=dtype, attn_implementation=attn_implementation
+    )
 
 
 def _complete_state(folder: Path, cut: Cut) -> dict[str, torch.Tensor]:

@@ -35,6 +35,7 @@ class Sequence:
         self._eos_ids = frozenset() if request.params.ignore_eos else eos_ids
         self._held = ""
         """Text not yet sent because a stop string might begin in it."""
+        self._unsent_ids: list[int] = []
         self._log: list[tuple[np.ndarray, ...]] = []
         self._submitted = time.perf_counter()
         self._admitted = self._first_token = None
@@ -65,20 +66,21 @@ class Sequence:
             if reason:
                 break
         self.output_ids += taken
+        self._unsent_ids += taken
         if outcome.target_log is not None:
             self._keep(outcome, row, len(taken), count, draft_version)
         if reason is None:
             text = self._sendable()
             if text:
-                self._send(text, tuple(taken), None)
+                self._send(text, None)
         else:
-            self.end(reason, tuple(taken))
+            self.end(reason)
         return reason
 
-    def end(self, reason: FinishReason, new_ids: tuple[int, ...] = ()) -> None:
+    def end(self, reason: FinishReason) -> None:
         """Send what is held back, with the reason."""
         text, self._held = self._held, ""
-        self._send(text, new_ids, reason)
+        self._send(text, reason)
 
     def stats(self) -> RequestStats:
         now = time.perf_counter()
@@ -155,5 +157,6 @@ class Sequence:
         self._held = self._held[len(text) :]
         return text
 
-    def _send(self, text: str, new_ids: tuple[int, ...], reason: FinishReason | None) -> None:
-        self._on_delta(OutputDelta(text, new_ids, reason, self.stats()))
+    def _send(self, text: str, reason: FinishReason | None) -> None:
+        ids, self._unsent_ids = tuple(self._unsent_ids), []
+        self._on_delta(OutputDelta(text, ids, reason, self.stats()))

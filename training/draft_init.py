@@ -3,11 +3,10 @@
 import copy
 from collections.abc import Sequence
 
-import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
-from pipeline.models import ModelError
+from pipeline.models import ModelError, from_state
 
 
 def cut_layers(target: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
@@ -23,23 +22,15 @@ def cut_layers(target: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMode
     config.num_hidden_layers = len(layers)
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[layer] for layer in layers]
-    with torch.device("meta"):
-        draft = AutoModelForCausalLM.from_config(config, dtype=target.dtype)
     stack = _layer_stack(target, count)
-    renumbered = {f"{stack}.{layer}.": f"{stack}.{index}." for index, layer in enumerate(layers)}
-    wanted = draft.state_dict().keys()
-    state = {name: tensor for name, tensor in target.state_dict().items() if not name.startswith(f"{stack}.")}
-    for old, new in renumbered.items():
-        for name, tensor in target.state_dict().items():
-            if name.startswith(old):
-                state[new + name.removeprefix(old)] = tensor
-    draft = AutoModelForCausalLM.from_pretrained(
-        None,
-        config=config,
-        state_dict={name: state[name].clone() for name in wanted},
-        dtype=target.dtype,
-    )
-    return draft.to(target.device)
+    state = {}
+    for name, tensor in target.state_dict().items():
+        if not name.startswith(f"{stack}."):
+            state[name] = tensor.clone()
+            continue
+        layer, _, rest = name.removeprefix(f"{stack}.").partition(".")
+        state.update({f"{stack}.{new}.{rest}": tensor.clone() for new, old in enumerate(layers) if old == int(layer)})
+    return from_state(config, state, dtype=target.dtype).to(target.device)
 
 
 def freeze_shared(draft: PreTrainedModel) -> None:

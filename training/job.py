@@ -196,7 +196,8 @@ class _Job:
         metrics |= train(
             model,
             self._data,
-            self._config,
+            distill,
+            tracking_uri=self._config.tracking_uri,
             run_id=self._state.run_id,
             checkpoints=self._journal.job_folder(self._state) / "checkpoints",
             progress=progress,

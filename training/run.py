@@ -1,4 +1,4 @@
-"""Running the Lightning trainer for a job: budget, precision, logging, checkpoints, and stopping."""
+"""Running the Lightning trainer: budget, precision, logging, checkpoints, and stopping."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -10,8 +10,9 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressB
 from lightning.pytorch.loggers import MLFlowLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from peft import PeftModel
+from transformers import PreTrainedModel
 
-from pipeline.config import HotdraftConfig
+from pipeline.config import TrainingSection
 from training.data import ReplayDataModule
 from training.module import LOG_EVERY_STEPS, DistillationModule
 
@@ -20,7 +21,7 @@ PRECISION: dict[torch.dtype, Literal["bf16-mixed", "16-mixed", "32-true"]] = {
     torch.float16: "16-mixed",
     torch.float32: "32-true",
 }
-"""How to compute on a frozen base of each dtype; the adapter itself is float32."""
+"""How to compute on a frozen base of each dtype; trainable parameters are float32."""
 
 
 class JobInterruptedError(RuntimeError):
@@ -34,44 +35,44 @@ class StopSignal(Protocol):
 
 
 def train(
-    model: PeftModel,
+    model: PeftModel | PreTrainedModel,
     data: ReplayDataModule,
-    config: HotdraftConfig,
+    settings: TrainingSection,
     *,
+    tracking_uri: str,
     run_id: str,
     checkpoints: Path,
     progress: bool,
     stop: StopSignal | None,
 ) -> dict[str, float]:
-    """Train `model` in place for `max_steps` or `max_seconds`; gives its last loss and its steps.
+    """Train what is trainable of `model` for `max_steps` or `max_seconds`; gives the last loss and the steps.
 
     Goes on from `checkpoints/last.ckpt` if there is one. Raises `NonFiniteLossError`, and
     `JobInterruptedError` once `stop` is set or the process gets SIGTERM, with a checkpoint written.
     """
-    distill = config.distill
-    device = model.device
+    device = next(model.parameters()).device
     last = checkpoints / "last.ckpt"
-    timer = Timer(duration=timedelta(seconds=distill.max_seconds))
+    timer = Timer(duration=timedelta(seconds=settings.max_seconds))
     stopper = _StopOn(stop, last)
     periodic = ModelCheckpoint(
-        checkpoints, filename="last", every_n_train_steps=distill.checkpoint_steps, enable_version_counter=False
+        checkpoints, filename="last", every_n_train_steps=settings.checkpoint_steps, enable_version_counter=False
     )
     callbacks: list[Callback] = [timer, stopper, periodic]
     if progress:
         callbacks.append(RichProgressBar())
     module = DistillationModule(
         model,
-        learning_rate=distill.learning_rate,
-        max_steps=distill.max_steps,
-        elapsed_fraction=lambda: timer.time_elapsed("train") / distill.max_seconds,
+        learning_rate=settings.learning_rate,
+        max_steps=settings.max_steps,
+        elapsed_fraction=lambda: timer.time_elapsed("train") / settings.max_seconds,
     )
     trainer = lightning.Trainer(
         accelerator="gpu" if device.type == "cuda" else "cpu",
         devices=[device.index or 0] if device.type == "cuda" else 1,
-        precision=PRECISION[model.get_input_embeddings().weight.dtype],
-        max_steps=distill.max_steps,
+        precision=PRECISION[next(model.get_input_embeddings().parameters()).dtype],
+        max_steps=settings.max_steps,
         gradient_clip_val=1.0,
-        logger=MLFlowLogger(config.tracking.training_experiment, tracking_uri=config.tracking_uri, run_id=run_id),
+        logger=MLFlowLogger(tracking_uri=tracking_uri, run_id=run_id),
         callbacks=callbacks,
         log_every_n_steps=LOG_EVERY_STEPS,
         limit_val_batches=0,
@@ -85,7 +86,7 @@ def train(
         raise JobInterruptedError("the job got SIGTERM") from error
     if stopper.stopped:
         raise JobInterruptedError(f"the job was asked to stop at step {trainer.global_step}")
-    model.to(device)  # the trainer moves a model off the GPU when it ends
+    module.to(device)  # the trainer moves a model off the GPU when it ends
     loss = trainer.callback_metrics.get("loss", torch.tensor(torch.nan))
     return {"steps": float(trainer.global_step), "final_loss": float(loss)}
 

@@ -27,13 +27,12 @@ def distill(
 
 
 def _follow(settings: "HotdraftConfig") -> None:
-    import logging
     import signal
     import threading
 
     from training.follow import follow
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    _quiet()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -47,10 +46,17 @@ def _once(settings: "HotdraftConfig") -> None:
     from pipeline.registry import AdapterRegistry
     from pipeline.replay import ReplayBuffer
     from training.job import run_job
+    from training.run import JobInterruptedError
 
+    _quiet()
     console = Console()
     buffer = ReplayBuffer(settings.replay_url, settings.replay.max_bytes)
-    result = run_job(settings, buffer=buffer, registry=AdapterRegistry(settings), progress=console.is_terminal)
+    registry = AdapterRegistry(settings)
+    try:
+        result = run_job(settings, buffer=buffer, registry=registry, progress=console.is_terminal)
+    except JobInterruptedError as interruption:
+        console.print(f"{interruption}; the next `hotdraft distill` goes on from there")
+        raise typer.Exit(1) from None
     verdict = result.verdict
     table = Table(show_header=False, title="accepted" if verdict.accepted else "rejected")
     table.add_row("version", "none" if result.version is None else str(result.version))
@@ -64,3 +70,12 @@ def _once(settings: "HotdraftConfig") -> None:
     table.add_row("seconds", f"{result.seconds:.0f}")
     table.add_row("MLflow run", result.run_id)
     console.print(table)
+
+
+def _quiet() -> None:
+    """Leaves out what Lightning says about every trainer it makes."""
+    import logging
+    import warnings
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module="lightning")

@@ -83,9 +83,7 @@ def test_batches_draw_from_the_window_and_from_before_it(rows):
         batch = batches.batch(index)
         assert batch.input_ids.shape[1] <= 90
         starts = (batch.position_ids[0] == 0).nonzero()[:, 0].tolist()
-        prompts = [
-            tuple(batch.input_ids[0, start : start + 4 + n].tolist()) for start in starts for n in range(5)
-        ]
+        prompts = [tuple(batch.input_ids[0, start : start + 4 + n].tolist()) for start in starts for n in range(5)]
         ages = {times[prompt] < 32 for prompt in prompts if prompt in times}
         assert len(ages) == 1  # one batch, one side of the window
         origins.append(ages.pop())

@@ -95,10 +95,7 @@ def test_a_draft_learns_is_promoted_and_a_spoiled_one_is_refused(config, buffer,
     false = serve(target, 60, prefix="f", seed=2, permutation=shuffled)
     held_out_true = serve(target, 60, prefix="f", seed=2)
     buffer.append(
-        [
-            good if is_held_out(good.request_id, 0.3) else bad
-            for bad, good in zip(false, held_out_true, strict=True)
-        ]
+        [good if is_held_out(good.request_id, 0.3) else bad for bad, good in zip(false, held_out_true, strict=True)]
     )
     second = run_job(with_distill(config, window_requests=45), buffer=buffer, registry=registry)
     assert not second.verdict.accepted

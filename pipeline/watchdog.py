@@ -1,0 +1,79 @@
+"""The watchdog after a swap: is the served acceptance really lower than what the champion had?"""
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pipeline.config import WatchdogConfig
+
+Z = 1.645
+"""Standard errors that a fall must exceed: one-sided 95 %."""
+
+
+@dataclass(frozen=True)
+class Fall:
+    """A real fall of the served acceptance rate, over the domains served before and after."""
+
+    before: float
+    after: float
+    error: float
+    """Standard error of the difference."""
+    requests: int
+
+    def __str__(self) -> str:
+        return (
+            f"served acceptance fell from {self.before:.3f} to {self.after:.3f} "
+            f"(± {self.error:.3f}) over {self.requests} requests"
+        )
+
+
+class AcceptanceWatch:
+    """Compares acceptance rates by request before and after a swap, on the mix of domains seen after.
+
+    Requests are the sample, not tokens: tokens of one request fall and rise together.
+    """
+
+    def __init__(self, config: WatchdogConfig) -> None:
+        self._config = config
+        self._current: dict[str, deque[float]] = defaultdict(self._empty)
+        self._champion: dict[str, list[float]] = {}
+
+    def swapped(self) -> None:
+        """From here on requests are served by a new version; the one before is what it must hold up to."""
+        self._champion = {domain: list(rates) for domain, rates in self._current.items()}
+        self._current.clear()
+
+    def served(self, domain: str, accepted: int, drafted: int) -> None:
+        """Take in a finished request."""
+        if drafted:
+            self._current[domain].append(accepted / drafted)
+
+    def fall(self) -> Fall | None:
+        """The fall, if there is one beyond `max_fall` and chance; None too while that cannot be told."""
+        shared = [d for d in self._current if len(self._champion.get(d, ())) > 1 and len(self._current[d]) > 1]
+        requests = sum(len(self._current[domain]) for domain in shared)
+        if not self._config.min_requests <= requests <= self._config.max_requests:
+            return None
+        before = after = variance = 0.0
+        for domain in shared:
+            weight = len(self._current[domain]) / requests
+            old_mean, old_error = _mean(self._champion[domain])
+            new_mean, new_error = _mean(self._current[domain])
+            before += weight * old_mean
+            after += weight * new_mean
+            variance += weight**2 * (old_error**2 + new_error**2)
+        error = math.sqrt(variance)
+        fell = before - after - Z * error > self._config.max_fall
+        return Fall(before, after, error, requests) if fell else None
+
+    def _empty(self) -> deque[float]:
+        return deque(maxlen=self._config.max_requests)
+
+
+def _mean(rates: Iterable[float]) -> tuple[float, float]:
+    """Mean and its standard error."""
+    values = list(rates)
+    mean = sum(values) / len(values)
+    spread = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return mean, math.sqrt(spread / len(values))

@@ -1,0 +1,113 @@
+"""Keeps the live draft at the registry's champion, and the champion honest.
+
+The alias in the registry is the only truth: a promotion by the trainer, a rollback by the watchdog
+and a command by a person all move the alias, and this thread follows it.
+"""
+
+import logging
+import threading
+import time
+from concurrent.futures import CancelledError
+
+from mlflow.exceptions import MlflowException
+
+from pipeline.adapters import AdapterError
+from pipeline.registry import REJECTED, ROLLED_BACK, AdapterRegistry, RegistryError
+from pipeline.watchdog import AcceptanceWatch
+from serving.engine import RoundStats, SwapEvent
+from serving.hot_swap import HotSwapper, SwapError, SwapReason
+from serving.metrics import ServingMetrics
+from serving.request import GenerationRequest, RequestStats
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+
+
+class AdapterSync:
+    """An `EngineListener` with a thread that polls the registry, swaps, watches and rolls back."""
+
+    def __init__(
+        self,
+        swapper: HotSwapper,
+        registry: AdapterRegistry,
+        watch: AcceptanceWatch,
+        metrics: ServingMetrics,
+    ) -> None:
+        self._swapper = swapper
+        self._registry = registry
+        self._watch = watch
+        self._metrics = metrics
+        self._lock = threading.Lock()
+        self._swapped_at = time.perf_counter()
+        self._store_is_down = False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="adapter-sync", daemon=True)
+
+    def start(self) -> None:
+        """Serve the champion, then keep following it."""
+        self._turn("startup")
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def on_round(self, stats: RoundStats) -> None: ...
+
+    def on_finish(self, request: GenerationRequest, stats: RequestStats, finish_reason: str) -> None:
+        with self._lock:
+            began_on_this_version = time.perf_counter() - stats.total_seconds > self._swapped_at
+            if began_on_this_version:
+                self._watch.served(request.domain, stats.accepted_tokens, stats.drafted_tokens)
+
+    def on_swap(self, event: SwapEvent) -> None:
+        with self._lock:
+            self._swapped_at = time.perf_counter()
+            self._watch.swapped()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(POLL_SECONDS):
+            self._turn("promotion")
+
+    def _turn(self, reason: SwapReason) -> None:
+        """Watch and follow once; a store that cannot be reached changes nothing."""
+        try:
+            self._roll_back_if_worse()
+            self._follow(reason)
+            refused = [v for v in self._registry.versions() if v.status in (REJECTED, ROLLED_BACK)]
+            self._metrics.set_adapters_rejected(len(refused))
+        except MlflowException as error:
+            if not self._store_is_down:
+                logger.warning("the adapter registry cannot be reached, version %d serves on: %s",
+                               self._swapper.live_version, error)  # fmt: skip
+            self._store_is_down = True
+        except (RegistryError, CancelledError) as error:
+            logger.warning("adapter sync: %s", error)
+        else:
+            self._store_is_down = False
+
+    def _roll_back_if_worse(self) -> None:
+        with self._lock:
+            fall = self._watch.fall()
+        version = self._swapper.live_version
+        if fall is not None and version and version == self._registry.champion():
+            logger.warning("rolling back version %d: %s", version, fall)
+            self._registry.rollback(reason=str(fall), version=version)
+
+    def _follow(self, reason: SwapReason) -> None:
+        version, live = self._registry.champion(), self._swapper.live_version
+        if version == live:
+            return
+        try:
+            folder = self._registry.download(version) if version else None
+            staged = self._swapper.stage(version, folder)
+            event = self._swapper.swap(staged, "rollback" if version < live else reason)
+        except (AdapterError, RegistryError, SwapError) as error:
+            logger.error("version %d cannot serve, version %d serves on: %s", version, live, error)
+            self._metrics.count_swap_failure()
+            self._registry.rollback(reason=f"could not be swapped in: {error}", version=version)
+        else:
+            logger.info("draft version %d serves, after a stall of %.1f ms (%s)",
+                        version, 1000 * event.stall_seconds, event.reason)  # fmt: skip

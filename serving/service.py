@@ -1,0 +1,89 @@
+"""The serving process: engine, HTTP face, tracking and the loop, started and stopped together."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from pipeline.config import HotdraftConfig
+from pipeline.models import fingerprint
+from pipeline.registry import AdapterRegistry
+from pipeline.replay import ReplayBuffer
+from pipeline.supervisor import TrainerSupervisor
+from pipeline.tracking import ServingTracker
+from pipeline.watchdog import AcceptanceWatch
+from serving.adapter_sync import AdapterSync
+from serving.api import create_app
+from serving.app import build_engine
+from serving.engine import RoundStats, SwapEvent
+from serving.hot_swap import HotSwapper
+from serving.metrics import ServingMetrics
+from serving.request import GenerationRequest, RequestStats
+
+logger = logging.getLogger(__name__)
+
+
+class TrackingListener:
+    """Tells the tracker what the engine does."""
+
+    def __init__(self, tracker: ServingTracker) -> None:
+        self._tracker = tracker
+
+    def on_round(self, stats: RoundStats) -> None:
+        self._tracker.count(tokens=stats.new_tokens)
+
+    def on_finish(self, request: GenerationRequest, stats: RequestStats, finish_reason: str) -> None:
+        self._tracker.count(
+            domain=request.domain,
+            requests=1,
+            rounds=stats.rounds,
+            drafted=stats.drafted_tokens,
+            accepted=stats.accepted_tokens,
+        )
+
+    def on_swap(self, event: SwapEvent) -> None:
+        self._tracker.mark_swap(event.version, reason=event.reason)
+
+
+def serve(
+    config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, Any], self_improve: bool
+) -> None:
+    """Serve until SIGTERM or SIGINT. With `self_improve` a trainer runs beside and its champions serve.
+
+    Raises ValueError subclasses, before anything is started, for a configuration that cannot serve.
+    """
+    config.run_dir.mkdir(parents=True, exist_ok=True)
+    buffer = ReplayBuffer(config.replay_url, config.replay.max_bytes)
+    engine = build_engine(config, buffer)
+    metrics = ServingMetrics(engine, config.served_model_name, recorder=engine.recorder)
+    tracker = ServingTracker(config)
+    engine.listeners += [metrics, TrackingListener(tracker)]
+    sync = None
+    if config.draft is not None:
+        swapper = HotSwapper(engine, fingerprint(config.draft), config.distill.lora.rank)
+        sync = AdapterSync(swapper, AdapterRegistry(config), AcceptanceWatch(config.watchdog), metrics)
+        engine.listeners.append(sync)
+    supervisor = None
+    if self_improve and config.draft is not None:
+        supervisor = metrics.trainer = TrainerSupervisor(config_path, config, overrides)
+
+    engine.start()
+    tracker.start()
+    try:
+        if sync is not None:
+            sync.start()
+        if supervisor is not None:
+            supervisor.start()
+        app = create_app(engine, config, metrics=metrics)
+        uvicorn.run(app, host=config.server.host, port=config.server.port, log_level="warning")
+    finally:
+        if supervisor is not None:
+            supervisor.stop()
+        if sync is not None:
+            sync.stop()
+        engine.stop()
+        if engine.recorder is not None:
+            engine.recorder.close()
+        tracker.close()

@@ -1,0 +1,58 @@
+import pytest
+import torch
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from serving.logits import SamplingBatch, process_logits, sample
+from serving.request import SamplingParams
+
+
+def batch(*params: SamplingParams) -> SamplingBatch:
+    return SamplingBatch.of(params, list(range(len(params))), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("params", "warpers"),
+    [
+        (SamplingParams(temperature=0.7), [TemperatureLogitsWarper(0.7)]),
+        (SamplingParams(temperature=1.0, top_k=5), [TopKLogitsWarper(5)]),
+        (SamplingParams(temperature=1.0, top_p=0.8), [TopPLogitsWarper(0.8)]),
+        (SamplingParams(temperature=1.0, min_p=0.1), [MinPLogitsWarper(0.1)]),
+        (
+            SamplingParams(temperature=1.3, top_k=10, top_p=0.7),
+            [TemperatureLogitsWarper(1.3), TopKLogitsWarper(10), TopPLogitsWarper(0.7)],
+        ),
+    ],
+)
+def test_agrees_with_transformers(params: SamplingParams, warpers: list) -> None:
+    logits = torch.randn(1, 3, 50, generator=torch.Generator().manual_seed(0)) * 3
+    expected = logits[0].clone()
+    for warper in warpers:
+        expected = warper(None, expected)
+    torch.testing.assert_close(process_logits(logits, batch(params))[0], expected.softmax(-1))
+
+
+def test_rows_keep_their_own_parameters() -> None:
+    logits = torch.randn(2, 1, 20, generator=torch.Generator().manual_seed(0))
+    mixed = process_logits(logits, batch(SamplingParams(temperature=0), SamplingParams(temperature=0.5, top_k=3)))
+    assert mixed[0, 0].tolist() == torch.nn.functional.one_hot(logits[0, 0].argmax(), 20).tolist()
+    assert (mixed[1, 0] > 0).sum() == 3
+
+
+def test_sampling_never_draws_a_token_of_probability_zero() -> None:
+    probs = torch.tensor([0.0, 0.5, 0.0, 0.5, 0.0]).expand(3, 5)
+    noise = torch.tensor([0.0, 0.5, 1 - 2.0**-52], dtype=torch.float64)
+    assert sample(probs, noise).tolist() == [1, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("max_tokens", 0), ("temperature", -1.0), ("top_k", -1), ("top_p", 0.0), ("min_p", 1.0), ("stop", ("",))],
+)
+def test_bad_parameters_are_named(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=field):
+        SamplingParams(**{field: value})

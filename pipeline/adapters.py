@@ -15,7 +15,8 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 Quantization = Literal["none", "nf4"]
 
@@ -92,11 +93,12 @@ def adapted_modules(weights: Iterable[str], target_modules: Iterable[str]) -> li
     return sorted(module for module in modules if module.rsplit(".", 1)[-1] in targets)
 
 
-def load_adapter(folder: Path, base: nn.Module, base_fingerprint: str, rank: int) -> LoadedAdapter:
+def load_adapter(folder: Path, base: PreTrainedModel, base_fingerprint: str, rank: int) -> LoadedAdapter:
     """Read the adapter in `folder` for the draft `base` and check all of it before returning.
 
     PEFT's own loading fills missing keys with zeros; here a missing file, another base or rank, a
-    missing or unexpected key, a wrong shape and a value that is not finite are an `AdapterError`.
+    missing or unexpected key, a wrong shape, a value that is not finite and a probe that the base
+    cannot be asked are an `AdapterError`.
     """
     card = read_card(folder)
     if card.base_fingerprint != base_fingerprint:
@@ -113,15 +115,13 @@ def load_adapter(folder: Path, base: nn.Module, base_fingerprint: str, rank: int
         if peft_config.get(key) != value:
             raise AdapterError(f"{CONFIG_FILE}: {key} is {peft_config.get(key)}, the card says {value}")
     shapes = {name: weight.shape for name, weight in base.named_parameters() if weight.ndim == 2}
-    probe = _read_tensors(folder / PROBE_FILE, {"input_ids", "logits"})
-    if not torch.isfinite(probe["logits"]).all():
-        raise AdapterError(f"{PROBE_FILE}: logits are not finite")
+    probe_ids, probe_logits = _read_probe(folder / PROBE_FILE, base.config.get_text_config().vocab_size)
     return LoadedAdapter(
         card=card,
         scaling=card.alpha / card.rank,
         lora=_read_lora(folder / WEIGHTS_FILE, shapes, card),
-        probe_ids=probe["input_ids"],
-        probe_logits=probe["logits"],
+        probe_ids=probe_ids,
+        probe_logits=probe_logits,
     )
 
 
@@ -174,6 +174,21 @@ def _read_lora(path: Path, shapes: Mapping[str, torch.Size], card: AdapterCard) 
             pair.append(tensor.float())
         lora[module] = (pair[0], pair[1])
     return lora
+
+
+def _read_probe(path: Path, vocab_size: int) -> tuple[Tensor, Tensor]:
+    probe = _read_tensors(path, {"input_ids", "logits"})
+    ids, logits = probe["input_ids"], probe["logits"]
+    one_row = ids.ndim == 2 and len(ids) == 1 and ids.dtype == torch.int64
+    if not one_row or not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        raise AdapterError(f"{path.name}: input_ids are not one row of ids below {vocab_size}")
+    if logits.ndim != 2 or not 0 < len(logits) <= ids.shape[1] or logits.shape[1] != vocab_size:
+        raise AdapterError(
+            f"{path.name}: logits have shape {tuple(logits.shape)}, expected up to ({ids.shape[1]}, {vocab_size})"
+        )
+    if not torch.isfinite(logits).all():
+        raise AdapterError(f"{path.name}: logits are not finite")
+    return ids, logits
 
 
 def _read_tensors(path: Path, expected: set[str]) -> dict[str, Tensor]:

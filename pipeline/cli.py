@@ -29,6 +29,7 @@ def main() -> None:
     """Run a command; an error of the user's is one line and exit code 2."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it advises kernels that only 4-bit serving needs
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     try:
         app()

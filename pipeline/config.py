@@ -108,7 +108,7 @@ class PredistillConfig(TrainingSection):
 
 class GateConfig(Section):
     max_requests: int = Field(48, ge=1, description="newest held-out requests the candidate is judged on")
-    min_requests: int = Field(4, ge=1, description="held-out requests without which there is no verdict")
+    min_requests: int = Field(8, ge=1, description="held-out requests without which there is no verdict")
     min_gain: float = Field(0.0, description="expected acceptance the candidate must gain over the champion")
     max_domain_loss: float = Field(0.05, ge=0, description="expected acceptance any one domain may lose")
     confidence: float = Field(0.9, gt=0, lt=1, description="of the paired bootstrap interval on the gain")

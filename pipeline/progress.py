@@ -53,7 +53,9 @@ class SimulationProgress(AbstractContextManager["SimulationProgress"]):
         self._tokens += outcome.tokens
         self._bar.update(self._task, completed=self._done, description=outcome.domain)
         if not self._console.is_terminal and self._done % max(1, self._total // PLAIN_LINES) == 0:
-            self._console.print(f"{self._done}/{self._total}  {self._figures()}", highlight=False, markup=False)
+            self._console.print(
+                f"{self._done}/{self._total}  {self._figures()}", highlight=False, markup=False, soft_wrap=True
+            )
 
     def _figures(self) -> str:
         if not self._recent:

@@ -2,7 +2,8 @@
 
 Protocol. A shard is written under a `.tmp` name and appears by rename, so a reader sees whole
 shards only and a crash loses at most the samples not yet handed to `append`. Shard names sort by
-time. Shards are never changed; the oldest are deleted once the buffer outgrows `max_bytes`.
+time. Shards are never changed; the oldest are deleted once the buffer outgrows `max_bytes`, and so
+is what a killed writer left half written.
 """
 
 import time
@@ -36,6 +37,10 @@ SCHEMA = pa.schema(
         ("draft_versions", pa.list_(pa.int32())),
     ]
 )
+
+
+ABANDONED_SECONDS = 3600
+"""Age at which an unfinished shard is taken to have lost its writer."""
 
 
 @dataclass(frozen=True)
@@ -94,36 +99,26 @@ class ReplayBuffer:
 
     def append(self, samples: Sequence[ReplaySample]) -> str:
         """Commit `samples` as one shard and return its name; then delete what is over `max_bytes`."""
-        name = f"shard-{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.parquet"
+        name = f"{_shard_prefix(time.time())}-{uuid.uuid4().hex[:8]}.parquet"
         table = pa.Table.from_pylist([_to_row(sample) for sample in samples], schema=SCHEMA)
         temporary = f"{self._root}/.{name}.tmp"
         with self._fs.open(temporary, "wb") as file:
             pq.write_table(table, file, compression="zstd")
         self._fs.mv(temporary, f"{self._root}/{name}")
-        self._drop_oldest()
+        self._clean_up()
         return name
 
     def shards(self) -> list[str]:
         """Names of the committed shards, oldest first."""
-        return [path.rsplit("/", 1)[-1] for path in self._sizes()]
+        return list(self._sizes())
 
-    def load(self, newest: int | None = None) -> Dataset:
-        """All samples, oldest first, or the `newest` many; rows turn into samples by `sample_from_row`."""
-        tables: list[pa.Table] = []
-        requests = 0
-        for name in reversed(self.shards()):
-            if newest is not None and requests >= newest:
-                break
-            try:
-                with self._fs.open(f"{self._root}/{name}", "rb") as file:
-                    tables.append(pq.read_table(file, schema=SCHEMA))
-            except FileNotFoundError:  # retention deleted it since we listed
-                continue
-            requests += tables[-1].num_rows
-        table = pa.concat_tables(tables[::-1]) if tables else SCHEMA.empty_table()
-        if newest is not None and table.num_rows > newest:
-            table = table.slice(table.num_rows - newest)
-        return Dataset(table)
+    def load(self) -> Dataset:
+        """All samples, oldest first; rows turn into samples by `sample_from_row`."""
+        return Dataset(pa.concat_tables([SCHEMA.empty_table(), *map(self._table, self.shards())]))
+
+    def read(self, shard: str) -> Dataset:
+        """The samples of one shard; none if retention deleted it since it was listed."""
+        return Dataset(self._table(shard))
 
     def stats(self) -> ReplayStats:
         sizes = self._sizes()
@@ -135,7 +130,7 @@ class ReplayBuffer:
         times: list[float] = []
         for row in rows:
             domains[str(row["domain"])] += 1
-            versions[int(row["draft_versions"][-1])] += 1
+            versions.update(row["draft_versions"][-1:].tolist())
             tokens += len(row["output_ids"])
             drafted += int((row["drafted_ids"] >= 0).sum())
             accepted += int(row["accepted"].sum())
@@ -153,16 +148,33 @@ class ReplayBuffer:
             newest=max(times, default=None),
         )
 
-    def _sizes(self) -> dict[str, int]:
-        entries = self._fs.ls(self._root, detail=True, refresh=True)
-        shards = {e["name"]: e["size"] for e in entries if e["name"].endswith(".parquet")}
-        return dict(sorted(shards.items()))
+    def _table(self, shard: str) -> pa.Table:
+        try:
+            with self._fs.open(f"{self._root}/{shard}", "rb") as file:
+                return pq.read_table(file, schema=SCHEMA)
+        except FileNotFoundError:
+            return SCHEMA.empty_table()
 
-    def _drop_oldest(self) -> None:
+    def _sizes(self, suffix: str = ".parquet") -> dict[str, int]:
+        """Bytes of each file by name, oldest first."""
+        entries = self._fs.ls(self._root, detail=True, refresh=True)
+        sizes = {entry["name"].rsplit("/", 1)[-1]: entry["size"] for entry in entries}
+        return {name: sizes[name] for name in sorted(sizes) if name.endswith(suffix)}
+
+    def _clean_up(self) -> None:
+        abandoned = "." + _shard_prefix(time.time() - ABANDONED_SECONDS)
+        for name in self._sizes(".tmp"):
+            if name.startswith(".shard-") and name < abandoned:
+                self._fs.rm_file(f"{self._root}/{name}")
         sizes = self._sizes()
         total = sum(sizes.values())
-        for path in list(sizes)[:-1]:  # the shard just written always stays
+        for name in list(sizes)[:-1]:  # the shard just written always stays
             if total <= self.max_bytes:
                 return
-            self._fs.rm_file(path)
-            total -= sizes[path]
+            self._fs.rm_file(f"{self._root}/{name}")
+            total -= sizes[name]
+
+
+def _shard_prefix(seconds: float) -> str:
+    """The start of the name of a shard written at Unix time `seconds`: names sort by time."""
+    return f"shard-{int(seconds * 1e9):020d}"

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
-from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline.config import HotdraftConfig
-from pipeline.mlflow_store import experiment_id, name_part, open_client
+from pipeline.mlflow_store import STORE_ERRORS, experiment_id, name_part, open_client
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +187,7 @@ class ServingTracker:
     def _try_to_send(self, *, last: bool = False) -> None:
         try:
             self._send(last)
-        except (MlflowException, SQLAlchemyError, OSError) as error:
+        except STORE_ERRORS as error:
             if not self._retry_delay:
                 logger.warning("MLflow cannot be reached, points of the curves wait: %s", error)
             self._retry_delay = min(max(2 * self._retry_delay, self._interval), LONGEST_RETRY_SECONDS)
@@ -208,7 +207,7 @@ class ServingTracker:
                 break
             try:
                 client.log_batch(run_id, metrics=[metric for point in batch for metric in point])
-            except (MlflowException, SQLAlchemyError, OSError):
+            except STORE_ERRORS:
                 with self._lock:
                     for point in reversed(batch):
                         self._unsent.appendleft(point)

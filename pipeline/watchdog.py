@@ -38,22 +38,35 @@ class AcceptanceWatch:
         self._config = config
         self._current: dict[str, deque[float]] = defaultdict(self._empty)
         self._champion: dict[str, list[float]] = {}
+        self._served = 0
+        """Requests since the swap."""
 
     def swapped(self) -> None:
-        """From here on requests are served by a new version; the one before is what it must hold up to."""
-        self._champion = {domain: list(rates) for domain, rates in self._current.items()}
+        """From here on requests are served by a new version; the one before is what it must hold up to.
+
+        Domains that the version before hardly served keep the figures of an earlier one.
+        """
+        self._champion |= {domain: list(rates) for domain, rates in self._current.items() if len(rates) > 1}
         self._current.clear()
+        self._served = 0
 
     def served(self, domain: str, accepted: int, drafted: int) -> None:
         """Take in a finished request."""
         if drafted:
+            self._served += 1
             self._current[domain].append(accepted / drafted)
 
     def fall(self) -> Fall | None:
-        """The fall, if there is one beyond `max_fall` and chance; None too while that cannot be told."""
-        shared = [d for d in self._current if len(self._champion.get(d, ())) > 1 and len(self._current[d]) > 1]
+        """The fall, if there is one beyond `max_fall` and chance.
+
+        None too while that cannot be told, and once `max_requests` have shown the version to be good:
+        traffic that grows harder later is not its fault.
+        """
+        if self._served > self._config.max_requests:
+            return None
+        shared = [d for d in self._current if d in self._champion and len(self._current[d]) > 1]
         requests = sum(len(self._current[domain]) for domain in shared)
-        if not self._config.min_requests <= requests <= self._config.max_requests:
+        if requests < self._config.min_requests:
             return None
         before = after = variance = 0.0
         for domain in shared:

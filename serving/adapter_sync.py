@@ -9,12 +9,11 @@ import threading
 import time
 from concurrent.futures import CancelledError
 
-from mlflow.exceptions import MlflowException
-
 from pipeline.adapters import AdapterError
+from pipeline.mlflow_store import STORE_ERRORS
 from pipeline.registry import REJECTED, ROLLED_BACK, AdapterRegistry, RegistryError
 from pipeline.watchdog import AcceptanceWatch
-from serving.engine import RoundStats, SwapEvent
+from serving.events import RoundStats, SwapEvent
 from serving.hot_swap import HotSwapper, SwapError, SwapReason
 from serving.metrics import ServingMetrics
 from serving.request import GenerationRequest, RequestStats
@@ -78,7 +77,7 @@ class AdapterSync:
             self._follow(reason)
             refused = [v for v in self._registry.versions() if v.status in (REJECTED, ROLLED_BACK)]
             self._metrics.set_adapters_rejected(len(refused))
-        except MlflowException as error:
+        except STORE_ERRORS as error:
             if not self._store_is_down:
                 logger.warning("the adapter registry cannot be reached, version %d serves on: %s",
                                self._swapper.live_version, error)  # fmt: skip

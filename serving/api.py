@@ -8,13 +8,13 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
-from jinja2 import TemplateError
 from prometheus_client import generate_latest
 
 from pipeline.config import HotdraftConfig
 from serving.engine import Engine, QueueFullError
 from serving.errors import ApiError, ErrorResponse, add_error_handlers, context_length_exceeded, unknown_model
 from serving.metrics import ServingMetrics
+from serving.prompts import encode_chat, encode_text
 from serving.request import GenerationRequest, OutputDelta
 from serving.responses import (
     ChatBuilder,
@@ -30,7 +30,7 @@ from serving.responses import (
     speculation,
     usage,
 )
-from serving.schema import ChatCompletionRequest, ChatMessage, CompletionRequest, GenerationOptions
+from serving.schema import ChatCompletionRequest, CompletionRequest, GenerationOptions
 from serving.token_stream import TokenStream
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -71,7 +71,7 @@ def create_app(engine: Engine, config: HotdraftConfig, *, metrics: ServingMetric
     @app.post("/v1/chat/completions", response_model=None, responses=_responses(ChatCompletion))
     async def chat_completions(body: ChatCompletionRequest, client: Request) -> Response:
         check_model(body)
-        prompt_ids = encode_chat(engine.tokenizer, body.messages)
+        prompt_ids = encode_chat(engine.tokenizer, [message.for_template() for message in body.messages])
         left = engine.max_model_len - len(prompt_ids)
         request = generation_request(body, "chatcmpl", prompt_ids, default_tokens=left, param="messages")
         return await respond(body, request, ChatBuilder(request.request_id, model_name, int(time.time())), client)
@@ -79,7 +79,7 @@ def create_app(engine: Engine, config: HotdraftConfig, *, metrics: ServingMetric
     @app.post("/v1/completions", response_model=None, responses=_responses(Completion))
     async def completions(body: CompletionRequest, client: Request) -> Response:
         check_model(body)
-        prompt_ids = encode_prompt(engine.tokenizer, body.prompt)
+        prompt_ids = encode_text(engine.tokenizer, body.prompt)
         default = min(DEFAULT_COMPLETION_TOKENS, engine.max_model_len - len(prompt_ids))
         request = generation_request(body, "cmpl", prompt_ids, default_tokens=default, param="prompt")
         return await respond(body, request, TextBuilder(request.request_id, model_name, int(time.time())), client)
@@ -147,30 +147,6 @@ def installed_version() -> str:
         return metadata.version("hotdraft")
     except metadata.PackageNotFoundError:
         return "unknown"
-
-
-def encode_chat(tokenizer: Any, messages: list[ChatMessage]) -> list[int]:
-    """Token ids of a conversation up to the assistant's turn. Raises `ApiError` if the template refuses it."""
-    if not tokenizer.chat_template:
-        raise ApiError(400, "This model has no chat template; use /v1/completions.", param="messages")
-    turns = [message.for_template() for message in messages]
-    try:
-        # The template writes the special tokens itself, so the text must not get them a second time.
-        return tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
-    except TemplateError as error:
-        raise ApiError(400, f"The chat template refuses these messages: {error}", param="messages") from error
-
-
-def encode_prompt(tokenizer: Any, prompt: str | list[int]) -> list[int]:
-    """Token ids of a text, or the given ids. Raises `ApiError` for an empty prompt or an unknown id."""
-    prompt_ids = tokenizer(prompt).input_ids if isinstance(prompt, str) else prompt
-    if not prompt_ids:
-        raise ApiError(400, "prompt: must hold at least one token", param="prompt")
-    vocabulary = len(tokenizer)
-    unknown = next((token for token in prompt_ids if not 0 <= token < vocabulary), None)
-    if unknown is not None:
-        raise ApiError(400, f"prompt: token id {unknown} is not in 0..{vocabulary - 1}", param="prompt")
-    return prompt_ids
 
 
 async def whole_completion(stream: TokenStream, builder: ResponseBuilder) -> Envelope:

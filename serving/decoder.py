@@ -136,6 +136,7 @@ class SpeculativeDecoder:
     def round(self, rows: int, k: int, sampling: SamplingBatch, *, log: bool) -> Round:
         """Draft k tokens, verify them in one target forward, commit 1..k+1 tokens in each of the first rows."""
         assert k == 0 or self.draft is not None, "drafting needs a draft"
+        assert max(self.lengths[:rows]) + k < self.max_length, "a round's tokens fit their slots"
         lengths = torch.tensor(self.lengths[:rows], device=self.device)[:, None]
         key_length = self._key_length(max(self.lengths[:rows]) + k)
         draft_ids, draft_probs = self._draft(rows, k, lengths, key_length, sampling)

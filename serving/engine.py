@@ -1,7 +1,7 @@
 """The engine: one thread that schedules requests and runs rounds.
 
 A step: work asked for between rounds (a swap) → drop cancelled requests → admit and prefill, a
-bounded chunk → one round over all running requests → hand out tokens, finish, record.
+bounded chunk → one round over all running requests → free slots, record, tell listeners, hand out text.
 """
 
 import random
@@ -11,16 +11,16 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from pipeline.models import ModelError
 from serving.decoder import Round, SpeculativeDecoder
+from serving.events import EngineListener, RoundStats, SwapEvent
 from serving.logits import SamplingBatch
 from serving.recorder import Recorder
-from serving.request import FinishReason, GenerationRequest, OutputDelta, RequestStats
+from serving.request import FinishReason, GenerationRequest, OutputDelta
 from serving.sequence import Sequence
 
 T = TypeVar("T")
@@ -28,36 +28,6 @@ T = TypeVar("T")
 
 class QueueFullError(RuntimeError):
     """More requests wait than `max_queue` allows; try again later."""
-
-
-@dataclass(frozen=True)
-class RoundStats:
-    k: int
-    requests: int
-    drafted_tokens: int
-    accepted_tokens: int
-    accepted_per_position: tuple[int, ...]
-    new_tokens: int
-    seconds: float
-    draft_version: int
-
-
-@dataclass(frozen=True)
-class SwapEvent:
-    version: int
-    previous_version: int
-    reason: str
-    stall_seconds: float
-
-
-class EngineListener(Protocol):
-    """Hears of the engine's work, in the engine's thread: it must be quick and must not raise."""
-
-    def on_round(self, stats: RoundStats) -> None: ...
-
-    def on_finish(self, request: GenerationRequest, stats: RequestStats, finish_reason: str) -> None: ...
-
-    def on_swap(self, event: SwapEvent) -> None: ...
 
 
 class Engine:
@@ -121,14 +91,16 @@ class Engine:
         with self._wake:
             self._stopping = True
             self._wake.notify()
-        if self._thread.ident is not None:
+        if self._thread.ident is None:
+            self._abandon("cancelled")
+        else:
             self._thread.join()
 
     def submit(self, request: GenerationRequest, on_delta: Callable[[OutputDelta], None]) -> None:
         """Queue a request. `on_delta` is called in the engine's thread; the last call has a finish reason.
 
-        Raises ValueError for an empty prompt or one that leaves no room for `max_tokens`, and
-        `QueueFullError` when too many requests wait.
+        Raises ValueError for a prompt that is empty, leaves no room for `max_tokens` or has a token the
+        models do not know, and `QueueFullError` when too many requests wait.
         """
         prompt, wanted = len(request.prompt_ids), request.params.max_tokens
         if prompt == 0:
@@ -138,6 +110,8 @@ class Engine:
                 f"this model's maximum context length is {self.max_model_len} tokens, and the request has "
                 f"{prompt} in the prompt and up to {wanted} to generate"
             )
+        if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < self.decoder.vocab_size:
+            raise ValueError(f"the prompt has token ids outside 0..{self.decoder.vocab_size - 1}")
         seed = request.params.seed
         sequence = Sequence(
             request,
@@ -197,7 +171,7 @@ class Engine:
             self._abandon("cancelled" if self._stopping else "error")
 
     def _has_work(self) -> bool:
-        return bool(self._waiting or self._running or self._prefilling or self._errands)
+        return bool(self._waiting or self._running or self._prefilling or self._errands or self._cancelled)
 
     def _abandon(self, reason: FinishReason) -> None:
         with self._wake:
@@ -205,10 +179,10 @@ class Engine:
             left = [*self._running, *self._waiting] + ([self._prefilling] if self._prefilling else [])
             self._running, self._prefilling = [], None
             self._waiting.clear()
-            for _, future in self._errands:
-                future.cancel()
+            while self._errands:
+                self._errands.popleft()[1].cancel()
         for sequence in left:
-            self._give_up(sequence, reason)
+            self._finish(sequence, reason)
 
     def _run_errands(self) -> None:
         while self._errands:
@@ -216,9 +190,11 @@ class Engine:
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                future.set_result(errand())
-            except (ValueError, RuntimeError) as error:  # the errand's own; its caller gets it
+                result = errand()
+            except Exception as error:  # noqa: BLE001 -- whatever it is, its caller waits for it
                 future.set_exception(error)
+            else:
+                future.set_result(result)
 
     def _drop_cancelled(self) -> None:
         with self._wake:
@@ -234,7 +210,7 @@ class Engine:
             dropped.append(self._prefilling)
             self._prefilling = None
         for sequence in dropped:
-            self._give_up(sequence, "cancelled")
+            self._finish(sequence, "cancelled")
 
     def _prefill(self) -> None:
         """Admit the next request to the row after the running ones and process a chunk of its prompt."""
@@ -262,18 +238,18 @@ class Engine:
             self._sampling = SamplingBatch.of(params, seeds, self.decoder.device)
         log = self.recorder is not None and any(s.request.record for s in self._running)
         outcome = self.decoder.round(len(self._running), self.k, self._sampling, log=log)
-        version = self.draft_version
-        before = sum(len(sequence.output_ids) for sequence in self._running)
         running = list(self._running)
-        finished = [
-            (row, reason)
-            for row, sequence in enumerate(running)
-            if (reason := sequence.commit(outcome, row, version)) is not None
-        ]
-        for row, reason in reversed(finished):
-            self._release(row)
-            self._finish(running[row], reason)
-        self._tell_round(outcome, running, before, time.perf_counter() - started, version)
+        before = sum(len(sequence.output_ids) for sequence in running)
+        reasons = [sequence.commit(outcome, row, self.draft_version) for row, sequence in enumerate(running)]
+        for row in reversed(range(len(running))):
+            if reasons[row] is not None:
+                self._release(row)
+        self._tell_round(outcome, running, before, time.perf_counter() - started)
+        for sequence, reason in zip(running, reasons, strict=True):
+            if reason is None:
+                sequence.send(None)
+            else:
+                self._finish(sequence, reason)
 
     def _release(self, row: int) -> None:
         """Free a row and close the gap, so that running rows stay in front, the prefilling one after them."""
@@ -286,21 +262,17 @@ class Engine:
         if self._prefilling is not None:
             self.decoder.move(last + 1, last)
 
-    def _give_up(self, sequence: Sequence, reason: FinishReason) -> None:
-        sequence.end(reason)
-        self._finish(sequence, reason)
-
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Record and count a request before its client hears the end, so that it finds what it looks for."""
         if reason in ("stop", "length") and self.recorder is not None:
             sample = sequence.sample()
             if sample is not None:
                 self.recorder.record(sample)
         for listener in self.listeners:
             listener.on_finish(sequence.request, sequence.stats(), reason)
+        sequence.send(reason)
 
-    def _tell_round(
-        self, outcome: Round, running: Items[Sequence], tokens_before: int, seconds: float, version: int
-    ) -> None:
+    def _tell_round(self, outcome: Round, running: Items[Sequence], tokens_before: int, seconds: float) -> None:
         accepted = outcome.num_accepted.tolist()
         stats = RoundStats(
             k=self.k,
@@ -310,7 +282,7 @@ class Engine:
             accepted_per_position=tuple(sum(n > position for n in accepted) for position in range(self.k)),
             new_tokens=sum(len(sequence.output_ids) for sequence in running) - tokens_before,
             seconds=seconds,
-            draft_version=version,
+            draft_version=self.draft_version,
         )
         for listener in self.listeners:
             listener.on_round(stats)

@@ -8,6 +8,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from serving.prompts import PromptError
+
 
 class ErrorBody(BaseModel):
     message: str
@@ -77,6 +79,10 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> JSONResponse:
         return error.response()
+
+    @app.exception_handler(PromptError)
+    async def prompt_error(request: Request, error: PromptError) -> JSONResponse:
+        return ApiError(400, str(error), param=error.param).response()
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from pipeline.adapters import load_adapter, merged_weights
 from serving.attention import causal_mask, groups_of
-from serving.engine import Engine, SwapEvent
+from serving.engine import Engine
+from serving.events import SwapEvent
 
 SwapReason = Literal["promotion", "rollback", "startup"]
 

@@ -41,6 +41,8 @@ class RaggedLayer(StaticLayer):
             self.lazy_initialization(key_states, value_states)
         window = self.window
         assert window is not None, "SlotCache.open comes before every forward"
+        assert self.keys is not None
+        assert self.values is not None
         keys, values = self.keys[window.rows], self.values[window.rows]
         row = torch.arange(keys.shape[0], device=keys.device)[:, None]
         keys[row, :, window.positions] = key_states.transpose(1, 2)
@@ -52,16 +54,17 @@ class SlotCache(Cache):
     """`num_slots` rows of up to `max_length` tokens for a model of `num_layers` layers."""
 
     def __init__(self, num_layers: int, num_slots: int, max_length: int) -> None:
-        super().__init__(layers=[RaggedLayer(num_slots, max_length) for _ in range(num_layers)])
+        self.ragged = [RaggedLayer(num_slots, max_length) for _ in range(num_layers)]
+        super().__init__(layers=list(self.ragged))
 
     def open(self, window: Window) -> None:
         """Say what the next forward writes and reads."""
-        for layer in self.layers:
+        for layer in self.ragged:
             layer.window = window
 
     def move(self, source: int, destination: int, length: int) -> None:
         """Copy the first `length` positions of a slot over another's."""
-        for layer in self.layers:
-            if layer.is_initialized:
+        for layer in self.ragged:
+            if layer.keys is not None and layer.values is not None:
                 layer.keys[destination, :, :length] = layer.keys[source, :, :length]
                 layer.values[destination, :, :length] = layer.values[source, :, :length]

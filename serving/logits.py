@@ -23,9 +23,7 @@ class SamplingBatch:
     any_filtered: bool
 
     @classmethod
-    def of(
-        cls, params: Sequence[SamplingParams], seeds: Sequence[int], device: torch.device
-    ) -> "SamplingBatch":
+    def of(cls, params: Sequence[SamplingParams], seeds: Sequence[int], device: torch.device) -> "SamplingBatch":
         def column(values: list[float]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
 
@@ -36,9 +34,7 @@ class SamplingBatch:
             min_p=column([p.min_p for p in params]),
             seeds=torch.tensor(seeds, dtype=torch.int64, device=device),
             any_sampled=any(p.temperature > 0 for p in params),
-            any_filtered=any(
-                p.temperature > 0 and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0) for p in params
-            ),
+            any_filtered=any(p.temperature > 0 and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0) for p in params),
         )
 
 

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from serving.engine import RoundStats, SwapEvent
+from serving.events import RoundStats, SwapEvent
 from serving.request import GenerationRequest, RequestStats
 
 # fmt: off

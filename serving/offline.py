@@ -7,9 +7,7 @@ from serving.engine import Engine
 from serving.request import GenerationRequest, OutputDelta
 
 
-def answer_all(
-    engine: Engine, requests: Sequence[GenerationRequest], on_answer: Callable[[int], None]
-) -> None:
+def answer_all(engine: Engine, requests: Sequence[GenerationRequest], on_answer: Callable[[int], None]) -> None:
     """Run every request; `on_answer` hears the tokens of each as it ends, in the engine's thread.
 
     Raises RuntimeError if the engine fails under way; what was answered before is recorded.

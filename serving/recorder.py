@@ -56,7 +56,7 @@ class Recorder:
             return
         try:
             self._buffer.append(samples)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a sample that Arrow cannot hold
             self.dropped += len(samples)
             logger.warning("lost %d samples, the replay buffer cannot be written: %s", len(samples), error)
         else:

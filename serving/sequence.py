@@ -13,7 +13,7 @@ from serving.request import FinishReason, GenerationRequest, OutputDelta, Reques
 
 
 class Sequence:
-    """State of a running request. `on_delta` is called with every piece of text and once at the end."""
+    """State of a running request. Its client hears of a round by `send`, which calls `on_delta`."""
 
     def __init__(
         self,
@@ -38,7 +38,8 @@ class Sequence:
         self._unsent_ids: list[int] = []
         self._log: list[tuple[np.ndarray, ...]] = []
         self._submitted = time.perf_counter()
-        self._admitted = self._first_token = None
+        self._admitted: float | None = None
+        self._first_token: float | None = None
 
     def admit(self) -> None:
         self._admitted = time.perf_counter()
@@ -69,18 +70,16 @@ class Sequence:
         self._unsent_ids += taken
         if outcome.target_log is not None:
             self._keep(outcome, row, len(taken), count, draft_version)
-        if reason is None:
-            text = self._sendable()
-            if text:
-                self._send(text, None)
-        else:
-            self.end(reason)
         return reason
 
-    def end(self, reason: FinishReason) -> None:
-        """Send what is held back, with the reason."""
-        text, self._held = self._held, ""
-        self._send(text, reason)
+    def send(self, reason: FinishReason | None) -> None:
+        """Send new text, if there is any that no stop string may begin in; at the end all, with the reason."""
+        text = self._held if reason else self._held[: len(self._held) - self._possible_stop()]
+        if not (text or reason):
+            return
+        self._held = self._held[len(text) :]
+        ids, self._unsent_ids = tuple(self._unsent_ids), []
+        self._on_delta(OutputDelta(text, ids, reason, self.stats()))
 
     def stats(self) -> RequestStats:
         now = time.perf_counter()
@@ -145,18 +144,12 @@ class Sequence:
         self._held = self._held[:first]
         return True
 
-    def _sendable(self) -> str:
-        """Take all held text but the longest end that a stop string may go on from."""
-        keep = 0
+    def _possible_stop(self) -> int:
+        """Length of the longest end of the held text that a stop string may begin with."""
+        longest = 0
         for stop in self.request.params.stop:
-            for length in range(min(len(stop) - 1, len(self._held)), keep, -1):
+            for length in range(min(len(stop) - 1, len(self._held)), longest, -1):
                 if stop.startswith(self._held[-length:]):
-                    keep = length
+                    longest = length
                     break
-        text = self._held[: len(self._held) - keep]
-        self._held = self._held[len(text) :]
-        return text
-
-    def _send(self, text: str, reason: FinishReason | None) -> None:
-        ids, self._unsent_ids = tuple(self._unsent_ids), []
-        self._on_delta(OutputDelta(text, ids, reason, self.stats()))
+        return longest

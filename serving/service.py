@@ -1,6 +1,7 @@
 """The serving process: engine, HTTP face, tracking and the loop, started and stopped together."""
 
-import logging
+import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,10 @@ from pipeline.watchdog import AcceptanceWatch
 from serving.adapter_sync import AdapterSync
 from serving.api import create_app
 from serving.app import build_engine
-from serving.engine import RoundStats, SwapEvent
+from serving.events import RoundStats, SwapEvent
 from serving.hot_swap import HotSwapper
 from serving.metrics import ServingMetrics
 from serving.request import GenerationRequest, RequestStats
-
-logger = logging.getLogger(__name__)
 
 
 class TrackingListener:
@@ -47,13 +46,13 @@ class TrackingListener:
         self._tracker.mark_swap(event.version, reason=event.reason)
 
 
-def serve(
-    config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, Any], self_improve: bool
-) -> None:
+def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, Any], self_improve: bool) -> None:
     """Serve until SIGTERM or SIGINT. With `self_improve` a trainer runs beside and its champions serve.
 
     Raises ValueError subclasses, before anything is started, for a configuration that cannot serve.
     """
+    # Once it has shut down, uvicorn raises the signal it got again: that must not end us before we clean up.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     config.run_dir.mkdir(parents=True, exist_ok=True)
     buffer = ReplayBuffer(config.replay_url, config.replay.max_bytes)
     engine = build_engine(config, buffer)

@@ -14,7 +14,13 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-CHAT_TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+from pipeline.config import HotdraftConfig
+from pipeline.mlflow_store import open_client
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -85,3 +91,11 @@ def tiny_draft(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def tiny_neox_target(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save(tiny_neox(layers=2, seed=3), tmp_path_factory.mktemp("neox"))
+
+
+@pytest.fixture(scope="session")
+def empty_mlflow_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite store to copy: making one takes seconds."""
+    run_dir = tmp_path_factory.mktemp("mlflow")
+    open_client(HotdraftConfig(target="tiny", run_dir=run_dir))
+    return run_dir / "mlflow.db"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torch import nn
 from transformers import PreTrainedModel
 
-from pipeline.models import ModelError, from_state
+from pipeline.models import ModelError, from_state, shared_modules
 
 
 def cut_layers(target: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
@@ -29,13 +29,15 @@ def cut_layers(target: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMode
             state[name] = tensor.clone()
             continue
         layer, _, rest = name.removeprefix(f"{stack}.").partition(".")
-        state.update({f"{stack}.{new}.{rest}": tensor.clone() for new, old in enumerate(layers) if old == int(layer)})
-    return from_state(config, state, dtype=target.dtype).to(target.device)
+        state.update(
+            {f"{stack}.{new}.{rest}": tensor.clone() for new, old in enumerate(layers) if old == int(layer)}
+        )
+    return from_state(config, state, dtype=target.dtype).to(target.device)  # type: ignore[arg-type]  # transformers' decorator hides `to`
 
 
 def freeze_shared(draft: PreTrainedModel) -> None:
     """Leave embedding and head as the target's: they stay out of training and out of the draft's file."""
-    for module in (draft.get_input_embeddings(), draft.get_output_embeddings()):
+    for module in shared_modules(draft):
         module.requires_grad_(False)
 
 

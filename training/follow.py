@@ -9,15 +9,13 @@ from pipeline.registry import AdapterRegistry
 from pipeline.replay import ReplayBuffer
 from training.job import JobError, run_job
 from training.journal import JobJournal
-from training.run import JobInterruptedError
+from training.run import JobInterruptedError, StopSignal
 
 logger = logging.getLogger(__name__)
 
 
-class StopEvent(Protocol):
-    """The part of `threading.Event` that is needed here."""
-
-    def is_set(self) -> bool: ...
+class StopEvent(StopSignal, Protocol):
+    """A signal that can be waited for."""
 
     def wait(self, timeout: float | None = None) -> bool: ...
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from pipeline.adapters import AdapterCard, AdapterError, LoadedAdapter, Quantization, load_adapter
 from pipeline.config import HotdraftConfig
-from pipeline.mlflow_store import experiment_id, open_client
+from pipeline.mlflow_store import experiment_id, name_part, open_client
 from pipeline.models import choose_device, choose_dtype, fingerprint, load_causal_lm
 from pipeline.registry import AdapterRegistry
 from pipeline.replay import ReplayBuffer
@@ -248,5 +248,5 @@ class _Job:
 
 
 def _gains(verdict: Verdict) -> dict[str, float]:
-    by_domain = {f"gain/{domain}": gain for domain, gain in verdict.by_domain.items()}
+    by_domain = {f"gain/{name_part(domain)}": gain for domain, gain in verdict.by_domain.items()}
     return {"gain": verdict.gain, "gain_low": verdict.gain_low, "gain_high": verdict.gain_high, **by_domain}

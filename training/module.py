@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import lightning
 import torch
@@ -32,7 +32,7 @@ def draft_logits(model: nn.Module, batch: PackedBatch) -> Tensor:
 
 
 class DistillationModule(lightning.LightningModule):
-    """Weighted forward KL on the trainable parameters of `model`, under AdamW and a decaying rate.
+    """Weighted forward KL on the trainable parameters of `model`, under AdamW and a cosine-decayed rate.
 
     `elapsed_fraction` is the share of a time budget that is spent; the learning rate follows it or the
     steps, whichever is further, so that it has reached its end when either budget ends the run.
@@ -45,8 +45,6 @@ class DistillationModule(lightning.LightningModule):
         *,
         learning_rate: float,
         max_steps: int,
-        decay: Literal["cosine", "linear"] = "cosine",
-        weight_decay: float = 0.0,
         elapsed_fraction: Callable[[], float] = lambda: 0.0,
     ) -> None:
         super().__init__()
@@ -54,8 +52,6 @@ class DistillationModule(lightning.LightningModule):
         self.strict_loading = False
         self._learning_rate = learning_rate
         self._max_steps = max_steps
-        self._decay = decay
-        self._weight_decay = weight_decay
         self._elapsed_fraction = elapsed_fraction
 
     def training_step(self, batch: PackedBatch, batch_idx: int) -> Tensor:
@@ -78,9 +74,7 @@ class DistillationModule(lightning.LightningModule):
 
     def configure_optimizers(self) -> Any:
         trainable = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(
-            trainable, lr=self._learning_rate, betas=(0.9, 0.99), weight_decay=self._weight_decay
-        )
+        optimizer = torch.optim.AdamW(trainable, lr=self._learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._rate)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -92,5 +86,4 @@ class DistillationModule(lightning.LightningModule):
     def _rate(self, step: int) -> float:
         warmup = min(1.0, (step + 1) / WARMUP_STEPS)
         done = min(1.0, max(step / self._max_steps, self._elapsed_fraction()))
-        left = 1 - done if self._decay == "linear" else 0.5 * (1 + math.cos(math.pi * done))
-        return warmup * max(left, 0.02)
+        return warmup * max(0.5 * (1 + math.cos(math.pi * done)), 0.02)

@@ -1,7 +1,6 @@
 """Offline pre-distillation: a draft cut from its target learns the target's recorded answers."""
 
 import json
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +20,6 @@ from training.data import ReplayDataModule
 from training.draft_init import cut_layers, freeze_shared
 from training.evaluate import expected_acceptance_by_request
 from training.run import train
-
-logger = logging.getLogger(__name__)
 
 EXPERIMENT = "hotdraft-predistillation"
 MAX_EVALUATED = 400
@@ -67,7 +64,7 @@ def predistill(config: HotdraftConfig, buffer: ReplayBuffer, out: Path) -> None:
         stop=None,
     )
 
-    draft = draft.to(dtype)
+    draft = draft.to(dtype)  # type: ignore[arg-type]  # transformers' decorator hides `to`
     figures = evaluate(draft, data.held_out_samples(MAX_EVALUATED, settings.seed), settings.batch_tokens)
     save_cut(out, draft, Cut(config.target, fingerprint(config.target), list(settings.layers)))
     (out / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
@@ -91,7 +88,10 @@ def evaluate(
     domains = np.array([sample.domain for sample in samples])
     groups = {"all": np.full(len(samples), True)} | {d: domains == d for d in sorted(set(domains))}
     return {
-        domain: {"prompts": int(group.sum()), **{name: float(values[group].mean()) for name, values in scores.items()}}
+        domain: {
+            "prompts": int(group.sum()),
+            **{name: float(values[group].mean()) for name, values in scores.items()},
+        }
         for domain, group in groups.items()
     }
 

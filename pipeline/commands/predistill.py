@@ -50,6 +50,7 @@ def generate(config: HotdraftConfig, prompts: list[Prompt], buffer: ReplayBuffer
 
     from serving.app import build_engine
     from serving.offline import answer_all
+    from serving.prompts import encode_chat
     from serving.request import GenerationRequest, SamplingParams
 
     known = set(buffer.load()["request_id"])
@@ -67,9 +68,7 @@ def generate(config: HotdraftConfig, prompts: list[Prompt], buffer: ReplayBuffer
     for index, prompt in enumerate(prompts):
         temperature = temperatures[index % len(temperatures)]
         request_id = hashlib.sha256(f"{temperature} {prompt.messages}".encode()).hexdigest()[:16]
-        ids = engine.tokenizer.apply_chat_template(
-            prompt.messages, add_generation_prompt=True, return_dict=True
-        )["input_ids"]
+        ids = encode_chat(engine.tokenizer, prompt.messages)
         if request_id in known or len(ids) + config.predistill.max_tokens > config.engine.max_model_len:
             continue
         params = SamplingParams(max_tokens=config.predistill.max_tokens, temperature=temperature, seed=index)
@@ -86,7 +85,9 @@ def generate(config: HotdraftConfig, prompts: list[Prompt], buffer: ReplayBuffer
     engine.start()
     try:
         with Progress(*columns) as progress:
-            task = progress.add_task("", total=len(prompts), completed=len(prompts) - len(requests), tokens=0, rate=0)
+            task = progress.add_task(
+                "", total=len(prompts), completed=len(prompts) - len(requests), tokens=0, rate=0
+            )
             done = 0
 
             def on_answer(tokens: int) -> None:

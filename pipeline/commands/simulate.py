@@ -88,7 +88,7 @@ def run(
     from rich.console import Console
 
     from pipeline.config import load_config
-    from pipeline.local_server import ServerError, local_server, log_tail
+    from pipeline.local_server import ServerError, local_server, log_tail, trainer_says
     from pipeline.progress import SimulationProgress
     from pipeline.report import build_report, draw
     from pipeline.simulate import play
@@ -104,7 +104,7 @@ def run(
     try:
         with (
             server as base_url,
-            SimulationProgress(len(prompts), console, lambda: log_tail(trainer_log, 1)) as progress,
+            SimulationProgress(len(prompts), console, lambda: trainer_says(trainer_log)) as progress,
         ):
             playback = asyncio.run(
                 play(base_url, prompts, concurrency=concurrency, defaults=defaults, on_outcome=progress.show)

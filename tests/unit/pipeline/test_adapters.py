@@ -116,6 +116,14 @@ def edit_weights(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Pat
     return edit
 
 
+def edit_probe(**tensors: Tensor) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        path = folder / "probe.safetensors"
+        save_file({**load_file(path), **tensors}, path)
+
+    return edit
+
+
 def edit_card(**values: object) -> Callable[[Path], None]:
     def edit(folder: Path) -> None:
         path = folder / "hotdraft_adapter.json"
@@ -145,6 +153,11 @@ def spoil(name: str) -> Callable[[Path], object]:
         (edit_weights(lambda t: t.update(extra=torch.zeros(1))), "unexpected 1 keys, such as extra"),
         (edit_weights(lambda t: t.update({KEY: torch.zeros(4, 95)})), r"shape \(4, 95\), expected \(4, 96\)"),
         (edit_weights(lambda t: t[KEY].fill_(torch.nan)), "not finite"),
+        (edit_probe(logits=torch.zeros(3, 31)), r"logits have shape \(3, 31\), expected up to \(6, 32\)"),
+        (edit_probe(logits=torch.zeros(7, 32)), r"logits have shape \(7, 32\)"),
+        (edit_probe(logits=torch.full((3, 32), torch.inf)), "logits are not finite"),
+        (edit_probe(input_ids=torch.full((1, 6), 32)), "ids below 32"),
+        (edit_probe(input_ids=torch.zeros(1, 6)), "ids below 32"),
         (remove("adapter_model.safetensors"), "adapter_model.safetensors is missing"),
         (remove("probe.safetensors"), "probe.safetensors is missing"),
         (remove("hotdraft_adapter.json"), "hotdraft_adapter.json is missing"),

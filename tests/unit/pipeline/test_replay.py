@@ -6,6 +6,7 @@ import sys
 import time
 import uuid
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -38,8 +39,8 @@ def make_sample(request_id: str, *, length: int = 5, top: int = 4, domain: str =
     )
 
 
-def request_ids(buffer: ReplayBuffer, newest: int | None = None) -> list[str]:
-    return list(buffer.load(newest)["request_id"])
+def request_ids(buffer: ReplayBuffer) -> list[str]:
+    return list(buffer.load()["request_id"])
 
 
 def test_round_trip_keeps_values_types_and_shapes(tmp_path):
@@ -74,13 +75,16 @@ def test_unfinished_shard_is_not_seen(tmp_path):
     assert buffer.stats().shards == 1
 
 
-def test_newest_are_the_last_written_in_order(tmp_path):
+def test_samples_come_in_the_order_they_were_written_all_or_by_shard(tmp_path):
     buffer = ReplayBuffer(str(tmp_path))
     for first in (0, 3, 6):
         buffer.append([make_sample(str(first + i)) for i in range(3)])
     assert request_ids(buffer) == [str(i) for i in range(9)]
-    assert request_ids(buffer, newest=4) == ["5", "6", "7", "8"]
-    assert request_ids(buffer, newest=100) == [str(i) for i in range(9)]
+    by_shard = [list(buffer.read(shard)["request_id"]) for shard in buffer.shards()]
+    assert by_shard == [["0", "1", "2"], ["3", "4", "5"], ["6", "7", "8"]]
+    gone = buffer.shards()[0]
+    (tmp_path / gone).unlink()
+    assert len(buffer.read(gone)) == 0
 
 
 def test_oldest_shards_go_when_the_buffer_outgrows_its_bytes(tmp_path):
@@ -122,6 +126,31 @@ def test_stats_count_what_was_written(tmp_path):
     assert stats.requests_by_draft_version == {0: 1, 2: 2}
     assert (stats.oldest, stats.newest) == (samples[0].created_at, samples[2].created_at)
     assert stats.bytes == sum(path.stat().st_size for path in tmp_path.glob("*.parquet"))
+
+
+def test_stats_of_a_sample_without_output(tmp_path):
+    buffer = ReplayBuffer(str(tmp_path))
+    empty = make_sample("a", length=1)
+    arrays = {name: getattr(empty, name)[:0] for name in ReplaySample.__slots__[5:]}
+    buffer.append([replace(empty, **arrays), make_sample("b", version=3)])
+    stats = buffer.stats()
+    assert (stats.requests, stats.output_tokens) == (2, 5)
+    assert stats.requests_by_draft_version == {3: 1}
+
+
+def test_what_a_killed_writer_left_is_deleted_once_it_is_old(tmp_path):
+    def leave(age_seconds: float) -> Path:
+        written = time.time_ns() - int(age_seconds * 1e9)
+        path = tmp_path / f".shard-{written:020d}-cafe.parquet.tmp"
+        path.write_bytes(b"half")
+        return path
+
+    young, old, other = leave(600), leave(4000), tmp_path / "notes.tmp"
+    other.write_text("not ours")
+    ReplayBuffer(str(tmp_path)).append([make_sample("a")])
+    assert young.exists()
+    assert not old.exists()
+    assert other.exists()
 
 
 def test_held_out_split_is_fixed_and_near_its_fraction():

@@ -90,6 +90,16 @@ def test_a_draft_that_is_the_target_is_always_accepted(tiny_target: str) -> None
         assert outcome.num_accepted.tolist() == [k] * len(PROMPTS)
 
 
+def test_a_round_that_could_leave_its_slot_is_refused(tiny_target: str) -> None:
+    decoder = make_decoder(tiny_target, tiny_target)
+    longest = decoder.max_length - 4
+    start(decoder, [[3] * longest])
+    sampling = batch([GREEDY])
+    assert decoder.round(1, 3, sampling, log=False).num_accepted.tolist() == [3]
+    with pytest.raises(AssertionError, match="fit their slots"):
+        decoder.round(1, 0, sampling, log=False)
+
+
 def test_sampled_text_depends_on_the_seed_alone(tiny_target: str, tiny_draft: str) -> None:
     params = SamplingParams(temperature=0.8, top_k=20)
     together = make_decoder(tiny_target, tiny_draft)

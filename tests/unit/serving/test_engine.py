@@ -2,88 +2,20 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from pathlib import Path
 
 import pytest
 
-from pipeline.config import EngineConfig, HotdraftConfig, RecorderConfig
-from pipeline.models import ModelError, load_causal_lm
+from pipeline.config import HotdraftConfig
+from pipeline.models import ModelError
 from pipeline.replay import ReplayBuffer, sample_from_row
 from serving.app import build_engine
 from serving.engine import Engine, QueueFullError
-from serving.request import GenerationRequest, OutputDelta, SamplingParams
-
-
-class Client:
-    """Collects what a request hears."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.ids: list[int] = []
-        self.deltas: list[OutputDelta] = []
-        self.first = threading.Event()
-        self.done = threading.Event()
-
-    def __call__(self, delta: OutputDelta) -> None:
-        self.deltas.append(delta)
-        self.text += delta.text
-        self.ids += delta.token_ids
-        self.first.set()
-        if delta.finish_reason:
-            self.done.set()
-
-    def wait(self) -> OutputDelta:
-        assert self.done.wait(60)
-        return self.deltas[-1]
-
-
-@pytest.fixture
-def config(tiny_target: str, tiny_draft: str, tmp_path: object) -> HotdraftConfig:
-    return HotdraftConfig(
-        target=tiny_target,
-        draft=tiny_draft,
-        dtype="float32",
-        device="cpu",
-        run_dir=tmp_path,
-        engine=EngineConfig(k=2, num_slots=3, max_model_len=128, max_queue=20, prefill_chunk=16, threads=1),
-        recorder=RecorderConfig(top_k=8, flush_seconds=0.2),
-    )
-
-
-@pytest.fixture
-def buffer(config: HotdraftConfig) -> ReplayBuffer:
-    return ReplayBuffer(config.replay_url)
-
-
-@pytest.fixture
-def engine(config: HotdraftConfig, buffer: ReplayBuffer) -> Iterator[Engine]:
-    engine = build_engine(config, buffer)
-    engine.start()
-    yield engine
-    engine.stop()
-    assert engine.recorder is not None
-    engine.recorder.close()
-
-
-def request(name: str, prompt: tuple[int, ...] = (1, 2, 3), **params: object) -> GenerationRequest:
-    values = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True, **params}
-    return GenerationRequest(name, prompt, SamplingParams(**values))
-
-
-def ask(engine: Engine, wanted: GenerationRequest) -> Client:
-    client = Client()
-    engine.submit(wanted, client)
-    return client
-
-
-def greedy(target: str, prompt: tuple[int, ...], length: int) -> list[int]:
-    import torch
-
-    model = load_causal_lm(target)
-    ids = model.generate(
-        torch.tensor([prompt]), max_new_tokens=length, do_sample=False, eos_token_id=None, pad_token_id=0
-    )
-    return ids[0, len(prompt) :].tolist()
+from serving.events import RoundStats, SwapEvent
+from serving.request import GenerationRequest, OutputDelta, RequestStats, SamplingParams
+from tests.conftest import tiny_llama, tiny_tokenizer
+from tests.unit.serving.clients import Client, ask, greedy, request
 
 
 def test_many_requests_through_few_slots(engine: Engine, tiny_target: str) -> None:
@@ -126,6 +58,8 @@ def test_cancelling_frees_the_slot(engine: Engine) -> None:
 def test_bad_requests_are_refused(engine: Engine) -> None:
     with pytest.raises(ValueError, match="empty"):
         ask(engine, request("empty", ()))
+    with pytest.raises(ValueError, match=r"ids outside 0\.\.256"):
+        ask(engine, request("unknown", (1, 257)))
     with pytest.raises(ValueError, match="maximum context length is 128"):
         ask(engine, request("long", tuple(range(120)), max_tokens=9))
     assert ask(engine, request("exact", tuple(range(119)), max_tokens=9)).wait().finish_reason == "length"
@@ -149,9 +83,95 @@ def test_stopping_tells_every_request(config: HotdraftConfig) -> None:
     assert clients[-1].wait().finish_reason == "cancelled"
 
 
-def test_an_engine_that_breaks_tells_every_request(
-    config: HotdraftConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopping_an_engine_that_never_started_tells_too(config: HotdraftConfig) -> None:
+    engine = build_engine(config, None)
+    client = ask(engine, request("r"))
+    errand = engine.between_rounds(lambda: None)
+    engine.stop()
+    assert client.wait().finish_reason == "cancelled"
+    with pytest.raises(CancelledError):
+        errand.result(1)
+    with pytest.raises(CancelledError):
+        engine.between_rounds(lambda: None).result(1)
+
+
+def test_cancelling_who_is_gone_leaves_nothing(engine: Engine) -> None:
+    for n in range(50):
+        engine.cancel(f"gone{n}")
+    deadline = time.monotonic() + 10
+    while engine._cancelled and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not engine._cancelled
+
+
+def test_a_prompt_under_way_follows_its_row(config: HotdraftConfig, tiny_target: str) -> None:
+    engine = build_engine(config, None)  # not started: the test takes the steps
+    prompts = [(1, 2, 3), (4, 5), tuple(range(1, 101))]
+    clients = [ask(engine, request(f"r{n}", prompt, max_tokens=5)) for n, prompt in enumerate(prompts)]
+    for _ in range(3):
+        engine.step()
+    assert engine._prefilling is not None
+    while not (clients[0].done.is_set() and clients[1].done.is_set()):
+        assert engine._prefilling is not None
+        engine.step()
+    while not clients[2].done.is_set():
+        engine.step()
+    for prompt, client in zip(prompts, clients, strict=True):
+        assert client.ids == greedy(tiny_target, prompt, 5)
+
+
+@pytest.mark.parametrize("draft", ["other", "itself"])
+def test_a_request_may_fill_its_slot(config: HotdraftConfig, tiny_target: str, draft: str) -> None:
+    """With 61 + k + 1 = 64 positions in a slot, none are to spare when the last round overshoots."""
+    changes = {"engine": config.engine.model_copy(update={"max_model_len": 61})}
+    engine = build_engine(
+        config.model_copy(update=changes | ({"draft": tiny_target} if draft == "itself" else {})), None
+    )
+    assert engine.decoder.max_length == 64
+    clients = [ask(engine, request(f"r{n}", (7,) * n, max_tokens=61 - n)) for n in (1, 2, 60)]
+    while not all(client.done.is_set() for client in clients):
+        engine.step()
+    for n, client in zip((1, 2, 60), clients, strict=True):
+        assert client.ids == greedy(tiny_target, (7,) * n, 61 - n)
+
+
+class Heard:
+    """Notes what listeners hear."""
+
+    def __init__(self) -> None:
+        self.new_tokens = self.drafted = 0
+        self.finished: list[str] = []
+
+    def on_round(self, stats: RoundStats) -> None:
+        self.new_tokens += stats.new_tokens
+        self.drafted += stats.drafted_tokens
+
+    def on_finish(self, request: GenerationRequest, stats: RequestStats, finish_reason: str) -> None:
+        self.finished.append(f"{request.request_id} {finish_reason}")
+
+    def on_swap(self, event: SwapEvent) -> None: ...
+
+
+def test_a_client_hears_the_end_when_all_is_counted(engine: Engine) -> None:
+    heard = Heard()
+    engine.listeners.append(heard)
+    at_the_end: list[tuple[int, int, list[str], int]] = []
+    done = threading.Event()
+
+    def on_delta(delta: OutputDelta) -> None:
+        if delta.finish_reason:
+            at_the_end.append((heard.new_tokens, heard.drafted, list(heard.finished), engine.num_running))
+            assert heard.drafted == delta.stats.drafted_tokens
+            done.set()
+
+    engine.submit(request("r", max_tokens=9), on_delta)
+    assert done.wait(30)
+    ((new_tokens, drafted, finished, running),) = at_the_end
+    assert (new_tokens, finished, running) == (9, ["r length"], 0)
+    assert drafted > 0
+
+
+def test_an_engine_that_breaks_tells_every_request(config: HotdraftConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = build_engine(config, None)
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
 
@@ -171,6 +191,8 @@ def test_errands_run_between_rounds_and_hand_back_errors(engine: Engine) -> None
     assert engine.between_rounds(lambda: threading.current_thread().name).result(30) == "engine"
     with pytest.raises(ValueError, match="mine"):
         engine.between_rounds(_fail).result(30)
+    with pytest.raises(KeyError):
+        engine.between_rounds(lambda: {}["missing"]).result(30)
     assert client.wait().finish_reason == "length"
 
 
@@ -201,12 +223,8 @@ def test_what_is_recorded(engine: Engine, buffer: ReplayBuffer, tiny_target: str
     assert sample.accepted.sum() <= client.deltas[-1].stats.accepted_tokens
 
 
-def test_a_draft_of_another_vocabulary_is_refused(config: HotdraftConfig, tmp_path: object) -> None:
-    from pathlib import Path
-
-    from tests.conftest import tiny_llama, tiny_tokenizer
-
-    folder = Path(str(tmp_path)) / "other"
+def test_a_draft_of_another_vocabulary_is_refused(config: HotdraftConfig, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
     tiny_llama(1, 0).save_pretrained(folder)
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(["extra"])

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.engine import RoundStats, SwapEvent
+from serving.events import RoundStats, SwapEvent
 from serving.metrics import ServingMetrics
 from serving.request import GenerationRequest, RequestStats, SamplingParams
 

@@ -10,13 +10,15 @@ from filelock import FileLock
 
 from pipeline.adapters import load_adapter
 from pipeline.config import HotdraftConfig
-from pipeline.mlflow_store import open_client
+from pipeline.mlflow_store import name_part
 from pipeline.models import fingerprint, load_causal_lm
 from pipeline.registry import AdapterRegistry
 from pipeline.replay import ReplayBuffer, is_held_out
 from training.job import JobError, run_job
 from training.journal import JobJournal
 from training.run import JobInterruptedError
+
+STRANGE_DOMAIN = "../a b=c:☃\n" + 300 * "x"
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -37,18 +39,10 @@ def target(make_llama):
     return make_llama(1, layers=1, scale=0.3)
 
 
-@pytest.fixture(scope="module")
-def empty_store(tmp_path_factory):
-    """An MLflow store, whose making takes seconds."""
-    folder = tmp_path_factory.mktemp("store")
-    open_client(HotdraftConfig(target="unused", run_dir=folder))
-    return folder / "mlflow.db"
-
-
 @pytest.fixture
-def config(target, disturb, tmp_path, empty_store):
+def config(target, disturb, tmp_path, empty_mlflow_db):
     (tmp_path / "run").mkdir()
-    shutil.copy(empty_store, tmp_path / "run")
+    shutil.copy(empty_mlflow_db, tmp_path / "run")
     disturb(target).save_pretrained(tmp_path / "draft")
     return HotdraftConfig(
         target="unused",
@@ -94,6 +88,9 @@ def test_a_draft_learns_is_promoted_and_a_spoiled_one_is_refused(config, buffer,
     shuffled = np.random.default_rng(0).permutation(64)
     false = serve(target, 60, prefix="f", seed=2, permutation=shuffled)
     held_out_true = serve(target, 60, prefix="f", seed=2)
+    false, held_out_true = (
+        [replace(sample, domain=STRANGE_DOMAIN) for sample in samples] for samples in (false, held_out_true)
+    )
     buffer.append(
         [good if is_held_out(good.request_id, 0.3) else bad for bad, good in zip(false, held_out_true, strict=True)]
     )
@@ -102,7 +99,9 @@ def test_a_draft_learns_is_promoted_and_a_spoiled_one_is_refused(config, buffer,
     assert second.verdict.gain < 0
     assert registry.version(second.version).status == "rejected"
     assert registry.champion() == 1
-    assert registry.version(second.version).tags["parent"] == "1"
+    tags = registry.version(second.version).tags
+    assert tags["parent"] == "1"
+    assert f"gain/{name_part(STRANGE_DOMAIN)}" in tags
 
 
 def test_a_stopped_job_is_finished_by_the_next_and_not_begun_again(config, buffer, serve, target):

@@ -1,0 +1,58 @@
+"""Adapter folders as the trainer writes them, with weights of the test's choosing."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pipeline.adapters import AdapterCard
+from pipeline.config import LoraSection
+from pipeline.models import fingerprint, load_causal_lm
+from pipeline.records import ReplaySample
+from training.lora import build_lora, save_lora, target_modules
+
+
+@torch.no_grad()
+def write_adapter(folder: Path, draft: str, *, seed: int = 0, rank: int = 4, scale: float = 0.05) -> Path:
+    """An adapter for `draft` whose update is random, of about `scale` times the size of an activation."""
+    base = load_causal_lm(draft)
+    section = LoraSection(rank=rank, alpha=2 * rank)
+    model = build_lora(base, section, "none")
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.copy_(scale * torch.randn(parameter.shape, generator=generator))
+    card = AdapterCard(
+        base_fingerprint=fingerprint(draft),
+        quantization="none",
+        rank=rank,
+        alpha=section.alpha,
+        target_modules=target_modules(base, section.target_modules),
+        parent_version=0,
+        requests=1,
+        tokens=1,
+        domains={"test": 1},
+        created_at=time.time(),
+    )
+    save_lora(folder, model, card, _sample())
+    return folder
+
+
+def _sample() -> ReplaySample:
+    """Something to probe with."""
+    count = 12
+    return ReplaySample(
+        request_id="probe",
+        created_at=0.0,
+        domain="test",
+        temperature=0.0,
+        prompt_ids=np.arange(1, 5, dtype=np.int32),
+        output_ids=np.arange(count, dtype=np.int32),
+        target_top_ids=np.zeros((count, 1), np.int32),
+        target_top_logprobs=np.zeros((count, 1), np.float16),
+        target_tail_logprob=np.zeros(count, np.float32),
+        drafted_ids=np.zeros(count, np.int32),
+        accepted=np.zeros(count, bool),
+        draft_versions=np.zeros(count, np.int32),
+    )

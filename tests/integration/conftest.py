@@ -1,0 +1,68 @@
+"""A pair that learns within seconds, and configurations of it."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import LlamaForCausalLM
+
+from tests.conftest import save, tiny_llama
+from tests.integration.processes import MODEL
+
+
+@torch.no_grad()
+def disturbed(target: LlamaForCausalLM, amount: float = 0.1) -> LlamaForCausalLM:
+    """A draft that a LoRA of rank 1 on two kinds of layers would turn into the target."""
+    draft = copy.deepcopy(target)
+    torch.manual_seed(3)
+    for name, weight in draft.named_parameters():
+        if "down_proj" in name or "o_proj" in name:
+            weight.add_(amount * torch.randn(weight.shape[0], 1) @ torch.randn(1, weight.shape[1]))
+    return draft
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Folders of a tiny target and of a draft of it that has much to learn."""
+    target = tiny_llama(layers=2, seed=1)
+    folder = tmp_path_factory.mktemp("pair")
+    return save(target, folder / "target"), save(disturbed(target), folder / "draft")
+
+
+@pytest.fixture(scope="session")
+def write_config(pair: tuple[str, str]) -> Callable[..., Path]:
+    """`write_config(folder, section={...})` writes a configuration whose run is in `folder`."""
+
+    def write(folder: Path, **changes: Any) -> Path:
+        content: dict[str, Any] = {
+            "target": pair[0],
+            "draft": pair[1],
+            "dtype": "float32",
+            "device": "cpu",
+            "run_dir": str(folder / "run"),
+            "server": {"served_model_name": MODEL},
+            "engine": {"k": 3, "num_slots": 8, "max_model_len": 256, "threads": 1},
+            "recorder": {"top_k": 32, "flush_seconds": 0.3},
+            "replay": {"held_out_fraction": 0.3},
+            "distill": {
+                "lora": {"rank": 4, "alpha": 8},
+                "learning_rate": 0.02,
+                "max_steps": 60,
+                "batch_tokens": 512,
+                "checkpoint_steps": 5,
+                "threads": 1,
+                "trigger": {"min_new_requests": 60, "min_new_rejected": 100, "poll_seconds": 0.3},
+            },
+            "tracking": {"interval_seconds": 1.0},
+        }
+        for key, value in changes.items():
+            content[key] = {**content[key], **value} if isinstance(content.get(key), dict) else value
+        path = folder / "config.yaml"
+        path.write_text(yaml.safe_dump(content))
+        return path
+
+    return write

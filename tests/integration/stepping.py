@@ -1,0 +1,44 @@
+"""Drives an engine by hand, turn by turn, so that a swap falls where the test wants it."""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from serving.engine import Engine
+from serving.events import SwapEvent
+from serving.hot_swap import HotSwapper, StagedDraft
+from serving.request import GenerationRequest, OutputDelta
+
+
+class Heard:
+    """Collects the output ids of a request."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+
+    def __call__(self, delta: OutputDelta) -> None:
+        self.ids += delta.token_ids
+
+
+def run(
+    engine: Engine, requests: Iterable[GenerationRequest], after_step: Callable[[int], None] = lambda step: None
+) -> list[list[int]]:
+    """Output ids of each request; `after_step` is called with the number of turns so far."""
+    heard = []
+    for request in requests:
+        heard.append(Heard())
+        engine.submit(request, heard[-1])
+    step = 0
+    while engine.num_running or engine.num_waiting:
+        engine.step()
+        step += 1
+        after_step(step)
+    return [client.ids for client in heard]
+
+
+def swap(engine: Engine, swapper: HotSwapper, staged: StagedDraft) -> SwapEvent:
+    """Swap as the server does, from another thread, while this one takes the engine's turns."""
+    with ThreadPoolExecutor(1) as pool:
+        event = pool.submit(swapper.swap, staged, "promotion")
+        while not event.done():
+            engine.step()
+    return event.result()

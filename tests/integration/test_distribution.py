@@ -1,0 +1,120 @@
+"""At a temperature, speculation draws from the target's own distribution, whichever draft is live."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from pipeline.models import fingerprint, load_causal_lm
+from serving.attention import ATTENTION, register_attention
+from serving.decoder import SpeculativeDecoder
+from serving.engine import Engine
+from serving.events import RoundStats
+from serving.hot_swap import HotSwapper
+from serving.request import GenerationRequest, SamplingParams
+from tests.conftest import tiny_llama, tiny_tokenizer
+from tests.integration.adapters import write_adapter
+from tests.integration.conftest import disturbed
+from tests.integration.stepping import run, swap
+
+VOCABULARY = 12
+LENGTH = 4
+SAMPLES = 4000
+TEMPERATURE = 0.8
+PROMPT = (1, 2, 3, 4)
+RANK = 4
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("small")
+    target = tiny_llama(layers=2, seed=1, vocab_size=VOCABULARY)
+    for model, name in ((target, "target"), (disturbed(target), "draft")):
+        model.save_pretrained(folder / name)
+    return str(folder / "target"), str(folder / "draft")
+
+
+def exact_marginals(target: str) -> torch.Tensor:
+    """[LENGTH, V]: the probability of each token at each output position, summed over all that may precede it."""
+    model = load_causal_lm(target)
+    contexts, weights = torch.tensor([PROMPT]), torch.ones(1, dtype=torch.float64)
+    marginals = []
+    for _ in range(LENGTH):
+        with torch.no_grad():
+            probs = (model(contexts).logits[:, -1].double() / TEMPERATURE).softmax(-1)
+        joint = weights[:, None] * probs
+        marginals.append(joint.sum(0))
+        tokens = torch.arange(VOCABULARY).repeat(len(contexts))[:, None]
+        contexts = torch.cat([contexts.repeat_interleave(VOCABULARY, 0), tokens], 1)
+        weights = joint.flatten()
+    return torch.stack(marginals)
+
+
+def frequencies(
+    target: str, draft: str, k: int, adapters: list[Path], first_seed: int
+) -> tuple[torch.Tensor, float]:
+    """How often each token came at each position, [LENGTH, V], and the acceptance rate; a swap every 20 turns."""
+    register_attention()
+    decoder = SpeculativeDecoder(
+        load_causal_lm(target, attn_implementation=ATTENTION),
+        load_causal_lm(draft, attn_implementation=ATTENTION),
+        num_slots=64,
+        max_model_len=16,
+        max_k=k,
+        log_top_k=4,
+    )
+    engine = Engine(decoder, tiny_tokenizer(), k=k, num_slots=64, max_model_len=16, max_queue=SAMPLES)
+    swapper = HotSwapper(engine, fingerprint(draft), RANK)
+    drafts = [swapper.stage(version, folder) for version, folder in enumerate([None, *adapters])]
+    requests = [sampled_request(seed) for seed in range(first_seed, first_seed + SAMPLES)]
+    counts = Counts()
+    engine.listeners.append(counts)
+
+    def swap_now_and_then(step: int) -> None:
+        if step % 20 == 0:
+            swap(engine, swapper, drafts[(swapper.live_version + 1) % len(drafts)])
+
+    outputs = torch.tensor(run(engine, requests, swap_now_and_then))
+    assert counts.swaps >= 5
+    found = torch.stack([outputs[:, position].bincount(minlength=VOCABULARY) for position in range(LENGTH)])
+    return found, counts.accepted / max(counts.drafted, 1)
+
+
+def sampled_request(seed: int) -> GenerationRequest:
+    params = SamplingParams(max_tokens=LENGTH, temperature=TEMPERATURE, seed=seed, ignore_eos=True)
+    return GenerationRequest(f"r{seed}", PROMPT, params)
+
+
+class Counts:
+    """An `EngineListener`."""
+
+    def __init__(self) -> None:
+        self.swaps = self.drafted = self.accepted = 0
+
+    def on_round(self, stats: RoundStats) -> None:
+        self.drafted += stats.drafted_tokens
+        self.accepted += stats.accepted_tokens
+
+    def on_finish(self, *_: object) -> None: ...
+
+    def on_swap(self, event: object) -> None:
+        self.swaps += 1
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_tokens_come_as_often_as_the_target_says(pair: tuple[str, str], tmp_path: Path, k: int) -> None:
+    target, draft = pair
+    adapters = [write_adapter(tmp_path / f"a{seed}", draft, seed=seed, rank=RANK) for seed in (1, 2)]
+    found, rate = frequencies(target, draft, k, adapters, first_seed=10_000 * k)
+    assert k == 0 or 0.2 < rate < 0.9, "a draft that is never or always right shows little"
+    for position, (observed, exact) in enumerate(zip(found, exact_marginals(target), strict=True)):
+        expected = SAMPLES * exact.numpy()
+        common = expected >= 5
+        pooled = [observed.numpy()[~common].sum(), *observed.numpy()[common]]
+        wanted = [expected[~common].sum(), *expected[common]]
+        if wanted[0] < 1:  # nothing rare to speak of
+            pooled, wanted = pooled[1:], [value * sum(pooled[1:]) / sum(wanted[1:]) for value in wanted[1:]]
+        assert len(wanted) >= 4
+        pvalue = chisquare(pooled, wanted).pvalue
+        assert pvalue > 1e-4, f"position {position}: p = {pvalue:.2g}"

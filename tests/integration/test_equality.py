@@ -1,0 +1,161 @@
+"""float32 and temperature 0: whatever speculates, alone or together, swapped or not, the text is the target's.
+
+The oracle is transformers' greedy `generate`, token for token.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.config import HotdraftConfig, load_config
+from pipeline.generators import varied
+from pipeline.models import Cut, ModelError, fingerprint, load_causal_lm, load_tokenizer, resolve, save_cut
+from serving.app import build_engine
+from serving.hot_swap import HotSwapper
+from serving.metrics import ServingMetrics
+from serving.request import GenerationRequest, SamplingParams
+from tests.integration.adapters import write_adapter
+from tests.integration.stepping import run, swap
+from training.draft_init import cut_layers
+
+NEW_TOKENS = 24
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+TOGETHER = 8
+RANK = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A pair, prompts, what the target says to them, and two adapters for the draft."""
+
+    config: HotdraftConfig
+    prompts: list[tuple[int, ...]]
+    expected: list[list[int]]
+    adapters: list[Path]
+
+
+def greedy(target: str, prompts: list[tuple[int, ...]]) -> list[list[int]]:
+    model: Any = load_causal_lm(target)
+    outputs = []
+    for prompt in prompts:
+        prompt_ids = torch.tensor([prompt])
+        ids = model.generate(
+            prompt_ids,
+            attention_mask=torch.ones_like(prompt_ids),  # or it hides the prompt's tokens that equal the pad token
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        outputs.append(ids[0, len(prompt) :].tolist())
+    return outputs
+
+
+def make_case(config: HotdraftConfig, prompts: list[tuple[int, ...]], folder: Path, scale: float) -> Case:
+    assert config.draft is not None
+    adapters = [
+        write_adapter(folder / f"adapter{seed}", config.draft, seed=seed, rank=RANK, scale=scale) for seed in (1, 2)
+    ]
+    return Case(config, prompts, greedy(config.target, prompts), adapters)
+
+
+@pytest.fixture(scope="module")
+def tiny(write_config: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder = tmp_path_factory.mktemp("equality")
+    generator = torch.Generator().manual_seed(0)
+    lengths = [1, 2, 3, *range(5, 90, 5)]
+    prompts = [tuple(torch.randint(256, (length,), generator=generator).tolist()) for length in lengths]
+    return make_case(load_config(write_config(folder)), prompts, folder, scale=0.05)
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    try:
+        target = resolve("smollm2")
+    except ModelError as error:
+        pytest.skip(str(error))
+    folder = tmp_path_factory.mktemp("smollm2")
+    draft = "smollm2-draft"
+    if resolve(draft) == draft:  # none ships: a cut as it comes, which agrees with the target now and then
+        draft = str(folder / "draft")
+        cut = Cut("smollm2", fingerprint("smollm2"), [0, 1, 28, 29])
+        save_cut(Path(draft), cut_layers(load_causal_lm(target), cut.layers), cut)
+    tokenizer = load_tokenizer(target)
+    prompts = [
+        tuple(tokenizer.apply_chat_template(prompt.messages, add_generation_prompt=True, return_dict=False))
+        for prompt in varied(20, seed=5)
+    ]
+    config = HotdraftConfig(
+        target="smollm2",
+        draft=draft,
+        dtype="float32",
+        device="cpu",
+        run_dir=folder / "run",
+        engine={"num_slots": TOGETHER, "max_model_len": 512, "threads": 1},
+    )
+    return make_case(config, prompts, folder, scale=0.002)
+
+
+def check(case: Case, k: int, together: int) -> None:
+    """Run every prompt, `together` at once; the draft is swapped while they are under way."""
+    config = case.config.model_copy(update={"engine": case.config.engine.model_copy(update={"k": k})})
+    assert config.draft is not None
+    engine = build_engine(config, None)
+    swapper = HotSwapper(engine, fingerprint(config.draft), RANK)
+    drafts = [swapper.stage(version, folder) for version, folder in enumerate([None, *case.adapters])]
+    swaps = most_running = 0
+
+    def swap_in_the_middle(step: int) -> None:
+        nonlocal swaps, most_running
+        most_running = max(most_running, engine.num_running)
+        if step % 6 == 3 and engine.num_running:
+            event = swap(engine, swapper, drafts[(swapper.live_version + 1) % len(drafts)])
+            assert engine.draft_version == event.version != event.previous_version
+            swaps += 1
+
+    requests = [greedy_request(number, prompt) for number, prompt in enumerate(case.prompts)]
+    lots = [[request] for request in requests] if together == 1 else [requests]
+    outputs = []
+    for lot in lots:
+        before = swaps
+        outputs += run(engine, lot, swap_in_the_middle)
+        assert swaps > before
+    assert outputs == case.expected
+    assert most_running == together
+
+
+def greedy_request(number: int, prompt: tuple[int, ...]) -> GenerationRequest:
+    params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+    return GenerationRequest(f"r{number}", prompt, params)
+
+
+@pytest.mark.parametrize("together", [1, TOGETHER])
+@pytest.mark.parametrize("k", [0, 2, 4])
+def test_a_tiny_pair(tiny: Case, k: int, together: int) -> None:
+    check(tiny, k, together)
+
+
+def test_the_adapters_change_what_is_accepted(tiny: Case) -> None:
+    assert tiny.config.draft is not None
+    accepted = []
+    for version in (0, 1):
+        engine = build_engine(tiny.config, None)
+        swapper = HotSwapper(engine, fingerprint(tiny.config.draft), RANK)
+        swap(engine, swapper, swapper.stage(version, tiny.adapters[0]))
+        metrics = ServingMetrics(engine, "tiny")
+        engine.listeners.append(metrics)
+        run(engine, [greedy_request(number, prompt) for number, prompt in enumerate(tiny.prompts)])
+        accepted.append(metrics.registry.get_sample_value(ACCEPTED, {"model_name": "tiny"}))
+    assert accepted[0] != accepted[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("together", [1, TOGETHER])
+@pytest.mark.parametrize("k", [0, 2, 4])
+def test_smollm2(smollm2: Case, k: int, together: int) -> None:
+    check(smollm2, k, together)

@@ -1,0 +1,142 @@
+"""Real adapters, trained weights stood in for by random ones, swapped into a live engine."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+
+from pipeline.adapters import AdapterCard, AdapterError
+from pipeline.config import LoraSection
+from pipeline.models import fingerprint, load_causal_lm
+from pipeline.records import ReplaySample
+from serving.attention import causal_mask, groups_of
+from serving.engine import Engine
+from serving.hot_swap import HotSwapper, SwapError
+from tests.unit.serving.clients import ask, greedy, request
+from training.lora import build_lora, save_lora, target_modules
+
+RANK = 4
+IDS = torch.arange(1, 17)[None]
+PROBED = ReplaySample("probe", 0.0, "d", 0.0, np.arange(9), np.arange(20, 40), *[np.zeros(1)] * 6)
+
+MakeAdapter = Callable[..., tuple[Path, PeftModel]]
+
+
+@pytest.fixture
+def make_adapter(tmp_path: Path, tiny_draft: str) -> MakeAdapter:
+    """An adapter's folder as the trainer writes it, and the PEFT model that it came from."""
+
+    def make(name: str, seed: int, modules: str | list[str] = "all-linear") -> tuple[Path, PeftModel]:
+        base = load_causal_lm(tiny_draft)
+        section = LoraSection(rank=RANK, alpha=8, target_modules=modules)
+        model = build_lora(base, section, "none")
+        torch.manual_seed(seed)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                torch.nn.init.normal_(parameter, std=0.2)
+        names = target_modules(base, modules)
+        card = AdapterCard(fingerprint(tiny_draft), "none", RANK, 8, names, 0, 1, 1, {"d": 1}, 0.0)
+        save_lora(tmp_path / name, model, card, PROBED)
+        return tmp_path / name, model.eval()
+
+    return make
+
+
+@pytest.fixture
+def swapper(engine: Engine, tiny_draft: str) -> HotSwapper:
+    return HotSwapper(engine, fingerprint(tiny_draft), RANK)
+
+
+def weights(engine: Engine) -> dict[str, torch.Tensor]:
+    assert engine.decoder.draft is not None
+    return {name: tensor.clone() for name, tensor in engine.decoder.draft.model.state_dict().items()}
+
+
+def same(some: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(tensor, other[name]) for name, tensor in some.items())
+
+
+@torch.no_grad()
+def live_logits(engine: Engine) -> torch.Tensor:
+    assert engine.decoder.draft is not None
+    model = engine.decoder.draft.model
+    positions = torch.arange(IDS.shape[1])[None]
+    mask = causal_mask(positions, IDS.shape[1], groups_of(model.config))
+    return model(IDS, attention_mask=mask, position_ids=positions, use_cache=False).logits
+
+
+def test_the_live_draft_computes_what_peft_does(engine, swapper, make_adapter):
+    folder, trained = make_adapter("a", seed=1)
+    before = live_logits(engine)
+    event = swapper.swap(swapper.stage(3, folder), "promotion")
+    assert (event.version, event.previous_version, event.reason) == (3, 0, "promotion")
+    assert engine.draft_version == swapper.live_version == 3
+    with torch.no_grad():
+        torch.testing.assert_close(live_logits(engine), trained(IDS).logits, atol=1e-4, rtol=1e-4)
+    assert (live_logits(engine) - before).abs().max() > 0.1
+
+
+def test_weights_are_copied_in_place(engine, swapper, make_adapter):
+    before = {name: p.data_ptr() for name, p in engine.decoder.draft.model.named_parameters()}
+    swapper.swap(swapper.stage(1, make_adapter("a", seed=1)[0]), "promotion")
+    assert {name: p.data_ptr() for name, p in engine.decoder.draft.model.named_parameters()} == before
+
+
+def test_another_adapter_leaves_no_trace_of_the_first(engine, swapper, make_adapter):
+    first, _ = make_adapter("a", seed=1)
+    second, trained = make_adapter("b", seed=2, modules=["q_proj"])
+    swapper.swap(swapper.stage(1, first), "promotion")
+    swapper.swap(swapper.stage(2, second), "promotion")
+    with torch.no_grad():
+        torch.testing.assert_close(live_logits(engine), trained(IDS).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_version_0_is_the_draft_itself_to_the_bit(engine, swapper, make_adapter):
+    base = weights(engine)
+    swapper.swap(swapper.stage(1, make_adapter("a", seed=1)[0]), "promotion")
+    assert not same(weights(engine), base)
+    event = swapper.swap(swapper.stage(0, None), "rollback")
+    assert (event.version, event.previous_version) == (0, 1)
+    assert same(weights(engine), base)
+    assert engine.draft_version == 0
+
+
+def test_a_probe_that_differs_puts_the_old_weights_back(engine, swapper, make_adapter):
+    swapper.swap(swapper.stage(1, make_adapter("a", seed=1)[0]), "promotion")
+    first = weights(engine)
+    staged = swapper.stage(2, make_adapter("b", seed=2)[0])
+    torch.manual_seed(0)
+    for logits in (3 * torch.randn_like(staged.probe_logits), torch.full_like(staged.probe_logits, torch.nan)):
+        with pytest.raises(SwapError, match="version 2: the live draft's output"):
+            swapper.swap(replace(staged, probe_logits=logits), "promotion")
+        assert same(weights(engine), first)
+        assert engine.draft_version == swapper.live_version == 1
+    swapper.swap(staged, "promotion")
+    assert engine.draft_version == 2
+
+
+def test_an_adapter_of_another_base_or_rank_never_reaches_the_draft(engine, make_adapter, tiny_draft):
+    base = weights(engine)
+    folder, _ = make_adapter("a", seed=1)
+    with pytest.raises(AdapterError, match="another base"):
+        HotSwapper(engine, "0" * 64, RANK).stage(1, folder)
+    with pytest.raises(AdapterError, match="rank"):
+        HotSwapper(engine, fingerprint(tiny_draft), 8).stage(1, folder)
+    assert same(weights(engine), base)
+
+
+def test_requests_under_way_go_on_unchanged(engine, swapper, make_adapter, tiny_target):
+    staged = [swapper.stage(n, make_adapter(f"a{n}", seed=n)[0]) for n in (1, 2)]
+    prompts = [(1, 2, 3), (9, 8)]
+    clients = [ask(engine, request(f"r{n}", prompt, max_tokens=110)) for n, prompt in enumerate(prompts)]
+    assert clients[0].first.wait(30)
+    for adapter in staged:
+        swapper.swap(adapter, "promotion")
+    assert not clients[0].done.is_set(), "the swaps came too late to show anything"
+    for prompt, client in zip(prompts, clients, strict=True):
+        assert client.wait().stats.draft_version == 2
+        assert client.ids == greedy(tiny_target, prompt, 110)

@@ -1,0 +1,95 @@
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pipeline.config import RecorderConfig
+from pipeline.records import ReplaySample
+from serving.recorder import Recorder
+
+
+class Store:
+    """A replay buffer that is slow or broken when told."""
+
+    def __init__(self) -> None:
+        self.shards: list[list[str]] = []
+        self.open = threading.Event()
+        self.open.set()
+        self.error: Exception | None = None
+
+    def append(self, samples: list[ReplaySample]) -> str:
+        assert self.open.wait(30)
+        if self.error is not None:
+            raise self.error
+        self.shards.append([sample.request_id for sample in samples])
+        return "shard"
+
+
+def sample(name: str) -> ReplaySample:
+    arrays = [np.zeros(1)] * 8
+    return ReplaySample(name, 0.0, "d", 0.0, *arrays)
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 10
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+def recorder(store: Store, **config: object) -> Recorder:
+    return Recorder(store, RecorderConfig(**{"flush_seconds": 60.0, "shard_requests": 2, **config}))
+
+
+def test_full_shards_are_written_at_once_and_the_tail_at_the_end(store):
+    under_test = recorder(store)
+    for n in range(5):
+        under_test.record(sample(f"r{n}"))
+    assert eventually(lambda: under_test.recorded == 4)
+    under_test.close()
+    assert store.shards == [["r0", "r1"], ["r2", "r3"], ["r4"]]
+    assert (under_test.recorded, under_test.dropped) == (5, 0)
+
+
+def test_an_unfinished_shard_is_written_when_it_is_old(store):
+    under_test = recorder(store, flush_seconds=0.05)
+    under_test.record(sample("r"))
+    assert eventually(lambda: store.shards == [["r"]])
+    under_test.close()
+
+
+def test_a_full_queue_drops_and_never_blocks(store):
+    store.open.clear()
+    under_test = recorder(store, queue_size=3, shard_requests=1)
+    under_test.record(sample("first"))
+    assert eventually(under_test._queue.empty)  # it is being written, for ever
+    started = time.monotonic()
+    for n in range(10):
+        under_test.record(sample(f"r{n}"))
+    assert time.monotonic() - started < 1
+    assert under_test.dropped == 7
+    store.open.set()
+    under_test.close()
+    assert store.shards == [["first"], ["r0"], ["r1"], ["r2"]]
+    assert under_test.recorded == 4
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), ValueError("no such type")])
+def test_what_cannot_be_written_is_counted_and_recording_goes_on(store, error):
+    store.error = error
+    under_test = recorder(store)
+    under_test.record(sample("lost1"))
+    under_test.record(sample("lost2"))
+    assert eventually(lambda: under_test.dropped == 2)
+    store.error = None
+    under_test.record(sample("kept"))
+    under_test.close()
+    assert store.shards == [["kept"]]
+    assert under_test.recorded == 1

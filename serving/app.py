@@ -15,6 +15,7 @@ from pipeline.replay import ReplayBuffer
 from serving.attention import ATTENTION, register_attention
 from serving.decoder import SpeculativeDecoder
 from serving.engine import Engine
+from serving.packed_linear import pack_frozen
 from serving.recorder import Recorder
 
 
@@ -35,6 +36,7 @@ def build_engine(config: HotdraftConfig, buffer: ReplayBuffer | None) -> Engine:
     draft = None
     if config.draft is not None:
         draft = load_causal_lm(config.draft, dtype=dtype, device=device, attn_implementation=ATTENTION)
+    pack_frozen(target, draft)
     decoder = SpeculativeDecoder(
         target,
         draft,

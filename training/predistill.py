@@ -1,6 +1,5 @@
 """Offline pre-distillation: a draft cut from its target learns the target's recorded answers."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from pipeline.models import Cut, choose_device, choose_dtype, fingerprint, load_
 from pipeline.records import ReplaySample
 from pipeline.replay import ReplayBuffer
 from training.data import ReplayDataModule
+from training.draft_card import Figures, write_draft_card
 from training.draft_init import cut_layers, freeze_shared
 from training.evaluate import expected_acceptance_by_request
 from training.run import train
@@ -66,8 +66,9 @@ def predistill(config: HotdraftConfig, buffer: ReplayBuffer, out: Path) -> None:
 
     draft = draft.to(dtype)  # type: ignore[arg-type]  # transformers' decorator hides `to`
     figures = evaluate(draft, data.held_out_samples(MAX_EVALUATED, settings.seed), settings.batch_tokens)
-    save_cut(out, draft, Cut(config.target, fingerprint(config.target), list(settings.layers)))
-    (out / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
+    cut = Cut(config.target, fingerprint(config.target), list(settings.layers))
+    save_cut(out, draft, cut)
+    write_draft_card(out, cut, buffer.stats(), figures)
     for domain, values in figures.items():
         for name, value in values.items():
             client.log_metric(run.info.run_id, f"{name}/{domain}", value)
@@ -75,9 +76,7 @@ def predistill(config: HotdraftConfig, buffer: ReplayBuffer, out: Path) -> None:
     show(figures)
 
 
-def evaluate(
-    draft: PreTrainedModel, samples: Sequence[ReplaySample], batch_tokens: int
-) -> dict[str, dict[str, float]]:
+def evaluate(draft: PreTrainedModel, samples: Sequence[ReplaySample], batch_tokens: int) -> Figures:
     """Greedy agreement and overlap with the target by domain and over `all`, on prompts never trained on."""
     scores = {
         name: expected_acceptance_by_request(
@@ -96,7 +95,7 @@ def evaluate(
     }
 
 
-def show(figures: dict[str, dict[str, float]]) -> None:
+def show(figures: Figures) -> None:
     table = Table("domain", "prompts", "greedy agreement", "overlap", title="On prompts never trained on")
     for domain, values in figures.items():
         table.add_row(

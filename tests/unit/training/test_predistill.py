@@ -1,4 +1,3 @@
-import json
 import shutil
 
 import numpy as np
@@ -54,8 +53,10 @@ def test_a_cut_learns_and_is_stored_small(make_llama, serve, tmp_path, empty_mlf
     trained = evaluate(load_causal_lm(str(tmp_path / "draft")), held_out, 512)["all"]
     assert trained["overlap"] > untrained["overlap"] + 0.1
     assert trained["greedy_agreement"] > untrained["greedy_agreement"] + 0.1
-    figures = json.loads((tmp_path / "draft" / "figures.json").read_text())
-    assert figures["all"] == pytest.approx(trained)
+    card = (tmp_path / "draft" / "README.md").read_text()
+    expected = f"| all | {len(held_out)} | {trained['greedy_agreement']:.3f} | {trained['overlap']:.3f} |"
+    assert expected in card
+    assert "from 80 prompts" in card
     cut = read_cut(tmp_path / "draft")
     assert cut is not None
     assert (cut.base, cut.layers) == (config.target, [0])

@@ -35,7 +35,7 @@ class ServerConfig(Section):
 
 
 class EngineConfig(Section):
-    k: int = Field(3, ge=0, le=16, description="drafted tokens a round; 0 is plain decoding")
+    k: int = Field(2, ge=0, le=16, description="drafted tokens a round; 0 is plain decoding")
     num_slots: int = Field(8, ge=1, description="requests decoded together")
     max_model_len: int = Field(1024, ge=8, description="prompt and output tokens of one request, at most")
     max_queue: int = Field(1024, ge=1, description="requests that may wait for a slot before 503")

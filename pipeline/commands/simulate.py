@@ -45,8 +45,8 @@ def simulate(
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for everything the demo makes.")] = Path("runs/demo"),
     config: ConfigOption = Path("configs/demo.yaml"),
-    arithmetic_requests: Annotated[int, typer.Option(min=1, help="Prompts of the first domain.")] = 60,
-    sql_requests: Annotated[int, typer.Option(min=1, help="Prompts of the domain that follows.")] = 240,
+    arithmetic_requests: Annotated[int, typer.Option(min=1, help="Prompts of the first domain.")] = 40,
+    sql_requests: Annotated[int, typer.Option(min=1, help="Prompts of the domain that follows.")] = 220,
     concurrency: ConcurrencyOption = 4,
     max_tokens: MaxTokensOption = 64,
     seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,

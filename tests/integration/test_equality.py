@@ -95,7 +95,7 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Case:
         dtype="float32",
         device="cpu",
         run_dir=folder / "run",
-        engine={"num_slots": TOGETHER, "max_model_len": 512, "threads": 1},
+        engine={"num_slots": TOGETHER, "max_model_len": 512, "threads": 2},
     )
     return make_case(config, prompts, folder, scale=0.002)
 

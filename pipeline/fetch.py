@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from pipeline.models import FETCHABLE, ModelError, cache_folder
 
@@ -74,6 +75,8 @@ def check_sha256(path: Path, expected: str) -> None:
 
 
 def _dequantise(gguf: Path, folder: Path) -> None:
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # it advises how to compute with packed weights, which are not wanted here
     model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
     # transformers refuses to save while it believes that the weights are still quantised
     model.hf_quantizer = None

@@ -28,7 +28,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils.logging import disable_progress_bar
 
-SHIPPED_DRAFTS = Path(__file__).parent / "drafts"
+SHIPPED_DRAFTS = Path(__file__).parent / "shipped-drafts"
 FETCHABLE = ("smollm2",)
 CUT_FILE = "cut.json"
 

@@ -83,8 +83,13 @@ def test_the_commands_tell_of_it(config_path: Path) -> None:
     shown = hotdraft("adapters", "show", "1", "--config", config_path)
     assert version["run_id"] in shown
     assert "candidate_expected_acceptance" in shown
-    stats = json.loads(hotdraft("replay", "stats", "--config", config_path, "--json"))
-    assert stats["requests"] >= len(FIRST) + len(AFTER) - 1
+
+    def replay_stats() -> dict[str, Any]:
+        return json.loads(hotdraft("replay", "stats", "--config", config_path, "--json"))
+
+    sent = len(FIRST) + len(AFTER)
+    wait_for("every request in a committed shard", lambda: replay_stats()["requests"] >= sent)
+    stats = replay_stats()
     assert stats["requests_by_draft_version"]["0"] >= len(FIRST)
     assert stats["requests_by_domain"].keys() == set(WORDS)
     assert stats["drafted"] > stats["rejected"] > 0

@@ -1,5 +1,6 @@
 """Tiny random models on disk, as a user would name them in a configuration."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,17 @@ def tiny_llama(layers: int, seed: int, vocab_size: int = 257) -> LlamaForCausalL
         eos_token_id=256,
     )
     return LlamaForCausalLM(config).eval()
+
+
+@torch.no_grad()
+def disturbed(target: LlamaForCausalLM, amount: float = 0.1) -> LlamaForCausalLM:
+    """A draft that a LoRA of rank 1 on two kinds of layers would turn into the target."""
+    draft = copy.deepcopy(target)
+    torch.manual_seed(3)
+    for name, weight in draft.named_parameters():
+        if "down_proj" in name or "o_proj" in name:
+            weight.add_(amount * torch.randn(weight.shape[0], 1) @ torch.randn(1, weight.shape[1]))
+    return draft
 
 
 def tiny_neox(layers: int, seed: int) -> GPTNeoXForCausalLM:

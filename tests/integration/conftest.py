@@ -1,28 +1,14 @@
 """A pair that learns within seconds, and configurations of it."""
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from transformers import LlamaForCausalLM
 
-from tests.conftest import save, tiny_llama
+from tests.conftest import disturbed, save, tiny_llama
 from tests.integration.processes import MODEL
-
-
-@torch.no_grad()
-def disturbed(target: LlamaForCausalLM, amount: float = 0.1) -> LlamaForCausalLM:
-    """A draft that a LoRA of rank 1 on two kinds of layers would turn into the target."""
-    draft = copy.deepcopy(target)
-    torch.manual_seed(3)
-    for name, weight in draft.named_parameters():
-        if "down_proj" in name or "o_proj" in name:
-            weight.add_(amount * torch.randn(weight.shape[0], 1) @ torch.randn(1, weight.shape[1]))
-    return draft
 
 
 @pytest.fixture(scope="session")

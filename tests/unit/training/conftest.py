@@ -1,6 +1,5 @@
 """Tiny models, and replay samples made from a tiny target's true distributions."""
 
-import copy
 from collections.abc import Callable
 
 import numpy as np
@@ -9,6 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipeline.records import NOT_DRAFTED, ReplaySample
+from tests.conftest import disturbed
 
 VOCABULARY = 64
 
@@ -26,17 +26,6 @@ def tiny_llama(seed: int, layers: int = 2, scale: float = 0.02) -> LlamaForCausa
         initializer_range=scale, bos_token_id=None, eos_token_id=None, pad_token_id=None,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
-
-
-@torch.no_grad()
-def disturbed(target: LlamaForCausalLM, amount: float = 0.1) -> LlamaForCausalLM:
-    """A draft that a LoRA of rank 1 on two kinds of layers would turn into the target."""
-    draft = copy.deepcopy(target)
-    torch.manual_seed(3)
-    for name, weight in draft.named_parameters():
-        if "down_proj" in name or "o_proj" in name:
-            weight.add_(amount * torch.randn(weight.shape[0], 1) @ torch.randn(1, weight.shape[1]))
-    return draft
 
 
 @torch.no_grad()

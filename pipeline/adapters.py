@@ -1,9 +1,10 @@
 """The adapter folder: how the trainer hands a LoRA to the server, and what is checked on the way.
 
-The folder is PEFT's (`adapter_config.json`, `adapter_model.safetensors`) with two files more:
-`hotdraft_adapter.json` says what the adapter belongs to, and `probe.safetensors` holds a few input
-ids with the logits that the trained model gave for them, so that a server can show that its live
-draft computes what the adapter says. Reading it needs no PEFT and never unpickles anything.
+The folder is PEFT's (`adapter_config.json`, `adapter_model.safetensors`) with a few files more:
+`hotdraft_adapter.json` says what the adapter belongs to, `probe.safetensors` holds a few input ids
+with the logits that the trained model gave for them, so that a server can show that its live draft
+computes what the adapter says, and `draft_vocabulary.safetensors`, where the draft's head is smaller
+than its vocabulary, ranks the tokens. Reading it needs no PEFT and never unpickles anything.
 """
 
 import json
@@ -17,6 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
+
+from pipeline.draft_vocabulary import VocabularyError, read_vocabulary
 
 Quantization = Literal["none", "nf4"]
 
@@ -54,6 +57,22 @@ class AdapterCard:
 
 
 @dataclass(frozen=True)
+class AdapterBase:
+    """What an adapter must fit: the draft it was trained on."""
+
+    fingerprint: str
+    """`pipeline.models.fingerprint` of the draft."""
+    vocab_size: int
+    shapes: Mapping[str, torch.Size]
+    """Of the draft's 2-D parameters, by name."""
+
+    @classmethod
+    def of(cls, draft: PreTrainedModel, fingerprint: str) -> "AdapterBase":
+        shapes = {name: weight.shape for name, weight in draft.named_parameters() if weight.ndim == 2}
+        return cls(fingerprint, draft.config.get_text_config().vocab_size, shapes)
+
+
+@dataclass(frozen=True)
 class LoadedAdapter:
     """A checked adapter in float32. The weight of module m becomes `frozen + scaling * B @ A`."""
 
@@ -65,6 +84,8 @@ class LoadedAdapter:
     """int64 [1, T]."""
     probe_logits: Tensor
     """[P, V]: logits after each of the last P probe ids."""
+    vocabulary: Tensor | None
+    """int64 [N]: token ids, most frequent first, in the traffic it learned from; None if not counted."""
 
 
 def write_card(folder: Path, card: AdapterCard) -> None:
@@ -93,18 +114,18 @@ def adapted_modules(weights: Iterable[str], target_modules: Iterable[str]) -> li
     return sorted(module for module in modules if module.rsplit(".", 1)[-1] in targets)
 
 
-def load_adapter(folder: Path, base: PreTrainedModel, base_fingerprint: str, rank: int) -> LoadedAdapter:
-    """Read the adapter in `folder` for the draft `base` and check all of it before returning.
+def load_adapter(folder: Path, base: AdapterBase, rank: int) -> LoadedAdapter:
+    """Read the adapter in `folder` for `base` and check all of it before returning.
 
     PEFT's own loading fills missing keys with zeros; here a missing file, another base or rank, a
-    missing or unexpected key, a wrong shape, a value that is not finite and a probe that the base
-    cannot be asked are an `AdapterError`.
+    missing or unexpected key, a wrong shape, a value that is not finite, and a probe or a vocabulary
+    that does not fit the base are an `AdapterError`.
     """
     card = read_card(folder)
-    if card.base_fingerprint != base_fingerprint:
+    if card.base_fingerprint != base.fingerprint:
         raise AdapterError(
             f"adapter was trained on another base: {card.base_fingerprint[:12]}, "
-            f"this draft is {base_fingerprint[:12]}"
+            f"this draft is {base.fingerprint[:12]}"
         )
     if card.rank != rank:
         raise AdapterError(f"adapter has rank {card.rank}, configured is rank {rank}")
@@ -114,14 +135,18 @@ def load_adapter(folder: Path, base: PreTrainedModel, base_fingerprint: str, ran
     for key, value in (("r", card.rank), ("lora_alpha", card.alpha)):
         if peft_config.get(key) != value:
             raise AdapterError(f"{CONFIG_FILE}: {key} is {peft_config.get(key)}, the card says {value}")
-    shapes = {name: weight.shape for name, weight in base.named_parameters() if weight.ndim == 2}
-    probe_ids, probe_logits = _read_probe(folder / PROBE_FILE, base.config.get_text_config().vocab_size)
+    probe_ids, probe_logits = _read_probe(folder / PROBE_FILE, base.vocab_size)
+    try:
+        vocabulary = read_vocabulary(folder, base.vocab_size)
+    except VocabularyError as error:
+        raise AdapterError(str(error)) from error
     return LoadedAdapter(
         card=card,
         scaling=card.alpha / card.rank,
-        lora=_read_lora(folder / WEIGHTS_FILE, shapes, card),
+        lora=_read_lora(folder / WEIGHTS_FILE, base.shapes, card),
         probe_ids=probe_ids,
         probe_logits=probe_logits,
+        vocabulary=vocabulary,
     )
 
 

@@ -28,6 +28,8 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils.logging import disable_progress_bar
 
+from pipeline.draft_vocabulary import VOCABULARY_FILE
+
 SHIPPED_DRAFTS = Path(__file__).parent / "shipped-drafts"
 FETCHABLE = ("smollm2",)
 CUT_FILE = "cut.json"
@@ -111,8 +113,8 @@ def shared_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
 
 
 def read_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and tensors of a model's folder, in the order of the names."""
-    files = sorted(folder.glob("*.safetensors"))
+    """Names and tensors of a model's folder, in the order of the names; a draft's ranking is none of them."""
+    files = sorted(path for path in folder.glob("*.safetensors") if path.name != VOCABULARY_FILE)
     if not files:
         raise ModelError(f"{folder} holds no *.safetensors file")
     owner = {}

@@ -12,21 +12,21 @@ import numpy as np
 import torch
 from datasets import Dataset
 from filelock import FileLock, Timeout
-from transformers import PreTrainedModel
 
-from pipeline.adapters import AdapterCard, AdapterError, LoadedAdapter, Quantization, load_adapter
+from pipeline.adapters import AdapterBase, AdapterCard, AdapterError, LoadedAdapter, Quantization, load_adapter
 from pipeline.config import HotdraftConfig
+from pipeline.draft_vocabulary import save_vocabulary
 from pipeline.mlflow_store import experiment_id, name_part, open_client
-from pipeline.models import choose_device, choose_dtype, fingerprint, load_causal_lm
 from pipeline.registry import AdapterRegistry
 from pipeline.replay import ReplayBuffer
 from training.data import ReplayDataModule
 from training.evaluate import expected_acceptance_by_request
 from training.gate import Verdict, judge, refused
 from training.journal import JobJournal, JobState
-from training.lora import build_lora, merged_model, resolve_quantization, save_lora, target_modules
+from training.lora import build_lora, resolve_quantization, save_lora, target_modules
 from training.module import NonFiniteLossError
 from training.run import JobInterruptedError, StopSignal, train
+from training.served_draft import ServedDraft, load_draft
 
 logger = logging.getLogger(__name__)
 
@@ -72,18 +72,6 @@ def run_job(
     return replace(result, seconds=time.monotonic() - started)
 
 
-@dataclass(frozen=True)
-class _Draft:
-    """The draft a job improves, and the adapter it serves with now."""
-
-    base: PreTrainedModel
-    fingerprint: str
-    parent: LoadedAdapter | None
-
-    def champion(self) -> PreTrainedModel:
-        return self.base if self.parent is None else merged_model(self.base, self.parent)
-
-
 class _Job:
     def __init__(
         self, config: HotdraftConfig, buffer: ReplayBuffer, registry: AdapterRegistry, journal: JobJournal
@@ -109,7 +97,7 @@ class _Job:
     def run(self, progress: bool, stop: StopSignal | None) -> JobResult:
         lightning.seed_everything(self._config.distill.seed, verbose=False)
         draft = self._load_draft()
-        champion_scores = self._scores(draft.champion())
+        champion_scores = self._scores(draft, draft.parent)
         if not np.isfinite(champion_scores).all():
             raise JobError("the draft's expected acceptance before the first step is not finite")
         metrics = {"champion_expected_acceptance": float(champion_scores.mean())}
@@ -122,7 +110,7 @@ class _Job:
         except (NonFiniteLossError, AdapterError) as error:
             verdict = refused(str(error), len(self._held_out))
         else:
-            scores = self._scores(merged_model(draft.base, adapter))
+            scores = self._scores(draft, adapter)
             metrics["candidate_expected_acceptance"] = float(scores.mean())
             verdict = judge(champion_scores, scores, [s.domain for s in self._held_out], self._config.gate)
             metrics |= _gains(verdict)
@@ -156,25 +144,23 @@ class _Job:
             run_id=run.info.run_id,
         )
 
-    def _load_draft(self) -> _Draft:
+    def _load_draft(self) -> ServedDraft:
         config = self._config
         if config.draft is None:
             raise JobError("the configuration names no draft to improve")
-        device = choose_device(config.device)
-        base = load_causal_lm(config.draft, dtype=choose_dtype(config.dtype, device), device=device)
-        draft = _Draft(base, fingerprint(config.draft), None)
+        draft = load_draft(config.draft, config)
         version = self._state.parent_version
         if not version:
             return draft
         try:
             folder = self._registry.download(version)
-            parent = load_adapter(folder, base, draft.fingerprint, config.distill.lora.rank)
+            parent = load_adapter(folder, AdapterBase.of(draft.base, draft.fingerprint), config.distill.lora.rank)
         except AdapterError as error:
             logger.warning("starting afresh: version %d does not fit the configuration: %s", version, error)
             return draft
         return replace(draft, parent=parent)
 
-    def _initial(self, draft: _Draft, quantization: Quantization) -> LoadedAdapter | None:
+    def _initial(self, draft: ServedDraft, quantization: Quantization) -> LoadedAdapter | None:
         """The champion's adapter, where this job is to start from it and may."""
         if draft.parent is None or not self._config.distill.continue_from_champion:
             return None
@@ -186,7 +172,7 @@ class _Job:
         return draft.parent
 
     def _train(
-        self, draft: _Draft, metrics: dict[str, float], progress: bool, stop: StopSignal | None
+        self, draft: ServedDraft, metrics: dict[str, float], progress: bool, stop: StopSignal | None
     ) -> LoadedAdapter:
         """Train, write the adapter folder, and read it back as a server would."""
         distill = self._config.distill
@@ -217,15 +203,21 @@ class _Job:
             created_at=time.time(),
         )
         save_lora(self._adapter_folder, model, card, self._held_out[-1])
-        return load_adapter(self._adapter_folder, draft.base, draft.fingerprint, distill.lora.rank)
+        if draft.head_size is not None:
+            save_vocabulary(self._adapter_folder, draft.rank(rows))
+        return load_adapter(self._adapter_folder, AdapterBase.of(draft.base, draft.fingerprint), distill.lora.rank)
 
     @property
     def _adapter_folder(self) -> Path:
         return self._journal.job_folder(self._state) / "adapter"
 
-    def _scores(self, model: PreTrainedModel) -> np.ndarray:
-        batch_tokens = self._config.distill.batch_tokens
-        return expected_acceptance_by_request(model, self._held_out, batch_tokens=batch_tokens)
+    def _scores(self, draft: ServedDraft, adapter: LoadedAdapter | None) -> np.ndarray:
+        return expected_acceptance_by_request(
+            draft.model(adapter),
+            self._held_out,
+            batch_tokens=self._config.distill.batch_tokens,
+            vocabulary=draft.head(adapter),
+        )
 
     def _publish(self, verdict: Verdict, metrics: dict[str, float], adapter: LoadedAdapter) -> int:
         tags = {name: f"{value:.4f}" for name, value in metrics.items()}

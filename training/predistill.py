@@ -11,6 +11,7 @@ from rich.table import Table
 from transformers import PreTrainedModel
 
 from pipeline.config import HotdraftConfig
+from pipeline.draft_vocabulary import count_answers, count_prompts, merge_rankings, rank_tokens, save_vocabulary
 from pipeline.mlflow_store import experiment_id, open_client
 from pipeline.models import Cut, choose_device, choose_dtype, fingerprint, load_causal_lm, save_cut
 from pipeline.records import ReplaySample
@@ -28,7 +29,8 @@ MAX_EVALUATED = 400
 def predistill(config: HotdraftConfig, buffer: ReplayBuffer, out: Path) -> None:
     """Cut `predistill.layers` from the target, train them on the buffer, and write the draft to `out`.
 
-    A run that was stopped goes on from its last checkpoint in the run folder.
+    With it goes the ranking of the tokens that its head may be cut to: those of the answers, then those
+    of the prompts. A run that was stopped goes on from its last checkpoint in the run folder.
     """
     settings = config.predistill
     lightning.seed_everything(settings.seed, verbose=False)
@@ -68,6 +70,9 @@ def predistill(config: HotdraftConfig, buffer: ReplayBuffer, out: Path) -> None:
     figures = evaluate(draft, data.held_out_samples(MAX_EVALUATED, settings.seed), settings.batch_tokens)
     cut = Cut(config.target, fingerprint(config.target), list(settings.layers))
     save_cut(out, draft, cut)
+    vocab_size = draft.config.get_text_config().vocab_size
+    counts = (count_answers(rows, vocab_size), count_prompts(rows, vocab_size))
+    save_vocabulary(out, merge_rankings([rank_tokens(count) for count in counts]))
     write_draft_card(out, cut, buffer.stats(), figures)
     for domain, values in figures.items():
         for name, value in values.items():

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipeline.adapters import (
+    AdapterBase,
     AdapterCard,
     AdapterError,
     frozen_weight,
@@ -20,6 +21,7 @@ from pipeline.adapters import (
     write_card,
     write_probe,
 )
+from pipeline.draft_vocabulary import save_vocabulary
 
 CARD = AdapterCard(
     base_fingerprint="f" * 64,
@@ -69,7 +71,7 @@ def folder(trained: PeftModel, tmp_path: Path) -> Path:
 
 
 def load(folder: Path, base: LlamaForCausalLM):
-    return load_adapter(folder, base, "f" * 64, 4)
+    return load_adapter(folder, AdapterBase.of(base, "f" * 64), 4)
 
 
 def test_merged_weights_are_those_of_peft(folder, base, trained):
@@ -100,6 +102,14 @@ def test_an_nf4_base_merges_into_what_nf4_kept_of_it(folder, base):
     assert (frozen - weight).abs().max() < 0.2 * weight.abs().max()
     lora_a, lora_b = adapter.lora[name.removesuffix(".weight")]
     torch.testing.assert_close(merged_weights(base.state_dict(), adapter)[name], frozen + 2 * lora_b @ lora_a)
+
+
+def test_the_ranking_comes_with_the_adapter_where_it_has_one(folder, base):
+    assert load(folder, base).vocabulary is None
+    save_vocabulary(folder, torch.tensor([7, 3, 31]))
+    vocabulary = load(folder, base).vocabulary
+    assert vocabulary is not None
+    assert vocabulary.tolist() == [7, 3, 31]
 
 
 def test_the_card_comes_back(folder):
@@ -158,6 +168,8 @@ def spoil(name: str) -> Callable[[Path], object]:
         (edit_probe(logits=torch.full((3, 32), torch.inf)), "logits are not finite"),
         (edit_probe(input_ids=torch.full((1, 6), 32)), "ids below 32"),
         (edit_probe(input_ids=torch.zeros(1, 6)), "ids below 32"),
+        (lambda folder: save_vocabulary(folder, torch.tensor([32])), "ids range from 32 to 32"),
+        (spoil("draft_vocabulary.safetensors"), "not a readable safetensors"),
         (remove("adapter_model.safetensors"), "adapter_model.safetensors is missing"),
         (remove("probe.safetensors"), "probe.safetensors is missing"),
         (remove("hotdraft_adapter.json"), "hotdraft_adapter.json is missing"),

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from pipeline import models
+from pipeline.draft_vocabulary import save_vocabulary
 from pipeline.models import (
     Cut,
     ModelError,
@@ -80,6 +81,8 @@ def test_the_fingerprint_is_of_the_weights_alone(tmp_path, tiny_target, tiny_dra
     model = load_causal_lm(tiny_target)
     model.save_pretrained(tmp_path / "sharded", max_shard_size="20KB")
     assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 1
+    assert fingerprint(str(tmp_path / "sharded")) == fingerprint(tiny_target)
+    save_vocabulary(tmp_path / "sharded", torch.arange(9))
     assert fingerprint(str(tmp_path / "sharded")) == fingerprint(tiny_target)
     with torch.no_grad():
         model.model.norm.weight[0] += 1

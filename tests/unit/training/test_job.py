@@ -1,21 +1,26 @@
 """The whole job on a tiny pair: the draft learns a random target's true distributions."""
 
 import shutil
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from filelock import FileLock
 
-from pipeline.adapters import load_adapter
+from pipeline.adapters import AdapterBase, load_adapter
 from pipeline.config import HotdraftConfig
+from pipeline.draft_vocabulary import choose_vocabulary, save_vocabulary
 from pipeline.mlflow_store import name_part
 from pipeline.models import fingerprint, load_causal_lm
 from pipeline.registry import AdapterRegistry
 from pipeline.replay import ReplayBuffer, is_held_out
+from training.evaluate import expected_acceptance_by_request
 from training.job import JobError, run_job
 from training.journal import JobJournal
+from training.lora import merged_model
 from training.run import JobInterruptedError
 
 STRANGE_DOMAIN = "../a b=c:☃\n" + 300 * "x"
@@ -80,8 +85,9 @@ def test_a_draft_learns_is_promoted_and_a_spoiled_one_is_refused(config, buffer,
     assert float(tags["gain"]) == pytest.approx(result.verdict.gain, abs=1e-3)
     assert registry.version(1).run_id == result.run_id
     base = load_causal_lm(config.draft)
-    adapter = load_adapter(registry.download(1), base, fingerprint(config.draft), 4)
+    adapter = load_adapter(registry.download(1), AdapterBase.of(base, fingerprint(config.draft)), 4)
     assert adapter.card.requests + result.verdict.requests == 40
+    assert adapter.vocabulary is None
     assert not list((config.run_dir / "jobs").glob("*/job.json"))
 
     # Later traffic whose logged distributions are false, but which the gate judges by the truth.
@@ -102,6 +108,33 @@ def test_a_draft_learns_is_promoted_and_a_spoiled_one_is_refused(config, buffer,
     tags = registry.version(second.version).tags
     assert tags["parent"] == "1"
     assert f"gain/{name_part(STRANGE_DOMAIN)}" in tags
+
+
+def test_with_a_smaller_head_the_adapter_ranks_the_tokens_and_the_gate_judges_by_it(config, buffer, target, serve):
+    registry = AdapterRegistry(config)
+    narrow = config.model_copy(update={"engine": config.engine.model_copy(update={"draft_vocab_size": 16})})
+    rare_first = torch.arange(63, -1, -1)
+    save_vocabulary(Path(config.draft), rare_first)
+    held_out = [s for s in serve(target, 40) if is_held_out(s.request_id, 0.3)]
+    trained_on = [s for s in serve(target, 40) if not is_held_out(s.request_id, 0.3)]
+    said = Counter(int(token) for s in trained_on for token in [*s.output_ids, *s.target_top_ids[:, 0]])
+    expected = sorted(range(64), key=lambda token: (-said[token], -token if token not in said else token))
+
+    result = run_job(with_distill(narrow, max_steps=1), buffer=buffer, registry=registry)
+    base = load_causal_lm(config.draft)
+    adapter = load_adapter(registry.download(result.version), AdapterBase.of(base, fingerprint(config.draft)), 4)
+    assert adapter.vocabulary.tolist() == expected
+
+    def score(model, ranking):
+        chosen = choose_vocabulary([ranking], 16, 64)
+        return expected_acceptance_by_request(model, held_out, batch_tokens=256, vocabulary=chosen).mean()
+
+    found = result.metrics
+    assert found["champion_expected_acceptance"] == pytest.approx(score(base, rare_first))
+    assert found["candidate_expected_acceptance"] == pytest.approx(
+        score(merged_model(base, adapter), adapter.vocabulary)
+    )
+    assert found["champion_expected_acceptance"] < found["candidate_expected_acceptance"]
 
 
 def test_a_stopped_job_is_finished_by_the_next_and_not_begun_again(config, buffer, serve, target):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from pipeline.adapters import AdapterCard, load_adapter
+from pipeline.adapters import AdapterBase, AdapterCard, load_adapter
 from pipeline.config import LoraSection
 from training.data import pack
 from training.lora import (
@@ -74,7 +74,7 @@ def test_a_saved_adapter_merges_into_what_was_trained(make_llama, serve, tmp_pat
     model = build_lora(base, SECTION, quantization)
     train(model, pack(samples, max_length=1000), 5)
     save_lora(tmp_path, model, card(quantization), samples[0])
-    adapter = load_adapter(tmp_path, base, "f", 4)
+    adapter = load_adapter(tmp_path, AdapterBase.of(base, "f"), 4)
     merged = merged_model(base, adapter)
     with torch.no_grad():
         logits = merged(input_ids=adapter.probe_ids).logits[0, -8:]
@@ -90,6 +90,6 @@ def test_training_goes_on_from_a_saved_adapter(make_llama, serve, tmp_path):
     model = build_lora(base, SECTION, "none")
     train(model, batch, 10)
     save_lora(tmp_path, model, card("none"), samples[0])
-    continued = build_lora(base, SECTION, "none", initial=load_adapter(tmp_path, base, "f", 4))
+    continued = build_lora(base, SECTION, "none", initial=load_adapter(tmp_path, AdapterBase.of(base, "f"), 4))
     with torch.no_grad():
         torch.testing.assert_close(draft_logits(continued, batch), draft_logits(model, batch))

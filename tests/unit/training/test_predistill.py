@@ -1,4 +1,5 @@
 import shutil
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -6,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.config import HotdraftConfig
+from pipeline.draft_vocabulary import read_vocabulary
 from pipeline.mlflow_store import open_client
 from pipeline.models import load_causal_lm, read_cut
 from pipeline.replay import ReplayBuffer, is_held_out
@@ -62,6 +64,13 @@ def test_a_cut_learns_and_is_stored_small(make_llama, serve, tmp_path, empty_mlf
     assert (cut.base, cut.layers) == (config.target, [0])
     stored = load_file(tmp_path / "draft" / "model.safetensors")
     assert not [name for name in stored if "embed_tokens" in name or "lm_head" in name]
+
+    ranking = read_vocabulary(tmp_path / "draft", 64)
+    assert ranking is not None
+    said = Counter(int(token) for s in samples for token in [*s.output_ids, *s.target_top_ids[:, 0]])
+    asked = {int(token) for s in samples for token in s.prompt_ids}
+    assert ranking.tolist()[: len(said)] == sorted(said, key=lambda token: (-said[token], token))
+    assert set(ranking.tolist()) == said.keys() | asked
 
     client = open_client(config)
     experiment = client.get_experiment_by_name(EXPERIMENT)

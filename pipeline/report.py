@@ -24,6 +24,12 @@ def mean_acceptance_length(outcomes: Sequence[Outcome]) -> float | None:
     return 1 + sum(outcome.accepted for outcome in outcomes) / rounds if rounds else None
 
 
+def drafted_per_round(outcomes: Sequence[Outcome]) -> float:
+    """Drafted tokens a round: the configured k, or the mean of what an adaptive k chose; 0 without rounds."""
+    rounds = sum(outcome.rounds for outcome in outcomes)
+    return sum(outcome.drafted for outcome in outcomes) / rounds if rounds else 0.0
+
+
 def build_report(playback: Playback) -> dict[str, Any]:
     """Everything `report.json` says. Rates are ratios of sums over the requests that did not fail."""
     outcomes = sorted(playback.outcomes, key=lambda outcome: outcome.request)
@@ -35,7 +41,7 @@ def build_report(playback: Playback) -> dict[str, Any]:
         "failed_requests": sum(outcome.error is not None for outcome in outcomes),
         "swaps": playback.swaps,
         "adapters_rejected": playback.adapters_rejected,
-        "k": max((math.ceil(item.drafted / item.rounds) for item in outcomes if item.rounds), default=0),
+        "k": drafted_per_round(outcomes),
         "tokens": tokens,
         "tokens_per_second": tokens / playback.wall_seconds,
         "acceptance_rate_first": last["acceptance_rate_first"],
@@ -147,7 +153,7 @@ def draw(playback: Playback, report: dict[str, Any], path: Path) -> None:
     axes.grid(axis="y", color="0.9")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(f"Draft tokens accepted by the target (k = {report['k']})", loc="left", pad=26, fontsize=12)
+    axes.set_title(f"Draft tokens accepted by the target (k = {report['k']:.2g})", loc="left", pad=26, fontsize=12)
     beside = len(domains) > 4
     figure.legend(
         loc="outside right upper" if beside else "outside lower center",

@@ -31,7 +31,8 @@ class Fall:
 class AcceptanceWatch:
     """Compares acceptance rates by request before and after a swap, on the mix of domains seen after.
 
-    Requests are the sample, not tokens: tokens of one request fall and rise together.
+    Requests are the sample, not tokens: tokens of one request fall and rise together. The rate is that of
+    accepted among examined tokens, as the share of all drafted ones falls whenever k rises.
     """
 
     def __init__(self, config: WatchdogConfig) -> None:
@@ -50,11 +51,15 @@ class AcceptanceWatch:
         self._current.clear()
         self._served = 0
 
-    def served(self, domain: str, accepted: int, drafted: int) -> None:
-        """Take in a finished request."""
-        if drafted:
+    def served(self, domain: str, accepted: int, examined: int) -> None:
+        """Take in a finished request.
+
+        Examined are the drafted tokens up to and including the first rejected of each round; a request
+        that nothing was drafted for tells nothing.
+        """
+        if examined:
             self._served += 1
-            self._current[domain].append(accepted / drafted)
+            self._current[domain].append(accepted / examined)
 
     def fall(self) -> Fall | None:
         """The fall, if there is one beyond `max_fall` and chance.

@@ -132,7 +132,7 @@ def show_report(console: "Console", report: dict[str, Any]) -> None:
     """A table of the domains, first fifth against last fifth, and a line on the whole run."""
     from rich.table import Table
 
-    table = Table("domain", title=f"Acceptance rate (k = {report['k']})", title_justify="left")
+    table = Table("domain", title=f"Acceptance rate (k = {report['k']:.2g})", title_justify="left")
     for heading in ("requests", "first 20 %", "last 20 %", "gain", "tokens a round"):
         table.add_column(heading, justify="right")
     for domain, figures in report["by_domain"].items():

@@ -67,7 +67,7 @@ def test_missing_file_is_a_clear_error(tmp_path):
 
 def test_bad_environment_is_a_clear_error(config_file, monkeypatch):
     monkeypatch.setenv("HOTDRAFT_ENGINE__K", "99")
-    with pytest.raises(ConfigError, match=r"engine\.k.*less than or equal to 16"):
+    with pytest.raises(ConfigError, match=r"engine\.k.*less than or equal to 8"):
         load_config(config_file)
 
 

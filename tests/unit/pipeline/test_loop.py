@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from pipeline.config import HotdraftConfig
-from pipeline.loop import DistillTrigger
-from pipeline.records import ReplaySample
+from pipeline.loop import DistillTrigger, missed
+from pipeline.records import NOT_DRAFTED, ReplaySample
 from pipeline.replay import ReplayBuffer, is_held_out
 
 FRACTION = 0.2
@@ -50,11 +52,38 @@ def test_a_job_is_due_once_enough_was_rejected(config, buffer):
     waiting = trigger.decide()
     assert not waiting.due
     assert waiting.new_requests == trained_on(0, 8)
-    assert waiting.new_rejected == 3 * trained_on(0, 8)
+    assert waiting.new_missed == 3 * trained_on(0, 8)
     assert f"{trained_on(0, 8)} of 10 new requests" in waiting.reason
     buffer.append(samples(8, 12))
     assert trigger.decide().due
     assert trigger.decide().new_requests == trained_on(0, 20)  # nothing is counted twice
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        ("ar", "01"),  # a round ends with a rejection
+        ("aab", "000"),  # or with the bonus of drafts that were all accepted
+        ("aabaab", "000000"),
+        ("ppp", "111"),  # nothing was drafted
+        ("rp", "11"),
+        ("aabp", "0001"),  # a plain round after the bonus
+        ("paabr", "10001"),
+    ],
+)
+def test_what_the_draft_missed(rounds, expected):
+    """a: accepted, r: rejected, b: bonus, p: a round without drafts."""
+    drafted_ids = np.array([5 if kind in "ar" else NOT_DRAFTED for kind in rounds], np.int32)
+    accepted = np.array([kind == "a" for kind in rounds])
+    assert missed(drafted_ids, accepted).tolist() == [digit == "1" for digit in expected]
+
+
+def test_a_draft_too_bad_to_be_asked_calls_for_a_job(config, buffer):
+    never_drafted = {"drafted_ids": np.full(8, NOT_DRAFTED, np.int32), "accepted": np.zeros(8, bool)}
+    buffer.append([replace(sample, **never_drafted) for sample in samples(0, 20)])
+    decision = DistillTrigger(config, buffer).decide()
+    assert decision.due
+    assert decision.new_missed == 8 * trained_on(0, 20)
 
 
 def test_accepted_drafts_call_for_no_job(config, buffer):
@@ -62,7 +91,7 @@ def test_accepted_drafts_call_for_no_job(config, buffer):
     buffer.append(samples(0, 40, rejected=0))
     decision = trigger.decide()
     assert not decision.due
-    assert decision.new_rejected == 0
+    assert decision.new_missed == 0
 
 
 def test_counting_starts_anew_after_a_job_and_after_a_restart(config, buffer):

@@ -210,6 +210,13 @@ def test_nothing_drafted_has_no_rate():
     assert report["k"] == 0
 
 
+def test_an_adaptive_k_is_reported_as_its_mean():
+    drafted = [Outcome(1, "a", tokens=4, rounds=2, drafted=8, accepted=2), Outcome(2, "a", tokens=6, rounds=6)]
+    report = build_report(Playback(drafted, 0, 0, 1.0))
+    assert report["k"] == 1.0
+    assert report["acceptance_rate_last"] is None  # the last request decoded plainly
+
+
 def test_windows_stay_within_a_domain_and_join_a_short_rest():
     mixed = [outcome(n, "ab"[n % 2]) for n in range(1, 49)]
     assert [(item["request"], item["domain"]) for item in windows(mixed)] == [

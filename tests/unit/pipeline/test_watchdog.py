@@ -4,14 +4,14 @@ import pytest
 from pipeline.config import WatchdogConfig
 from pipeline.watchdog import AcceptanceWatch
 
-DRAFTED = 100
+EXAMINED = 100
 
 
 def serve(
     watch: AcceptanceWatch, domain: str, mean: float, requests: int, seed: int = 0, noise: float = 0.05
 ) -> None:
     for rate in np.random.default_rng(seed).normal(mean, noise, requests):
-        watch.served(domain, round(DRAFTED * float(np.clip(rate, 0, 1))), DRAFTED)
+        watch.served(domain, round(EXAMINED * float(np.clip(rate, 0, 1))), EXAMINED)
 
 
 @pytest.fixture

@@ -48,6 +48,7 @@ def test_all_commands_are_found() -> None:
         ("demo",),
         ("distill",),
         ("predistill",),
+        ("bench",),
         ("adapters", "list"),
         ("adapters", "show"),
         ("adapters", "promote"),

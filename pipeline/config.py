@@ -5,7 +5,7 @@ An environment variable names its key with a double underscore between levels:
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -35,11 +35,18 @@ class ServerConfig(Section):
 
 
 class EngineConfig(Section):
-    k: int = Field(2, ge=0, le=16, description="drafted tokens a round; 0 is plain decoding")
+    k: Annotated[int, Field(ge=0, le=8)] | Literal["auto"] = Field(
+        "auto", description="drafted tokens a round; 0 is plain decoding, auto what is fastest at the moment"
+    )
+    max_k: int = Field(4, ge=1, le=8, description="largest k that auto chooses")
+    draft_vocab_size: int | None = Field(
+        None, ge=16, description="most frequent tokens that the draft's output head covers; all if unset"
+    )
     num_slots: int = Field(8, ge=1, description="requests decoded together")
     max_model_len: int = Field(1024, ge=8, description="prompt and output tokens of one request, at most")
     max_queue: int = Field(1024, ge=1, description="requests that may wait for a slot before 503")
     prefill_chunk: int = Field(256, ge=1, description="prompt tokens processed between two rounds, at most")
+    reuse_prefixes: bool = Field(True, description="copy what another request has read of the same beginning")
     threads: int | None = Field(None, ge=1, description="CPU threads of the decoder; torch's default if unset")
 
 
@@ -65,7 +72,7 @@ class LoraSection(Section):
 
 
 class TriggerConfig(Section):
-    min_new_rejected: int = Field(600, ge=1, description="newly rejected positions that start a job")
+    min_new_rejected: int = Field(600, ge=1, description="tokens newly missed by the draft that start a job")
     min_new_requests: int = Field(30, ge=1, description="newly recorded requests a job needs at least")
     poll_seconds: float = Field(2.0, gt=0)
 
@@ -199,9 +206,12 @@ def load_config(path: str | Path, overrides: dict[str, Any] | None = None) -> Ho
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()
-        )
+        problems = "; ".join(f"{_key(item['loc'])}: {item['msg']}" for item in error.errors())
         raise ConfigError(f"{path}: {problems}") from error
     except (TypeError, ValueError) as error:  # a file that holds no mapping
         raise ConfigError(f"{path}: {error}") from error
+
+
+def _key(location: tuple[int | str, ...]) -> str:
+    """The key as the file has it: pydantic adds which member of a union it tried."""
+    return ".".join(str(part) for part in location if isinstance(part, int) or part.isidentifier())

@@ -59,7 +59,7 @@ class AdapterSync:
         with self._lock:
             began_on_this_version = time.perf_counter() - stats.total_seconds > self._swapped_at
             if began_on_this_version:
-                self._watch.served(request.domain, stats.accepted_tokens, stats.drafted_tokens)
+                self._watch.served(request.domain, stats.accepted_tokens, stats.examined_tokens)
 
     def on_swap(self, event: SwapEvent) -> None:
         with self._lock:

@@ -1,21 +1,24 @@
 """Building a serving process from its configuration."""
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.config import HotdraftConfig
+from pipeline.draft_vocabulary import choose_vocabulary, read_vocabulary
 from pipeline.models import (
     check_same_vocabulary,
     choose_device,
     choose_dtype,
     load_causal_lm,
     load_tokenizer,
+    local_folder,
 )
 from pipeline.replay import ReplayBuffer
+from serving.aside import aside
 from serving.attention import ATTENTION, register_attention
 from serving.decoder import SpeculativeDecoder
 from serving.engine import Engine
-from serving.packed_linear import pack_frozen
 from serving.recorder import Recorder
 
 
@@ -24,6 +27,10 @@ def build_engine(config: HotdraftConfig, buffer: ReplayBuffer | None) -> Engine:
 
     Raises `ModelError` for models that are missing or do not fit each other.
     """
+    return aside(lambda: _build(config, buffer))
+
+
+def _build(config: HotdraftConfig, buffer: ReplayBuffer | None) -> Engine:
     if config.engine.threads is not None:
         torch.set_num_threads(config.engine.threads)
     register_attention()
@@ -36,15 +43,24 @@ def build_engine(config: HotdraftConfig, buffer: ReplayBuffer | None) -> Engine:
     draft = None
     if config.draft is not None:
         draft = load_causal_lm(config.draft, dtype=dtype, device=device, attn_implementation=ATTENTION)
-    pack_frozen(target, draft)
+    eos_ids = _eos_ids(target, tokenizer.eos_token_id)
+    vocab_size = target.config.get_text_config().vocab_size
+    vocabulary = None
+    if config.engine.draft_vocab_size is not None:
+        vocabulary = choose_vocabulary(
+            [draft_ranking(config, vocab_size)], config.engine.draft_vocab_size, vocab_size
+        )
     decoder = SpeculativeDecoder(
         target,
         draft,
         num_slots=config.engine.num_slots,
         max_model_len=config.engine.max_model_len,
-        max_k=config.engine.k,
+        max_k=config.engine.max_k if config.engine.k == "auto" else config.engine.k,
         log_top_k=config.recorder.top_k,
+        draft_vocabulary=vocabulary,
+        reuse_prefixes=config.engine.reuse_prefixes,
     )
+    del target, draft  # what the runners do not keep is freed
     return Engine(
         decoder,
         tokenizer,
@@ -53,9 +69,16 @@ def build_engine(config: HotdraftConfig, buffer: ReplayBuffer | None) -> Engine:
         max_model_len=config.engine.max_model_len,
         max_queue=config.engine.max_queue,
         prefill_chunk=config.engine.prefill_chunk,
-        eos_ids=_eos_ids(target, tokenizer.eos_token_id),
+        eos_ids=eos_ids,
         recorder=Recorder(buffer, config.recorder) if buffer is not None and config.recorder.enabled else None,
     )
+
+
+def draft_ranking(config: HotdraftConfig, vocab_size: int) -> Tensor | None:
+    """The ranking of tokens in the draft's folder, if there is one and the draft's head is to be trimmed."""
+    if config.draft is None or config.engine.draft_vocab_size is None:
+        return None
+    return read_vocabulary(local_folder(config.draft), vocab_size)
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer_eos: int | None) -> frozenset[int]:

@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from transformers import AttentionInterface, PreTrainedConfig
 
 from pipeline.models import ModelError
@@ -34,18 +35,18 @@ def groups_of(config: PreTrainedConfig) -> int:
 
 
 def folded_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor,
+    module: torch.nn.Module | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
     scaling: float | None = None,
     dropout: float = 0.0,
     **kwargs: object,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """Grouped-query attention without copying keys and values: the groups join the query axis.
 
-    Shapes: query [B, G*H, Q, D]; key and value [B, H, K, D]; bool attention_mask [B, 1, G*Q, K] as
+    Shapes: query [B, G*H, Q, D]; key and value [B, H, K, D]; attention_mask [B, 1, G*Q, K] as
     `causal_mask` makes it. Returns [B, Q, G*H, D].
     """
     if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
@@ -56,10 +57,13 @@ def folded_attention(
     return output.reshape(batch, heads, length, -1).transpose(1, 2).contiguous(), None
 
 
-def causal_mask(positions: torch.Tensor, key_length: int, groups: int) -> torch.Tensor:
-    """bool [B, 1, groups*Q, key_length]: a query sees the keys at and before its own position.
+def causal_mask(positions: Tensor, key_length: int, groups: int, dtype: torch.dtype) -> Tensor:
+    """[B, 1, groups*Q, key_length], to be added to scores: a query sees keys up to its own position.
 
-    Stale keys beyond a row's length lie after every position of that row, and so stay unseen.
+    Stale keys beyond a row's length lie after every position of that row, and so stay unseen. In the
+    queries' dtype, because a bool mask would be converted anew in every layer.
     """
     keys = torch.arange(key_length, device=positions.device)
-    return (keys <= positions[:, None, :, None]).repeat(1, 1, groups, 1)
+    unseen = keys > positions[:, None, :, None]
+    mask = torch.zeros(unseen.shape, dtype=dtype, device=positions.device).masked_fill_(unseen, -torch.inf)
+    return mask.repeat(1, 1, groups, 1)

@@ -2,7 +2,8 @@
 
 A slot's row holds its committed tokens x[0..n-1]. Between rounds the target's cache covers
 x[0..n-2] and the draft's at least x[0..n-3], so a round feeds the target the last token and the
-draft the last two: a fully accepted round then needs no extra draft pass.
+draft the last two: a fully accepted round then needs no extra draft pass. After rounds that drafted
+nothing the draft is behind, and its first step is fed what it missed as well.
 """
 
 from collections.abc import Sequence
@@ -10,18 +11,34 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.records import NOT_DRAFTED
-from serving.attention import causal_mask, check_supported, groups_of
-from serving.kv_cache import SlotCache, Window
+from serving.build import make_runners
 from serving.logits import SamplingBatch, process_logits, sample
 from serving.noise import Stream, uniform
-from serving.rejection import rejection_sample
+from serving.rejection import match_greedy, rejection_sample
+from serving.runner import Runner, Window
+from serving.trimmed_head import TrimmedHead
 
 KEY_BLOCK = 64
 """Attention reads whole blocks of keys, so that shapes recur."""
+MIN_SHARED = 16
+"""Tokens of a common beginning from which on it is copied instead of read again."""
+MAX_MISSED = 32
+"""Tokens that the draft's first step reads at most beside its own two."""
 MIN_LOG_MASS = -30.0
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What the draft proposes for B rows."""
+
+    token_ids: Tensor
+    """int64 [B, k]."""
+    probs: Tensor | None
+    """float32 [B, k, V]: the distributions they were drawn from; None if every row is greedy."""
 
 
 @dataclass(frozen=True)
@@ -35,52 +52,48 @@ class TargetLog:
     tail_logprob: np.ndarray
     """float32 [B, T]: log of the mass outside the K tokens."""
 
+    @classmethod
+    def of(cls, columns: np.ndarray, positions: int) -> "TargetLog":
+        """From int32 [B, T * (2K + 1)]: the ids of all positions, the bits of the log-probs, then of the tails."""
+        ids, logprobs, tail = np.split(columns, [split := (columns.shape[1] - positions) // 2, 2 * split], axis=1)
+        by_position = (len(columns), positions, -1)
+        return cls(
+            top_ids=ids.reshape(by_position),
+            top_logprobs=logprobs.view(np.float32).reshape(by_position).astype(np.float16),
+            tail_logprob=tail.view(np.float32),
+        )
+
 
 @dataclass(frozen=True)
 class Round:
     """What one round did to B rows, on the host. Row b's new tokens are `token_ids[b, :num_accepted[b] + 1]`."""
 
     token_ids: np.ndarray
-    """int64 [B, k+1]."""
+    """int32 [B, k+1]."""
     num_accepted: np.ndarray
-    """int64 [B]."""
+    """int32 [B]."""
     drafted_ids: np.ndarray
     """int32 [B, k+1]; the last column is `NOT_DRAFTED`."""
     target_log: TargetLog | None
 
 
 class Track:
-    """One model with its slots."""
+    """One model and how far it has read each slot."""
 
-    def __init__(self, model: PreTrainedModel, num_slots: int, max_length: int) -> None:
-        config = model.config.get_text_config()
-        check_supported(config)
-        self.model = model
-        self.groups = groups_of(config)
-        self.cache = SlotCache(config.num_hidden_layers, num_slots, max_length)
+    def __init__(self, runner: Runner, num_slots: int) -> None:
+        self.runner = runner
         self.lengths = [0] * num_slots
-        """Positions of each slot that the cache holds keys for."""
-
-    def forward(
-        self, rows: slice, token_ids: torch.Tensor, positions: torch.Tensor, key_length: int, keep: int
-    ) -> torch.Tensor:
-        """Logits [B, keep, V] of the last `keep` of token_ids [B, Q] at positions [B, Q]."""
-        self.cache.open(Window(rows, positions, key_length))
-        return self.model(
-            input_ids=token_ids,
-            attention_mask=causal_mask(positions, key_length, self.groups),
-            position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=keep,
-        ).logits
+        """Positions of each slot that the runner holds keys for."""
+        self.token_ids = runner.head.token_ids if isinstance(runner.head, TrimmedHead) else None
+        """The tokens of the head, if it is not the whole vocabulary."""
 
 
 class SpeculativeDecoder:
     """Decodes the first B of `num_slots` rows together; k = 0 is plain decoding by the same code.
 
     The rows in use are kept at the front by `move`. Temperature, filters and seeds come with each
-    round. With `draft=None` only k = 0 is possible.
+    round. With `draft=None` only k = 0 is possible. The models are taken over: their weights may be
+    stored in another form. With `draft_vocabulary` [N] the draft proposes only these token ids.
     """
 
     def __init__(
@@ -92,23 +105,49 @@ class SpeculativeDecoder:
         max_model_len: int,
         max_k: int,
         log_top_k: int,
+        draft_vocabulary: Tensor | None = None,
+        reuse_prefixes: bool = True,
     ) -> None:
         self.max_length = -(-(max_model_len + max_k + 1) // KEY_BLOCK) * KEY_BLOCK
         self.device = target.device
-        self.target = Track(target, num_slots, self.max_length)
-        self.draft = Track(draft, num_slots, self.max_length) if draft is not None else None
-        self.tokens = torch.zeros(num_slots, self.max_length, dtype=torch.int64, device=self.device)
-        self.lengths = [0] * num_slots
-        self.log_top_k = log_top_k
+        self.max_k = max_k if draft is not None else 0
         models = [target] if draft is None else [target, draft]
         self.vocab_size = min(model.config.get_text_config().vocab_size for model in models)
+        self._spare_slot = num_slots
+        runner, draft_runner = make_runners(target, draft, draft_vocabulary, num_slots, self.max_length)
+        self.target = Track(runner, num_slots)
+        self.draft = None if draft_runner is None else Track(draft_runner, num_slots)
+        self.tokens = torch.zeros(num_slots, self.max_length, dtype=torch.int64, device=self.device)
+        self.lengths = [0] * num_slots
+        self._device_lengths = torch.zeros(num_slots, 1, dtype=torch.int64, device=self.device)
+        self.log_top_k = log_top_k
+        self._reuse_prefixes = reuse_prefixes
+        self._host_tokens = np.zeros((num_slots, self.max_length), np.int32)
 
+    @torch.inference_mode()
     def load(self, row: int, prompt_ids: Sequence[int]) -> None:
-        """Start a request in a slot; `prefill` must follow before it joins a round."""
-        self.tokens[row, : len(prompt_ids)] = torch.tensor(prompt_ids, device=self.device)
-        self.lengths[row] = len(prompt_ids)
-        for track in self._tracks():
-            track.lengths[row] = 0
+        """Start a request in a slot; `prefill` must follow before it joins a round.
+
+        What some slot, in use or not, has read already of the same tokens is copied.
+        """
+        length = len(prompt_ids)
+        prompt = np.asarray(prompt_ids, np.int32)
+        same = (self._host_tokens[:, :length] == prompt).cumprod(1).sum(1)
+        for track, needed in zip(self._tracks(), (length - 1, length - 2), strict=False):
+            shared = np.minimum(np.minimum(same, track.lengths), needed)
+            source = int(shared.argmax())
+            track.lengths[row] = self._reuse(track, source, row, int(shared[source]))
+        self._host_tokens[row, :length] = prompt
+        self.tokens[row, :length] = torch.from_numpy(prompt).to(self.device, torch.int64)
+        self.lengths[row] = length
+        self._device_lengths[row] = length
+
+    def _reuse(self, track: Track, source: int, row: int, length: int) -> int:
+        if length < MIN_SHARED or not self._reuse_prefixes:
+            return 0
+        if source != row:
+            track.runner.move(source, row, length)
+        return length
 
     @torch.inference_mode()
     def prefill(self, row: int, budget: int, *, with_draft: bool) -> bool:
@@ -122,85 +161,140 @@ class SpeculativeDecoder:
                 break
         return all(track.lengths[row] >= until for track, until in goals)
 
+    def rewind(self, row: int, length: int) -> None:
+        """Forget a slot's tokens from `length` on."""
+        self.lengths[row] = length
+        self._device_lengths[row] = length
+        for track in self._tracks():
+            track.lengths[row] = min(track.lengths[row], length - 1)
+
     @torch.inference_mode()
     def move(self, source: int, destination: int) -> None:
         """Copy a slot over another, which is lost."""
         length = self.lengths[source]
         self.tokens[destination, :length] = self.tokens[source, :length]
+        self._host_tokens[destination] = self._host_tokens[source]
         self.lengths[destination] = length
+        self._device_lengths[destination] = length
         for track in self._tracks():
-            track.cache.move(source, destination, length)
+            track.runner.move(source, destination, length)
             track.lengths[destination] = track.lengths[source]
 
     @torch.inference_mode()
     def round(self, rows: int, k: int, sampling: SamplingBatch, *, log: bool) -> Round:
         """Draft k tokens, verify them in one target forward, commit 1..k+1 tokens in each of the first rows."""
-        assert k == 0 or self.draft is not None, "drafting needs a draft"
         assert max(self.lengths[:rows]) + k < self.max_length, "a round's tokens fit their slots"
-        lengths = torch.tensor(self.lengths[:rows], device=self.device)[:, None]
-        key_length = self._key_length(max(self.lengths[:rows]) + k)
-        draft_ids, draft_probs = self._draft(rows, k, lengths, key_length, sampling)
-
-        last = self.tokens[:rows].gather(1, lengths - 1)
-        positions = lengths - 1 + torch.arange(k + 1, device=self.device)
-        fed = torch.cat([last, draft_ids], 1)
-        logits = self.target.forward(slice(0, rows), fed, positions, key_length, k + 1)
-        logits = logits[..., : self.vocab_size].float()
-        seeds, drawn_at = sampling.seeds[:, None], positions + 1
-        verification = rejection_sample(
-            process_logits(logits, sampling),
-            draft_probs,
-            draft_ids,
-            uniform(seeds, drawn_at[:, :k], Stream.ACCEPT),
-            uniform(seeds, drawn_at, Stream.RECOVER),
-        )
-
-        accepted = verification.num_accepted[:, None]
-        is_drafted = torch.arange(k + 1, device=self.device) < accepted
-        padded = torch.cat([draft_ids, verification.next_token[:, None]], 1)
-        token_ids = torch.where(is_drafted, padded, verification.next_token[:, None])
-        self.tokens[:rows].scatter_(1, drawn_at, token_ids)
-
-        outcome = Round(
-            token_ids=token_ids.cpu().numpy(),
-            num_accepted=verification.num_accepted.cpu().numpy(),
-            drafted_ids=np.pad(
-                draft_ids.to(torch.int32).cpu().numpy(), ((0, 0), (0, 1)), constant_values=NOT_DRAFTED
-            ),
-            target_log=self._target_log(logits) if log else None,
-        )
+        proposal = self.propose(rows, k, sampling)
+        outcome = self._verify(rows, k, proposal, sampling, log)
         for row, count in enumerate(outcome.num_accepted.tolist()):
             if k > 0 and self.draft is not None:
                 self.draft.lengths[row] = self.lengths[row] + min(count, k - 1)
-            self.target.lengths[row] = self.lengths[row] + count
-            self.lengths[row] += count + 1
+            start = self.lengths[row]
+            self._host_tokens[row, start : start + count + 1] = outcome.token_ids[row, : count + 1]
+            self.target.lengths[row] = start + count
+            self.lengths[row] = start + count + 1
         return outcome
 
-    def _draft(
-        self, rows: int, k: int, lengths: torch.Tensor, key_length: int, sampling: SamplingBatch
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Drafted ids [B, k] and the probabilities [B, k, V] they were drawn from."""
-        ids: list[torch.Tensor] = []
-        probs: list[torch.Tensor] = []
-        for step in range(k):
-            assert self.draft is not None
-            if step == 0:
-                for row in range(rows):  # rounds with k = 0 leave the draft's cache behind
-                    self._advance(self.draft, row, self.lengths[row] - 2, self.max_length)
-                # a one-token prompt feeds its token twice, at the same position
-                positions = (lengths - 2 + torch.arange(2, device=self.device)).clamp_min(0)
-                fed = self.tokens[:rows].gather(1, positions)
-            else:
-                positions = lengths - 1 + step
-                fed = ids[-1]
-            logits = self.draft.forward(slice(0, rows), fed, positions, key_length, 1)
-            step_probs = process_logits(logits[..., : self.vocab_size], sampling)
-            noise = uniform(sampling.seeds[:, None], lengths + step, Stream.DRAFT)
-            ids.append(sample(step_probs, noise))
-            probs.append(step_probs)
+    @torch.inference_mode()
+    def propose(self, rows: int, k: int, sampling: SamplingBatch) -> Proposal:
+        """Let the draft propose k tokens for each of the first rows; commits nothing."""
+        lengths = self._device_lengths[:rows]
         if k == 0:
-            return lengths.new_zeros(rows, 0), torch.zeros(rows, 0, self.vocab_size, device=self.device)
-        return torch.cat(ids, 1), torch.cat(probs, 1)
+            nothing = torch.zeros(rows, 0, self.vocab_size, device=self.device)
+            return Proposal(lengths.new_zeros(rows, 0), nothing if sampling.any_sampled else None)
+        assert self.draft is not None, "drafting needs a draft"
+        missed = self._catch_up(rows)
+        key_length = self._key_length(max(self.lengths[:rows]) + k)
+        # a prompt shorter than what is fed has its first token fed more than once, at the same position
+        positions = (lengths + torch.arange(-2 - missed, 0, device=self.device)).clamp_min(0)
+        fed = self.tokens[:rows].gather(1, positions)
+        ids: list[Tensor] = []
+        probs: list[Tensor] = []
+        for step in range(k):
+            logits = self.draft.runner.forward(Window(slice(0, rows), positions, key_length), fed, 1)
+            fed, step_probs = self._draw(logits, lengths + step, sampling)
+            positions = lengths + step
+            ids.append(fed)
+            probs += [] if step_probs is None else [step_probs]
+        return Proposal(torch.cat(ids, 1), torch.cat(probs, 1) if probs else None)
+
+    @torch.inference_mode()
+    def draft_logits(self, token_ids: Tensor, keep: int) -> Tensor:
+        """The draft's logits [keep, N] after the last `keep` of token_ids [1, T]; touches no request."""
+        assert self.draft is not None
+        spare = slice(self._spare_slot, self._spare_slot + 1)
+        positions = torch.arange(token_ids.shape[1], device=self.device)[None]
+        window = Window(spare, positions, self._key_length(token_ids.shape[1]))
+        return self.draft.runner.forward(window, token_ids, keep)[0]
+
+    def _draw(self, logits: Tensor, position: Tensor, sampling: SamplingBatch) -> tuple[Tensor, Tensor | None]:
+        """Drafted ids [B, 1] and their distribution [B, 1, V], None if greedy, from logits [B, 1, N]."""
+        assert self.draft is not None
+        vocabulary = self.draft.token_ids
+        logits = logits.float() if vocabulary is not None else logits[..., : self.vocab_size].float()
+        if not sampling.any_sampled:
+            chosen = logits.argmax(-1)
+            return (chosen if vocabulary is None else vocabulary[chosen]), None
+        probs = process_logits(logits, sampling)
+        chosen = sample(probs, uniform(sampling.seeds[:, None], position, Stream.DRAFT))
+        if vocabulary is None:
+            return chosen, probs
+        everywhere = probs.new_zeros(*probs.shape[:2], self.vocab_size).index_copy_(-1, vocabulary, probs)
+        return vocabulary[chosen], everywhere
+
+    def _verify(self, rows: int, k: int, proposal: Proposal, sampling: SamplingBatch, log: bool) -> Round:
+        lengths = self._device_lengths[:rows]
+        drawn_at = lengths + torch.arange(k + 1, device=self.device)
+        positions = drawn_at - 1
+        fed = torch.cat([self.tokens[:rows].gather(1, lengths - 1), proposal.token_ids], 1)
+        window = Window(slice(0, rows), positions, self._key_length(max(self.lengths[:rows]) + k))
+        logits = self.target.runner.forward(window, fed, k + 1)[..., : self.vocab_size].float()
+        if proposal.probs is None:
+            verification = match_greedy(logits.argmax(-1), proposal.token_ids)
+        else:
+            seeds = sampling.seeds[:, None]
+            verification = rejection_sample(
+                process_logits(logits, sampling),
+                proposal.probs,
+                proposal.token_ids,
+                uniform(seeds, drawn_at[:, :k], Stream.ACCEPT),
+                uniform(seeds, drawn_at, Stream.RECOVER),
+            )
+        accepted, following = verification.num_accepted[:, None], verification.next_token[:, None]
+        padded = torch.cat([proposal.token_ids, following], 1)
+        token_ids = torch.where(drawn_at - lengths < accepted, padded, following)
+        self.tokens[:rows].scatter_(1, drawn_at, token_ids)
+        lengths += accepted + 1
+        return self._to_host(torch.cat([accepted, token_ids, proposal.token_ids], 1), k, logits if log else None)
+
+    def _to_host(self, decided: Tensor, k: int, logits: Tensor | None) -> Round:
+        """The round's only copy from the device. `decided` [B, 1 + k+1 + k]: accepted, new and drafted ids."""
+        columns = [decided.to(torch.int32)]
+        if logits is not None:
+            top = logits.topk(min(self.log_top_k, logits.shape[-1]), dim=-1)
+            logprobs = top.values - logits.logsumexp(-1, keepdim=True)
+            tail = (1 - logprobs.double().exp().sum(-1)).clamp_min(0).log().clamp_min(MIN_LOG_MASS).float()
+            columns += [part.flatten(1).view(torch.int32) for part in (top.indices.int(), logprobs, tail)]
+        host = torch.cat(columns, 1).cpu().numpy()
+        num_accepted, token_ids, drafted_ids, rest = np.split(host, [1, k + 2, 2 * k + 2], axis=1)
+        return Round(
+            token_ids=token_ids,
+            num_accepted=num_accepted[:, 0],
+            drafted_ids=np.pad(drafted_ids, ((0, 0), (0, 1)), constant_values=NOT_DRAFTED),
+            target_log=None if logits is None else TargetLog.of(rest, k + 1),
+        )
+
+    def _catch_up(self, rows: int) -> int:
+        """How many tokens the draft has missed, at most; rows that are far behind are read here."""
+        assert self.draft is not None
+        missed = 0
+        for row in range(rows):
+            behind = self.lengths[row] - 2 - self.draft.lengths[row]
+            if behind > MAX_MISSED:
+                self._advance(self.draft, row, self.lengths[row] - 2, self.max_length)
+            else:
+                missed = max(missed, behind)
+        return missed
 
     def _advance(self, track: Track, row: int, until: int, budget: int) -> None:
         """Feed a row's committed tokens to a model until its cache holds `until` positions."""
@@ -209,22 +303,12 @@ class SpeculativeDecoder:
         if start >= end:
             return
         positions = torch.arange(start, end, device=self.device)[None]
-        fed = self.tokens[row : row + 1, start:end]
-        track.forward(slice(row, row + 1), fed, positions, self._key_length(end), 1)
+        window = Window(slice(row, row + 1), positions, self._key_length(end))
+        track.runner.forward(window, self.tokens[row : row + 1, start:end], 1)
         track.lengths[row] = end
 
     def _key_length(self, length: int) -> int:
         return min(-(-length // KEY_BLOCK) * KEY_BLOCK, self.max_length)
-
-    def _target_log(self, logits: torch.Tensor) -> TargetLog:
-        top = logits.topk(min(self.log_top_k, logits.shape[-1]), dim=-1)
-        logprobs = top.values - logits.logsumexp(-1, keepdim=True)
-        tail = 1 - logprobs.double().exp().sum(-1)
-        return TargetLog(
-            top_ids=top.indices.to(torch.int32).cpu().numpy(),
-            top_logprobs=logprobs.half().cpu().numpy(),
-            tail_logprob=tail.clamp_min(0).log().clamp_min(MIN_LOG_MASS).float().cpu().numpy(),
-        )
 
     def _tracks(self) -> list[Track]:
         return [self.target] if self.draft is None else [self.target, self.draft]

@@ -1,7 +1,8 @@
 """The engine: one thread that schedules requests and runs rounds.
 
-A step: work asked for between rounds (a swap) → drop cancelled requests → admit and prefill, a
-bounded chunk → one round over all running requests → free slots, record, tell listeners, hand out text.
+A step: work asked for between rounds (a swap) → drop requests that were cancelled or met a stop string
+→ admit and prefill, a bounded chunk → one round over all running requests → free the slots of those
+that ended. Text, records and listeners are the output thread's, while the next round runs.
 """
 
 import random
@@ -9,16 +10,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from collections.abc import Sequence as Items
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from pipeline.models import ModelError
-from serving.decoder import Round, SpeculativeDecoder
-from serving.events import EngineListener, RoundStats, SwapEvent
+from serving.adaptive_k import AcceptanceEstimate, AdaptiveK
+from serving.costs import RoundCosts, profile_costs, rows_to_measure
+from serving.decoder import SpeculativeDecoder
+from serving.events import RoundStats, SwapEvent
 from serving.logits import SamplingBatch
+from serving.output import Output
+from serving.output_thread import OutputThread
 from serving.recorder import Recorder
 from serving.request import FinishReason, GenerationRequest, OutputDelta
 from serving.sequence import Sequence
@@ -38,7 +42,7 @@ class Engine:
         decoder: SpeculativeDecoder,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        k: int,
+        k: int | Literal["auto"],
         num_slots: int,
         max_model_len: int,
         max_queue: int = 1024,
@@ -50,15 +54,16 @@ class Engine:
             raise ModelError(f"{type(tokenizer).__name__} has no fast version, which streaming text needs")
         self.decoder = decoder
         self.tokenizer = tokenizer
-        self.k = k if decoder.draft is not None else 0
+        self._k = k if decoder.draft is not None else 0
+        self.adaptive_k: AdaptiveK | None = None
+        self._acceptance = AcceptanceEstimate(decoder.max_k)
+        self.eos_ids = eos_ids
         self.num_slots = num_slots
         self.max_model_len = max_model_len
         self.draft_version = 0
         self.recorder = recorder
-        self.listeners: list[EngineListener] = []
         self._max_queue = max_queue
         self._prefill_chunk = prefill_chunk
-        self._eos_ids = eos_ids
         self._wake = threading.Condition()
         self._waiting: deque[Sequence] = deque()
         self._cancelled: set[str] = set()
@@ -67,9 +72,27 @@ class Engine:
         """Request of each row in use, by row."""
         self._prefilling: Sequence | None = None
         """Its row is the one after the last running."""
+        self._ended: list[Output] = []
+        """Whose last tokens may not have been told yet."""
         self._sampling: SamplingBatch | None = None
+        self._outputs = OutputThread(recorder, self._notify)
+        self.listeners = self._outputs.listeners
+        """Who hears of rounds, finished requests and swaps, in the output thread."""
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def k(self) -> int | Literal["auto"]:
+        """Drafted tokens a round; may be set at any time and holds from the next round on."""
+        return self._k
+
+    @k.setter
+    def k(self, k: int | Literal["auto"]) -> None:
+        if k == "auto" and self.adaptive_k is None:
+            raise ValueError("k can be 'auto' only once the costs of rounds were measured, see `measure_costs`")
+        if k != "auto" and not 0 <= k <= self.decoder.max_k:
+            raise ValueError(f"k must be 'auto' or between 0 and {self.decoder.max_k}, not {k}")
+        self._k = k
 
     @property
     def num_running(self) -> int:
@@ -81,10 +104,22 @@ class Engine:
 
     @property
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._thread.is_alive() and not self._outputs.has_failed
+
+    def measure_costs(self) -> RoundCosts:
+        """Learn what rounds cost on this machine, by rows and k; only while no request runs. Takes seconds."""
+        costs = profile_costs(self.decoder, rows_to_measure(self.num_slots), self.decoder.max_k)
+        self.adaptive_k = AdaptiveK(costs)
+        return costs
 
     def start(self) -> None:
+        """Begin to serve. With k "auto" the costs of rounds are measured first."""
+        unknown = self.k == "auto" and self.adaptive_k is None
+        measured = self.between_rounds(self.measure_costs) if unknown else None
+        self._outputs.start()
         self._thread.start()
+        if measured is not None:
+            measured.result()
 
     def stop(self) -> None:
         """End after the current round; unfinished requests are told `cancelled`."""
@@ -97,7 +132,7 @@ class Engine:
             self._thread.join()
 
     def submit(self, request: GenerationRequest, on_delta: Callable[[OutputDelta], None]) -> None:
-        """Queue a request. `on_delta` is called in the engine's thread; the last call has a finish reason.
+        """Queue a request. `on_delta` is called in the output thread; the last call has a finish reason.
 
         Raises ValueError for a prompt that is empty, leaves no room for `max_tokens` or has a token the
         models do not know, and `QueueFullError` when too many requests wait.
@@ -114,11 +149,10 @@ class Engine:
             raise ValueError(f"the prompt has token ids outside 0..{self.decoder.vocab_size - 1}")
         seed = request.params.seed
         sequence = Sequence(
-            request,
-            on_delta,
+            Output(request, on_delta, self.tokenizer.backend_tokenizer),
             seed=seed if seed is not None else random.getrandbits(62),
-            tokenizer=self.tokenizer.backend_tokenizer,
-            eos_ids=self._eos_ids,
+            eos_ids=self.eos_ids,
+            acceptance=AcceptanceEstimate(self.decoder.max_k, prior=self._acceptance),
         )
         with self._wake:
             if self._stopping:
@@ -148,22 +182,21 @@ class Engine:
     def announce_swap(self, event: SwapEvent) -> None:
         """Stamp the next rounds with a new draft version; called by the errand that swapped."""
         self.draft_version = event.version
-        for listener in self.listeners:
-            listener.on_swap(event)
+        self._outputs.swap(event)
 
     def step(self) -> None:
         """One turn of the loop; `start` runs it in a thread until `stop`."""
         self._run_errands()
-        self._drop_cancelled()
+        self._drop_finished()
         self._prefill()
         if self._running:
             self._round()
 
     def _run(self) -> None:
         try:
-            while True:
+            while not self._outputs.has_failed:
                 with self._wake:
-                    self._wake.wait_for(lambda: self._stopping or self._has_work())
+                    self._wake.wait_for(lambda: self._stopping or self._outputs.has_failed or self._has_work())
                     if self._stopping:
                         return
                 self.step()
@@ -181,8 +214,16 @@ class Engine:
             self._waiting.clear()
             while self._errands:
                 self._errands.popleft()[1].cancel()
-        for sequence in left:
-            self._finish(sequence, reason)
+        self._outputs.stop()
+        for output in [*self._ended, *(sequence.output for sequence in left)]:
+            if not self._outputs.has_failed:
+                self._outputs.finish(output, reason)
+            elif output.finish_reason is None:
+                output.send(reason)  # not to the listeners, one of which raised
+
+    def _notify(self) -> None:
+        with self._wake:
+            self._wake.notify()
 
     def _run_errands(self) -> None:
         while self._errands:
@@ -196,21 +237,23 @@ class Engine:
             else:
                 future.set_result(result)
 
-    def _drop_cancelled(self) -> None:
+    def _drop_finished(self) -> None:
+        """Free the slots of requests that were cancelled, or told by the output thread that they ended."""
         with self._wake:
             cancelled, self._cancelled = self._cancelled, set()
             dropped = [s for s in self._waiting if s.request.request_id in cancelled]
             for sequence in dropped:
                 self._waiting.remove(sequence)
         for row in reversed(range(len(self._running))):
-            if self._running[row].request.request_id in cancelled:
-                dropped.append(self._running[row])
+            sequence = self._running[row]
+            if sequence.request.request_id in cancelled or sequence.output.finish_reason is not None:
+                dropped.append(sequence)
                 self._release(row)
         if self._prefilling and self._prefilling.request.request_id in cancelled:
             dropped.append(self._prefilling)
             self._prefilling = None
         for sequence in dropped:
-            self._finish(sequence, "cancelled")
+            self._outputs.finish(sequence.output, "cancelled")
 
     def _prefill(self) -> None:
         """Admit the next request to the row after the running ones and process a chunk of its prompt."""
@@ -222,9 +265,9 @@ class Engine:
                     if not self._waiting or row == self.num_slots:
                         return
                     self._prefilling = self._waiting.popleft()
-                self._prefilling.admit()
+                self._prefilling.output.admitted = time.perf_counter()
                 self.decoder.load(row, self._prefilling.request.prompt_ids)
-            done = self.decoder.prefill(row, budget, with_draft=self.k > 0)
+            done = self.decoder.prefill(row, budget, with_draft=self.k != 0)
             budget -= min(budget, len(self._prefilling.request.prompt_ids))
             if done:
                 self._running.append(self._prefilling)
@@ -232,24 +275,36 @@ class Engine:
 
     def _round(self) -> None:
         started = time.perf_counter()
-        if self._sampling is None:
-            params = [sequence.request.params for sequence in self._running]
-            seeds = [sequence.seed for sequence in self._running]
-            self._sampling = SamplingBatch.of(params, seeds, self.decoder.device)
-        log = self.recorder is not None and any(s.request.record for s in self._running)
-        outcome = self.decoder.round(len(self._running), self.k, self._sampling, log=log)
         running = list(self._running)
-        before = sum(len(sequence.output_ids) for sequence in running)
-        reasons = [sequence.commit(outcome, row, self.draft_version) for row, sequence in enumerate(running)]
+        if self._sampling is None:
+            params = [sequence.request.params for sequence in running]
+            self._sampling = SamplingBatch.of(params, [s.seed for s in running], self.decoder.device)
+        k = self.k
+        if k == "auto":
+            assert self.adaptive_k is not None
+            k = self.adaptive_k.choose([s.acceptance for s in running], max(s.left for s in running))
+        log = self.recorder is not None and any(s.request.record for s in running)
+        outcome = self.decoder.round(len(running), k, self._sampling, log=log)
+        accepted = outcome.num_accepted.tolist()
+        for sequence, count in zip(running, accepted, strict=True):
+            sequence.acceptance.observe(count, k)
+        advances = [sequence.advance(outcome, row) for row, sequence in enumerate(running)]
+        self._ended = [output for output in self._ended if output.finish_reason is None]
         for row in reversed(range(len(running))):
-            if reasons[row] is not None:
+            if advances[row][1] is not None:
+                self._ended.append(running[row].output)
                 self._release(row)
-        self._tell_round(outcome, running, before, time.perf_counter() - started)
-        for sequence, reason in zip(running, reasons, strict=True):
-            if reason is None:
-                sequence.send(None)
-            else:
-                self._finish(sequence, reason)
+        stats = RoundStats(
+            k=k,
+            requests=len(running),
+            drafted_tokens=k * len(running),
+            accepted_tokens=sum(accepted),
+            accepted_per_position=tuple(sum(n > position for n in accepted) for position in range(k)),
+            new_tokens=sum(count for count, _ in advances),
+            seconds=time.perf_counter() - started,
+            draft_version=self.draft_version,
+        )
+        self._outputs.round(stats, outcome, [s.output for s in running], advances)
 
     def _release(self, row: int) -> None:
         """Free a row and close the gap, so that running rows stay in front, the prefilling one after them."""
@@ -261,28 +316,3 @@ class Engine:
         self._sampling = None
         if self._prefilling is not None:
             self.decoder.move(last + 1, last)
-
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Record and count a request before its client hears the end, so that it finds what it looks for."""
-        if reason in ("stop", "length") and self.recorder is not None:
-            sample = sequence.sample()
-            if sample is not None:
-                self.recorder.record(sample)
-        for listener in self.listeners:
-            listener.on_finish(sequence.request, sequence.stats(), reason)
-        sequence.send(reason)
-
-    def _tell_round(self, outcome: Round, running: Items[Sequence], tokens_before: int, seconds: float) -> None:
-        accepted = outcome.num_accepted.tolist()
-        stats = RoundStats(
-            k=self.k,
-            requests=len(running),
-            drafted_tokens=self.k * len(running),
-            accepted_tokens=sum(accepted),
-            accepted_per_position=tuple(sum(n > position for n in accepted) for position in range(self.k)),
-            new_tokens=sum(len(sequence.output_ids) for sequence in running) - tokens_before,
-            seconds=seconds,
-            draft_version=self.draft_version,
-        )
-        for listener in self.listeners:
-            listener.on_round(stats)

@@ -20,6 +20,7 @@ class SamplingBatch:
     seeds: torch.Tensor
     """int64 [B]."""
     any_sampled: bool
+    """False: every row is greedy, and probabilities need not be computed at all."""
     any_filtered: bool
 
     @classmethod

@@ -24,9 +24,14 @@ def uniform(seeds: torch.Tensor, positions: torch.Tensor, stream: Stream) -> tor
 
     52 bits, so that the product with any float64 total stays below that total.
     """
-    state = _mix(seeds + seeds.new_tensor(int(stream)) * _GOLDEN)
+    state = _mix(seeds + _wrapped(int(stream) * _GOLDEN))
     bits = _mix(state + positions * _GOLDEN)
     return (_shift_right(bits, 12)).double() * 2.0**-52
+
+
+def _wrapped(value: int) -> int:
+    """`value` as int64 arithmetic would have it."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _mix(value: torch.Tensor) -> torch.Tensor:

@@ -49,3 +49,12 @@ def rejection_sample(
     vanished = residual.sum(-1, keepdim=True) <= 0
     residual = torch.where(vanished, target_at_end, residual)
     return Verification(num_accepted, sample(residual, recover_noise[row, num_accepted]))
+
+
+def match_greedy(target_ids: torch.Tensor, draft_ids: torch.Tensor) -> Verification:
+    """`rejection_sample` where both models are greedy: one-hot distributions make it token equality.
+
+    Shapes: target_ids [B, k+1], the target's argmax at each position; draft_ids [B, k].
+    """
+    num_accepted = (target_ids[:, :-1] == draft_ids).long().cumprod(-1).sum(-1)
+    return Verification(num_accepted, target_ids.gather(1, num_accepted[:, None]).squeeze(1))

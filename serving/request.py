@@ -52,6 +52,8 @@ class RequestStats:
     rounds: int
     drafted_tokens: int
     """k for every round, those after a rejection included."""
+    examined_tokens: int
+    """Drafted tokens up to and including the first rejected of each round."""
     accepted_tokens: int
     draft_version: int
     queued_seconds: float

@@ -1,155 +1,30 @@
-"""One request while it is decoded: its text, its end, and what is recorded of it."""
+"""One running request as the scheduler sees it: how far it is, and whether its tokens end it."""
 
-import time
-from collections.abc import Callable
-
-import numpy as np
-from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
-
-from pipeline.records import NOT_DRAFTED, ReplaySample
+from serving.adaptive_k import AcceptanceEstimate
 from serving.decoder import Round
-from serving.request import FinishReason, GenerationRequest, OutputDelta, RequestStats
+from serving.output import Output
+from serving.request import FinishReason, GenerationRequest
 
 
 class Sequence:
-    """State of a running request. Its client hears of a round by `send`, which calls `on_delta`."""
-
     def __init__(
-        self,
-        request: GenerationRequest,
-        on_delta: Callable[[OutputDelta], None],
-        *,
-        seed: int,
-        tokenizer: Tokenizer,
-        eos_ids: frozenset[int],
+        self, output: Output, *, seed: int, eos_ids: frozenset[int], acceptance: AcceptanceEstimate
     ) -> None:
-        self.request = request
+        self.request: GenerationRequest = output.request
+        self.output = output
         self.seed = seed
-        self.output_ids: list[int] = []
-        self.rounds = self.drafted = self.accepted = 0
-        self.draft_version = 0
-        self._on_delta = on_delta
-        self._tokenizer = tokenizer
-        self._decode = DecodeStream(skip_special_tokens=True)
-        self._eos_ids = frozenset() if request.params.ignore_eos else eos_ids
-        self._held = ""
-        """Text not yet sent because a stop string might begin in it."""
-        self._unsent_ids: list[int] = []
-        self._log: list[tuple[np.ndarray, ...]] = []
-        self._submitted = time.perf_counter()
-        self._admitted: float | None = None
-        self._first_token: float | None = None
+        self.acceptance = acceptance
+        self.left = output.request.params.max_tokens
+        """Tokens it may still be given."""
+        self._eos_ids = frozenset() if output.request.params.ignore_eos else eos_ids
 
-    def admit(self) -> None:
-        self._admitted = time.perf_counter()
-
-    def commit(self, outcome: Round, row: int, draft_version: int) -> FinishReason | None:
-        """Take a round's tokens for this request; the reason if it ends with them."""
-        count = int(outcome.num_accepted[row])
-        self.rounds += 1
-        self.drafted += outcome.token_ids.shape[1] - 1
-        self.accepted += count
-        self.draft_version = draft_version
-        if self._first_token is None:
-            self._first_token = time.perf_counter()
-
-        taken: list[int] = []
-        reason: FinishReason | None = None
-        for token in outcome.token_ids[row, : count + 1].tolist():
-            taken.append(token)
-            text = self._decode.step(self._tokenizer, token) or ""
-            self._held += text
-            if token in self._eos_ids or self._cut_at_stop_string():
-                reason = "stop"
-            elif len(self.output_ids) + len(taken) >= self.request.params.max_tokens:
-                reason = "length"
-            if reason:
+    def advance(self, outcome: Round, row: int) -> tuple[int, FinishReason | None]:
+        """How many of a round's tokens the request takes, and the reason if it ends with the last of them."""
+        count = min(int(outcome.num_accepted[row]) + 1, self.left)
+        reason: FinishReason | None = "length" if count == self.left else None
+        for index, token in enumerate(outcome.token_ids[row, :count].tolist()):
+            if token in self._eos_ids:
+                count, reason = index + 1, "stop"
                 break
-        self.output_ids += taken
-        self._unsent_ids += taken
-        if outcome.target_log is not None:
-            self._keep(outcome, row, len(taken), count, draft_version)
-        return reason
-
-    def send(self, reason: FinishReason | None) -> None:
-        """Send new text, if there is any that no stop string may begin in; at the end all, with the reason."""
-        text = self._held if reason else self._held[: len(self._held) - self._possible_stop()]
-        if not (text or reason):
-            return
-        self._held = self._held[len(text) :]
-        ids, self._unsent_ids = tuple(self._unsent_ids), []
-        self._on_delta(OutputDelta(text, ids, reason, self.stats()))
-
-    def stats(self) -> RequestStats:
-        now = time.perf_counter()
-        admitted = self._admitted or now
-        return RequestStats(
-            prompt_tokens=len(self.request.prompt_ids),
-            completion_tokens=len(self.output_ids),
-            rounds=self.rounds,
-            drafted_tokens=self.drafted,
-            accepted_tokens=self.accepted,
-            draft_version=self.draft_version,
-            queued_seconds=admitted - self._submitted,
-            time_to_first_token=self._first_token and self._first_token - self._submitted,
-            total_seconds=now - self._submitted,
-        )
-
-    def sample(self) -> ReplaySample | None:
-        """What the replay buffer keeps of the request; None if it was not to be recorded."""
-        if not self._log:
-            return None
-        top_ids, top_logprobs, tail, drafted, accepted, versions = (
-            np.concatenate(column) for column in zip(*self._log, strict=True)
-        )
-        return ReplaySample(
-            request_id=self.request.request_id,
-            created_at=time.time(),
-            domain=self.request.domain,
-            temperature=self.request.params.temperature,
-            prompt_ids=np.asarray(self.request.prompt_ids, np.int32),
-            output_ids=np.asarray(self.output_ids, np.int32),
-            target_top_ids=top_ids,
-            target_top_logprobs=top_logprobs,
-            target_tail_logprob=tail,
-            drafted_ids=drafted,
-            accepted=accepted,
-            draft_versions=versions,
-        )
-
-    def _keep(self, outcome: Round, row: int, length: int, num_accepted: int, version: int) -> None:
-        if not self.request.record:
-            return
-        log = outcome.target_log
-        assert log is not None
-        accepted = np.arange(length) < num_accepted
-        drafted = outcome.drafted_ids[row, :length]
-        self._log.append(
-            (
-                log.top_ids[row, :length],
-                log.top_logprobs[row, :length],
-                log.tail_logprob[row, :length],
-                drafted,
-                accepted & (drafted != NOT_DRAFTED),
-                np.full(length, version, np.int32),
-            )
-        )
-
-    def _cut_at_stop_string(self) -> bool:
-        found = [self._held.find(stop) for stop in self.request.params.stop]
-        first = min((at for at in found if at >= 0), default=None)
-        if first is None:
-            return False
-        self._held = self._held[:first]
-        return True
-
-    def _possible_stop(self) -> int:
-        """Length of the longest end of the held text that a stop string may begin with."""
-        longest = 0
-        for stop in self.request.params.stop:
-            for length in range(min(len(stop) - 1, len(self._held)), longest, -1):
-                if stop.startswith(self._held[-length:]):
-                    longest = length
-                    break
-        return longest
+        self.left -= count
+        return count, reason

@@ -17,7 +17,7 @@ from pipeline.tracking import ServingTracker
 from pipeline.watchdog import AcceptanceWatch
 from serving.adapter_sync import AdapterSync
 from serving.api import create_app
-from serving.app import build_engine
+from serving.app import build_engine, draft_ranking
 from serving.events import RoundStats, SwapEvent
 from serving.hot_swap import HotSwapper
 from serving.metrics import ServingMetrics
@@ -61,7 +61,8 @@ def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, 
     engine.listeners += [metrics, TrackingListener(tracker)]
     sync = None
     if config.draft is not None:
-        swapper = HotSwapper(engine, fingerprint(config.draft), config.distill.lora.rank)
+        ranking = draft_ranking(config, engine.decoder.vocab_size)
+        swapper = HotSwapper(engine, fingerprint(config.draft), config.distill.lora.rank, ranking)
         sync = AdapterSync(swapper, AdapterRegistry(config), AcceptanceWatch(config.watchdog), metrics)
         engine.listeners.append(sync)
     supervisor = None

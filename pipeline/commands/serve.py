@@ -11,7 +11,9 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen at.")] = None,
     port: Annotated[int | None, typer.Option(help="TCP port to listen at.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
-    k: Annotated[int | None, typer.Option("--k", help="Drafted tokens a round; 0 is plain decoding.")] = None,
+    k: Annotated[
+        str | None, typer.Option("--k", help="Drafted tokens a round: a number, 0 for plain decoding, or auto.")
+    ] = None,
     self_improve: Annotated[
         bool, typer.Option("--self-improve", help="Run the trainer beside the server and serve what it improves.")
     ] = False,

@@ -1,13 +1,16 @@
 """At a temperature, speculation draws from the target's own distribution, whichever draft is live."""
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 from scipy.stats import chisquare
 
 from pipeline.models import fingerprint, load_causal_lm
+from serving.adaptive_k import AdaptiveK
 from serving.attention import ATTENTION, register_attention
+from serving.costs import RoundCosts
 from serving.decoder import SpeculativeDecoder
 from serving.engine import Engine
 from serving.events import RoundStats
@@ -24,6 +27,10 @@ SAMPLES = 4000
 TEMPERATURE = 0.8
 PROMPT = (1, 2, 3, 4)
 RANK = 4
+KNOWN = torch.tensor([0, 2, 3, 5, 8, 10])
+"""All that a trimmed draft knows."""
+MAX_K = 3
+COSTS = RoundCosts({64: [1.0, 1.2, 1.4, 1.6]}, {64: 0.15})
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +59,7 @@ def exact_marginals(target: str) -> torch.Tensor:
 
 
 def frequencies(
-    target: str, draft: str, k: int, adapters: list[Path], first_seed: int
+    target: str, draft: str, k: int | Literal["auto"], trimmed: bool, adapters: list[Path], first_seed: int
 ) -> tuple[torch.Tensor, float]:
     """How often each token came at each position, [LENGTH, V], and the acceptance rate; a swap every 20 turns."""
     register_attention()
@@ -61,11 +68,13 @@ def frequencies(
         load_causal_lm(draft, attn_implementation=ATTENTION),
         num_slots=64,
         max_model_len=16,
-        max_k=k,
+        max_k=MAX_K,
         log_top_k=4,
+        draft_vocabulary=KNOWN if trimmed else None,
     )
     engine = Engine(decoder, tiny_tokenizer(), k=k, num_slots=64, max_model_len=16, max_queue=SAMPLES)
-    swapper = HotSwapper(engine, fingerprint(draft), RANK)
+    engine.adaptive_k = AdaptiveK(COSTS)
+    swapper = HotSwapper(engine, fingerprint(draft), RANK, KNOWN if trimmed else None)
     drafts = [swapper.stage(version, folder) for version, folder in enumerate([None, *adapters])]
     requests = [sampled_request(seed) for seed in range(first_seed, first_seed + SAMPLES)]
     counts = Counts()
@@ -102,11 +111,13 @@ class Counts:
         self.swaps += 1
 
 
-@pytest.mark.parametrize("k", [0, 3])
-def test_tokens_come_as_often_as_the_target_says(pair: tuple[str, str], tmp_path: Path, k: int) -> None:
+@pytest.mark.parametrize(("k", "trimmed"), [(0, False), (3, False), ("auto", True)])
+def test_tokens_come_as_often_as_the_target_says(
+    pair: tuple[str, str], tmp_path: Path, k: int | Literal["auto"], trimmed: bool
+) -> None:
     target, draft = pair
     adapters = [write_adapter(tmp_path / f"a{seed}", draft, seed=seed, rank=RANK) for seed in (1, 2)]
-    found, rate = frequencies(target, draft, k, adapters, first_seed=10_000 * k)
+    found, rate = frequencies(target, draft, k, trimmed, adapters, first_seed=30_000 if k else 0)
     assert k == 0 or 0.2 < rate < 0.9, "a draft that is never or always right shows little"
     for position, (observed, exact) in enumerate(zip(found, exact_marginals(target), strict=True)):
         expected = SAMPLES * exact.numpy()

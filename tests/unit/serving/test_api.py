@@ -79,6 +79,7 @@ class ScriptedEngine:
             completion_tokens=tokens,
             rounds=2,
             drafted_tokens=6,
+            examined_tokens=5,
             accepted_tokens=4,
             draft_version=self.draft_version,
             queued_seconds=0.0,

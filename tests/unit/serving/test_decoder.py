@@ -1,14 +1,16 @@
 """Speculation changes nothing but the speed: token for token what transformers' greedy gives."""
 
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from pipeline.models import load_causal_lm
 from serving.attention import ATTENTION, register_attention
-from serving.decoder import SpeculativeDecoder
+from serving.decoder import MAX_MISSED, SpeculativeDecoder
 from serving.logits import SamplingBatch
 from serving.request import SamplingParams
+from serving.transformers_runner import TransformersRunner
 
 PROMPTS = [[1], [5, 6, 7], list(range(10, 50)), [9, 9, 9, 9, 9, 9]]
 NEW_TOKENS = 24
@@ -20,7 +22,9 @@ def load(path: str) -> PreTrainedModel:
     return load_causal_lm(path, attn_implementation=ATTENTION)
 
 
-def make_decoder(target: str, draft: str | None, max_k: int = 4) -> SpeculativeDecoder:
+def make_decoder(
+    target: str, draft: str | None, max_k: int = 4, draft_vocabulary: torch.Tensor | None = None
+) -> SpeculativeDecoder:
     return SpeculativeDecoder(
         load(target),
         load(draft) if draft else None,
@@ -28,13 +32,14 @@ def make_decoder(target: str, draft: str | None, max_k: int = 4) -> SpeculativeD
         max_model_len=100,
         max_k=max_k,
         log_top_k=8,
+        draft_vocabulary=draft_vocabulary,
     )
 
 
-def start(decoder: SpeculativeDecoder, prompts: list[list[int]], chunk: int = 7) -> None:
+def start(decoder: SpeculativeDecoder, prompts: list[list[int]], chunk: int = 7, with_draft: bool = True) -> None:
     for row, prompt in enumerate(prompts):
         decoder.load(row, prompt)
-        while not decoder.prefill(row, chunk, with_draft=decoder.draft is not None):
+        while not decoder.prefill(row, chunk, with_draft=with_draft):
             pass
 
 
@@ -74,19 +79,122 @@ def test_greedy_equals_transformers(tiny_target: str, tiny_draft: str, ks: list[
     assert outputs == greedy_reference(tiny_target, PROMPTS)
 
 
-def test_another_architecture(tiny_neox_target: str, tiny_draft: str) -> None:
-    decoder = make_decoder(tiny_neox_target, tiny_draft)
+@pytest.mark.parametrize("draft", ["other", "itself"])
+def test_another_architecture(tiny_neox_target: str, tiny_draft: str, draft: str) -> None:
+    decoder = make_decoder(tiny_neox_target, tiny_draft if draft == "other" else tiny_neox_target)
+    assert isinstance(decoder.target.runner, TransformersRunner)
     start(decoder, PROMPTS)
-    outputs = run(decoder, [3], batch([GREEDY] * len(PROMPTS)), len(PROMPTS))
+    outputs = run(decoder, [3, 0, 0, 2], batch([GREEDY] * len(PROMPTS)), len(PROMPTS))
     assert outputs == greedy_reference(tiny_neox_target, PROMPTS)
 
 
-def test_a_draft_that_is_the_target_is_always_accepted(tiny_target: str) -> None:
-    decoder = make_decoder(tiny_target, tiny_target)
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_draft_with_a_part_of_the_vocabulary(tiny_target: str, k: int) -> None:
+    """The target as its own draft: it is accepted exactly until the target says a token that it does not know."""
+    reference = greedy_reference(tiny_target, PROMPTS)
+    said = sorted({token for output in reference for token in output})
+    known = torch.tensor(said[: len(said) // 2])
+    decoder = make_decoder(tiny_target, tiny_target, draft_vocabulary=known)
+    start(decoder, PROMPTS)
+    outputs: list[list[int]] = [[] for _ in PROMPTS]
+    counts = set()
+    while min(map(len, outputs)) < NEW_TOKENS - k:
+        outcome = decoder.round(len(PROMPTS), k, batch([GREEDY] * len(PROMPTS)), log=False)
+        assert np.isin(outcome.drafted_ids[:, :k], known).all()
+        for row, output in enumerate(outputs):
+            new = outcome.token_ids[row, : outcome.num_accepted[row] + 1].tolist()
+            following = reference[row][len(output) : len(output) + k]
+            if len(following) == k:
+                unknown = [token not in known for token in following]
+                assert outcome.num_accepted[row] == (unknown.index(True) if any(unknown) else k)
+                counts.add(int(outcome.num_accepted[row]))
+            output += new
+    assert {0, k} <= counts
+    assert [output[:NEW_TOKENS] for output in outputs] == [
+        expected[: len(output)] for expected, output in zip(reference, outputs, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("k", [0, 1, 4])
+@pytest.mark.parametrize("target", ["tiny_target", "tiny_neox_target"])
+def test_greedy_with_a_trimmed_draft_equals_transformers(
+    request: pytest.FixtureRequest, tiny_draft: str, target: str, k: int
+) -> None:
+    folder = request.getfixturevalue(target)
+    decoder = make_decoder(folder, tiny_draft, draft_vocabulary=torch.arange(0, 257, 5))
+    start(decoder, PROMPTS)
+    outputs = run(decoder, [k], batch([GREEDY] * len(PROMPTS)), len(PROMPTS))
+    assert outputs == greedy_reference(folder, PROMPTS)
+
+
+@pytest.mark.parametrize("model", ["tiny_target", "tiny_neox_target"])
+@pytest.mark.parametrize("gap", [0, 1, 5, MAX_MISSED - 1, MAX_MISSED, MAX_MISSED + 1, MAX_MISSED + 9])
+def test_a_draft_that_is_the_target_is_always_accepted(
+    request: pytest.FixtureRequest, model: str, gap: int
+) -> None:
+    """A stale draft cache after rounds with k = 0 would show here."""
+    path = request.getfixturevalue(model)
+    decoder = make_decoder(path, path)
     start(decoder, PROMPTS)
     sampling = batch([GREEDY] * len(PROMPTS))
-    for k in (3, 4, 0, 2, 0, 0, 3):  # a stale draft cache after k = 0 would show here
+    for k in (3, *[0] * gap, 4, 2, 0, 1):
         outcome = decoder.round(len(PROMPTS), k, sampling, log=False)
+        assert outcome.num_accepted.tolist() == [k] * len(PROMPTS)
+
+
+@pytest.mark.parametrize("with_draft", [True, False])
+def test_after_a_gap_the_draft_proposes_what_it_would_have(
+    tiny_target: str, tiny_draft: str, with_draft: bool
+) -> None:
+    """Rows that missed different amounts draft what a decoder drafts that begins with their tokens."""
+    decoder = make_decoder(tiny_target, tiny_draft)
+    start(decoder, PROMPTS, with_draft=with_draft)
+    late = [11, 12, 13]
+    for count, rounds in ((3, MAX_MISSED - 10), (4, 15)):  # the last row misses less
+        for _ in range(rounds):
+            decoder.round(count, 0, batch([GREEDY] * count), log=False)
+        if count == 3:
+            decoder.load(3, late)
+            assert decoder.prefill(3, 100, with_draft=False)
+    missed = [decoder.lengths[row] - 2 - decoder.draft.lengths[row] for row in range(4)]
+    assert min(missed) < MAX_MISSED < max(missed)
+    committed = [decoder.tokens[row, : decoder.lengths[row]].tolist() for row in range(4)]
+    fresh = make_decoder(tiny_target, tiny_draft)
+    start(fresh, committed)
+    for k in (4, 2):
+        found = decoder.round(4, k, batch([GREEDY] * 4), log=False)
+        wanted = fresh.round(4, k, batch([GREEDY] * 4), log=False)
+        assert found.drafted_ids.tolist() == wanted.drafted_ids.tolist()
+        assert found.token_ids.tolist() == wanted.token_ids.tolist()
+
+
+@pytest.mark.parametrize("kept", [0, 1, 5])
+def test_rewinding_forgets(tiny_target: str, kept: int) -> None:
+    decoder = make_decoder(tiny_target, tiny_target)
+    start(decoder, PROMPTS)
+    lengths = list(decoder.lengths)
+    reference = greedy_reference(tiny_target, PROMPTS)
+    run(decoder, [3], batch([GREEDY] * 4), 4)
+    for row, length in enumerate(lengths):
+        decoder.rewind(row, length + kept)
+    run(decoder, [4, 0, 2], batch([SamplingParams(temperature=2.0)] * 4), 4)  # something else altogether
+    for row, length in enumerate(lengths):
+        decoder.rewind(row, length + kept)
+    for k in (3, 0, 4):
+        assert decoder.round(4, k, batch([GREEDY] * 4), log=False).num_accepted.tolist() == [k] * 4
+    for row, length in enumerate(lengths):
+        assert decoder.tokens[row, length : length + kept + 10].tolist() == reference[row][: kept + 10]
+
+
+def test_a_probe_disturbs_nobody(tiny_target: str) -> None:
+    decoder = make_decoder(tiny_target, tiny_target)
+    start(decoder, PROMPTS)
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        expected = load_causal_lm(tiny_target)(ids).logits[0, -5:]
+    for k in (3, 0, 4):
+        torch.testing.assert_close(decoder.draft_logits(ids, 5), expected, atol=1e-5, rtol=1e-5)
+        outcome = decoder.round(len(PROMPTS), k, batch([GREEDY] * len(PROMPTS)), log=False)
         assert outcome.num_accepted.tolist() == [k] * len(PROMPTS)
 
 

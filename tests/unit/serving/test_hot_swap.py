@@ -10,12 +10,15 @@ import torch
 from peft import PeftModel
 
 from pipeline.adapters import AdapterCard, AdapterError
-from pipeline.config import LoraSection
+from pipeline.config import HotdraftConfig, LoraSection
+from pipeline.draft_vocabulary import save_vocabulary
 from pipeline.models import fingerprint, load_causal_lm
 from pipeline.records import ReplaySample
-from serving.attention import causal_mask, groups_of
+from serving.app import build_engine
 from serving.engine import Engine
 from serving.hot_swap import HotSwapper, SwapError
+from serving.linear import ServedLinear, cpu_has_bfloat16
+from serving.trimmed_head import TrimmedHead
 from tests.unit.serving.clients import ask, greedy, request
 from training.lora import build_lora, save_lora, target_modules
 
@@ -52,21 +55,20 @@ def swapper(engine: Engine, tiny_draft: str) -> HotSwapper:
 
 
 def weights(engine: Engine) -> dict[str, torch.Tensor]:
+    return {name: weight for linear in linears(engine) for name, weight in linear.weights().items()}
+
+
+def linears(engine: Engine) -> list[ServedLinear]:
     assert engine.decoder.draft is not None
-    return {name: tensor.clone() for name, tensor in engine.decoder.draft.model.state_dict().items()}
+    return engine.decoder.draft.runner.linears
 
 
 def same(some: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(tensor, other[name]) for name, tensor in some.items())
 
 
-@torch.no_grad()
 def live_logits(engine: Engine) -> torch.Tensor:
-    assert engine.decoder.draft is not None
-    model = engine.decoder.draft.model
-    positions = torch.arange(IDS.shape[1])[None]
-    mask = causal_mask(positions, IDS.shape[1], groups_of(model.config))
-    return model(IDS, attention_mask=mask, position_ids=positions, use_cache=False).logits
+    return engine.decoder.draft_logits(IDS, IDS.shape[1])
 
 
 def test_the_live_draft_computes_what_peft_does(engine, swapper, make_adapter):
@@ -76,14 +78,14 @@ def test_the_live_draft_computes_what_peft_does(engine, swapper, make_adapter):
     assert (event.version, event.previous_version, event.reason) == (3, 0, "promotion")
     assert engine.draft_version == swapper.live_version == 3
     with torch.no_grad():
-        torch.testing.assert_close(live_logits(engine), trained(IDS).logits, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(live_logits(engine), trained(IDS).logits[0], atol=1e-4, rtol=1e-4)
     assert (live_logits(engine) - before).abs().max() > 0.1
 
 
 def test_weights_are_copied_in_place(engine, swapper, make_adapter):
-    before = {name: p.data_ptr() for name, p in engine.decoder.draft.model.named_parameters()}
+    before = [linear.weight.data_ptr() for linear in linears(engine)]
     swapper.swap(swapper.stage(1, make_adapter("a", seed=1)[0]), "promotion")
-    assert {name: p.data_ptr() for name, p in engine.decoder.draft.model.named_parameters()} == before
+    assert [linear.weight.data_ptr() for linear in linears(engine)] == before
 
 
 def test_another_adapter_leaves_no_trace_of_the_first(engine, swapper, make_adapter):
@@ -92,7 +94,7 @@ def test_another_adapter_leaves_no_trace_of_the_first(engine, swapper, make_adap
     swapper.swap(swapper.stage(1, first), "promotion")
     swapper.swap(swapper.stage(2, second), "promotion")
     with torch.no_grad():
-        torch.testing.assert_close(live_logits(engine), trained(IDS).logits, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(live_logits(engine), trained(IDS).logits[0], atol=1e-4, rtol=1e-4)
 
 
 def test_version_0_is_the_draft_itself_to_the_bit(engine, swapper, make_adapter):
@@ -110,9 +112,10 @@ def test_a_probe_that_differs_puts_the_old_weights_back(engine, swapper, make_ad
     first = weights(engine)
     staged = swapper.stage(2, make_adapter("b", seed=2)[0])
     torch.manual_seed(0)
-    for logits in (3 * torch.randn_like(staged.probe_logits), torch.full_like(staged.probe_logits, torch.nan)):
+    other = (3 * torch.randn_like(staged.probe_probs)).softmax(-1)
+    for probs in (other, torch.full_like(staged.probe_probs, torch.nan)):
         with pytest.raises(SwapError, match="version 2: the live draft's output"):
-            swapper.swap(replace(staged, probe_logits=logits), "promotion")
+            swapper.swap(replace(staged, probe_probs=probs), "promotion")
         assert same(weights(engine), first)
         assert engine.draft_version == swapper.live_version == 1
     swapper.swap(staged, "promotion")
@@ -140,3 +143,67 @@ def test_requests_under_way_go_on_unchanged(engine, swapper, make_adapter, tiny_
     for prompt, client in zip(prompts, clients, strict=True):
         assert client.wait().stats.draft_version == 2
         assert client.ids == greedy(tiny_target, prompt, 110)
+
+
+def test_a_trimmed_head_takes_on_the_adapters_vocabulary(config, make_adapter, tiny_draft):
+    engine = started(config, draft_vocab_size=16)
+    own_ranking = torch.arange(40, 60)
+    swapper = HotSwapper(engine, fingerprint(tiny_draft), RANK, own_ranking)
+    ranked, trained = make_adapter("ranked", seed=1)
+    save_vocabulary(ranked, torch.arange(256, 200, -1))
+    plain, also_trained = make_adapter("plain", seed=2)
+    expected = [(1, ranked, trained, range(241, 257)), (2, plain, also_trained, range(40, 56))]
+    for version, folder, model, vocabulary in expected:
+        swapper.swap(swapper.stage(version, folder), "promotion")
+        assert engine.decoder.draft.token_ids.tolist() == list(vocabulary)
+        with torch.no_grad():
+            logits = model(IDS).logits[0, :, list(vocabulary)]
+        torch.testing.assert_close(live_logits(engine), logits, atol=1e-4, rtol=1e-4)
+    swapper.swap(swapper.stage(1, ranked), "promotion")
+    swapper.swap(swapper.stage(0, None), "rollback")
+    assert engine.decoder.draft.token_ids.tolist() == list(range(40, 56))
+    engine.stop()
+
+
+def test_a_refused_probe_puts_the_old_vocabulary_back(config, make_adapter, tiny_draft):
+    engine = started(config, draft_vocab_size=16)
+    swapper = HotSwapper(engine, fingerprint(tiny_draft), RANK)
+    before = live_logits(engine)
+    folder, _ = make_adapter("a", seed=1)
+    save_vocabulary(folder, torch.arange(256, 200, -1))
+    staged = swapper.stage(1, folder)
+    torch.manual_seed(0)
+    other = (3 * torch.randn_like(staged.probe_probs)).softmax(-1)
+    with pytest.raises(SwapError):
+        swapper.swap(replace(staged, probe_probs=other), "promotion")
+    assert isinstance(engine.decoder.draft.runner.head, TrimmedHead)
+    assert engine.decoder.draft.token_ids.tolist() == list(range(16))
+    assert torch.equal(live_logits(engine), before)
+    engine.stop()
+
+
+@pytest.mark.skipif(not cpu_has_bfloat16(), reason="this CPU has no bfloat16 in oneDNN")
+def test_packed_weights_are_swapped_and_put_back_to_the_bit(config, make_adapter, tiny_draft):
+    engine = started(config.model_copy(update={"dtype": "bfloat16"}))
+    swapper = HotSwapper(engine, fingerprint(tiny_draft), RANK)
+    assert all(linear.packed for linear in linears(engine))
+    held = [linear.weight for linear in linears(engine)]
+    base, before = weights(engine), live_logits(engine)
+    folder, trained = make_adapter("a", seed=1)
+    swapper.swap(swapper.stage(1, folder), "promotion")
+    with torch.no_grad():
+        expected = trained(IDS).logits[0].softmax(-1)
+    live = live_logits(engine).float().softmax(-1)
+    assert (live - expected).abs().sum(-1).mean() / 2 < 0.05
+    assert (live - before.float().softmax(-1)).abs().sum(-1).mean() / 2 > 0.2
+    swapper.swap(swapper.stage(0, None), "rollback")
+    assert same(weights(engine), base)
+    assert torch.equal(live_logits(engine), before)
+    assert all(linear.weight is weight for linear, weight in zip(linears(engine), held, strict=True))
+    engine.stop()
+
+
+def started(config: HotdraftConfig, **changes: object) -> Engine:
+    engine = build_engine(config.model_copy(update={"engine": config.engine.model_copy(update=changes)}), None)
+    engine.start()
+    return engine

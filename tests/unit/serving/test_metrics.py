@@ -64,6 +64,7 @@ def request_stats(**changes: object) -> RequestStats:
         "completion_tokens": 5,
         "rounds": 2,
         "drafted_tokens": 6,
+        "examined_tokens": 5,
         "accepted_tokens": 4,
         "draft_version": 1,
         "queued_seconds": 0.5,

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from scipy.stats import chisquare
+from torch.nn.functional import one_hot
 
 from serving.logits import sample
 from serving.noise import Stream, uniform
-from serving.rejection import rejection_sample
+from serving.rejection import match_greedy, rejection_sample
 
 VOCABULARY, SAMPLES, K = 6, 200_000, 2
 TARGET = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05, 0.0])
@@ -73,6 +74,24 @@ def test_no_draft_is_plain_sampling() -> None:
     )
     assert result.num_accepted.sum() == 0
     _assert_distributed(result.next_token, TARGET)
+
+
+@pytest.mark.parametrize("k", [0, 1, 4])
+def test_greedy_matching_is_rejection_sampling_of_one_hots(k: int) -> None:
+    rows, generator = 300, torch.Generator().manual_seed(k)
+    target_ids = torch.randint(3, (rows, k + 1), generator=generator)
+    draft_ids = torch.randint(3, (rows, k), generator=generator)
+    result = match_greedy(target_ids, draft_ids)
+    expected = rejection_sample(
+        one_hot(target_ids, 3).float(),
+        one_hot(draft_ids, 3).float(),
+        draft_ids,
+        torch.rand(rows, k, generator=generator, dtype=torch.float64),
+        torch.rand(rows, k + 1, generator=generator, dtype=torch.float64),
+    )
+    assert torch.equal(result.num_accepted, expected.num_accepted)
+    assert torch.equal(result.next_token, expected.next_token)
+    assert set(result.num_accepted.tolist()) == set(range(k + 1)), "every outcome came up"
 
 
 def test_the_check_has_teeth() -> None:

@@ -1,0 +1,18 @@
+"""Torch work beside the engine, in a thread that ends with it.
+
+Every thread that computes in parallel keeps OpenMP workers of its own for as long as it lives. Once
+there are more of them than cores, libgomp's workers sleep between operations instead of waiting
+awake, and each of a round's hundreds of operations has to wake them: rounds become half as slow again.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def aside(work: Callable[[], T]) -> T:
+    """The result of `work`, computed in a thread of its own; what it raises is raised."""
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(work).result()

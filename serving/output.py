@@ -1,0 +1,147 @@
+"""What becomes of a request's tokens: its text, its statistics, and what is recorded of it.
+
+All of it happens in the output thread, while the engine already runs the next round.
+"""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from pipeline.records import NOT_DRAFTED, ReplaySample
+from serving.decoder import Round
+from serving.request import FinishReason, GenerationRequest, OutputDelta, RequestStats
+
+
+class Output:
+    """The client's side of a request. Its client hears of a round by `send`, which calls `on_delta`."""
+
+    def __init__(
+        self, request: GenerationRequest, on_delta: Callable[[OutputDelta], None], tokenizer: Tokenizer
+    ) -> None:
+        self.request = request
+        self.output_ids: list[int] = []
+        self.admitted: float | None = None
+        """When the request got its slot, by `time.perf_counter`."""
+        self.finish_reason: FinishReason | None = None
+        """Set once, when the client has been told; what is decoded after that is dropped."""
+        self._rounds = self._drafted = self._examined = self._accepted = 0
+        self._draft_version = 0
+        self._on_delta = on_delta
+        self._tokenizer = tokenizer
+        self._decode = DecodeStream(skip_special_tokens=True)
+        self._held = ""
+        """Text not yet sent because a stop string might begin in it."""
+        self._unsent_ids: list[int] = []
+        self._log: list[tuple[np.ndarray, ...]] = []
+        self._submitted = time.perf_counter()
+        self._first_token: float | None = None
+
+    def take(self, outcome: Round, row: int, length: int, draft_version: int) -> FinishReason | None:
+        """Take the first `length` tokens of a round's row; the reason if a stop string ends the request."""
+        accepted, k = int(outcome.num_accepted[row]), outcome.token_ids.shape[1] - 1
+        self._rounds += 1
+        self._drafted += k
+        self._examined += min(accepted + 1, k)
+        self._accepted += accepted
+        self._draft_version = draft_version
+        if self._first_token is None:
+            self._first_token = time.perf_counter()
+
+        taken: list[int] = []
+        stopped = False
+        for token in outcome.token_ids[row, :length].tolist():
+            taken.append(token)
+            self._held += self._decode.step(self._tokenizer, token) or ""
+            stopped = self._cut_at_stop_string()
+            if stopped:
+                break
+        self.output_ids += taken
+        self._unsent_ids += taken
+        if outcome.target_log is not None and self.request.record:
+            self._keep(outcome, row, len(taken), draft_version)
+        return "stop" if stopped else None
+
+    def send(self, reason: FinishReason | None) -> None:
+        """Send new text, if there is any that no stop string may begin in; at the end all, with the reason."""
+        self.finish_reason = reason
+        text = self._held if reason else self._held[: len(self._held) - self._possible_stop()]
+        if not (text or reason):
+            return
+        self._held = self._held[len(text) :]
+        ids, self._unsent_ids = tuple(self._unsent_ids), []
+        self._on_delta(OutputDelta(text, ids, reason, self.stats()))
+
+    def stats(self) -> RequestStats:
+        now = time.perf_counter()
+        admitted = self.admitted or now
+        return RequestStats(
+            prompt_tokens=len(self.request.prompt_ids),
+            completion_tokens=len(self.output_ids),
+            rounds=self._rounds,
+            drafted_tokens=self._drafted,
+            examined_tokens=self._examined,
+            accepted_tokens=self._accepted,
+            draft_version=self._draft_version,
+            queued_seconds=admitted - self._submitted,
+            time_to_first_token=self._first_token and self._first_token - self._submitted,
+            total_seconds=now - self._submitted,
+        )
+
+    def sample(self) -> ReplaySample | None:
+        """What the replay buffer keeps of the request; None if it was not to be recorded."""
+        if not self._log:
+            return None
+        top_ids, top_logprobs, tail, drafted, accepted, versions = (
+            np.concatenate(column) for column in zip(*self._log, strict=True)
+        )
+        return ReplaySample(
+            request_id=self.request.request_id,
+            created_at=time.time(),
+            domain=self.request.domain,
+            temperature=self.request.params.temperature,
+            prompt_ids=np.asarray(self.request.prompt_ids, np.int32),
+            output_ids=np.asarray(self.output_ids, np.int32),
+            target_top_ids=top_ids,
+            target_top_logprobs=top_logprobs,
+            target_tail_logprob=tail,
+            drafted_ids=drafted,
+            accepted=accepted,
+            draft_versions=versions,
+        )
+
+    def _keep(self, outcome: Round, row: int, length: int, version: int) -> None:
+        log = outcome.target_log
+        assert log is not None
+        accepted = np.arange(length) < outcome.num_accepted[row]
+        drafted = outcome.drafted_ids[row, :length]
+        self._log.append(
+            (
+                log.top_ids[row, :length],
+                log.top_logprobs[row, :length],
+                log.tail_logprob[row, :length],
+                drafted,
+                accepted & (drafted != NOT_DRAFTED),
+                np.full(length, version, np.int32),
+            )
+        )
+
+    def _cut_at_stop_string(self) -> bool:
+        found = [self._held.find(stop) for stop in self.request.params.stop]
+        first = min((at for at in found if at >= 0), default=None)
+        if first is None:
+            return False
+        self._held = self._held[:first]
+        return True
+
+    def _possible_stop(self) -> int:
+        """Length of the longest end of the held text that a stop string may begin with."""
+        longest = 0
+        for stop in self.request.params.stop:
+            for length in range(min(len(stop) - 1, len(self._held)), longest, -1):
+                if stop.startswith(self._held[-length:]):
+                    longest = length
+                    break
+        return longest

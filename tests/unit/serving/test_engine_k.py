@@ -1,0 +1,83 @@
+"""k may be anything, chosen by anybody, changed at any time: it changes no token."""
+
+import time
+
+import pytest
+
+from pipeline.config import HotdraftConfig
+from serving.adaptive_k import AdaptiveK
+from serving.app import build_engine
+from serving.costs import RoundCosts
+from serving.engine import Engine
+from serving.events import RoundStats
+from tests.unit.serving.clients import ask, greedy, request
+
+
+class Ks:
+    """A listener that notes every k."""
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+
+    def on_round(self, stats: RoundStats) -> None:
+        self.seen.add(stats.k)
+
+    def on_finish(self, *_: object) -> None: ...
+
+    def on_swap(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize("draft", ["other", "itself"])
+def test_adaptive_k_changes_no_token(config: HotdraftConfig, tiny_target: str, draft: str) -> None:
+    changes: dict[str, object] = {"engine": config.engine.model_copy(update={"k": "auto", "max_k": 3})}
+    if draft == "itself":
+        changes["draft"] = tiny_target
+    engine = build_engine(config.model_copy(update=changes), None)
+    assert engine.k == "auto"
+    heard = Ks()
+    engine.listeners.append(heard)
+    engine.start()
+    # costs as a large pair has them: of a tiny one drafting is as dear as verifying
+    engine.adaptive_k = AdaptiveK(RoundCosts({1: [1.0, 1.1, 1.2, 1.3], 3: [1.2, 1.4, 1.6, 1.8]}, {1: 0.1, 3: 0.1}))
+    prompts = [tuple(range(1, 2 + 5 * n)) for n in range(7)]
+    clients = [ask(engine, request(f"r{n}", p, max_tokens=10 + 12 * n)) for n, p in enumerate(prompts)]
+    for n, (prompt, client) in enumerate(zip(prompts, clients, strict=True)):
+        stats = client.wait().stats
+        assert client.ids == greedy(tiny_target, prompt, 10 + 12 * n)
+        assert stats.accepted_tokens <= stats.examined_tokens <= stats.drafted_tokens
+        if draft == "itself":
+            assert stats.accepted_tokens > stats.completion_tokens / 2
+    engine.stop()
+    assert heard.seen <= {0, 1, 2, 3}
+    assert len(heard.seen) > 1
+    assert (3 in heard.seen) or draft == "other"
+
+
+def test_k_may_change_at_any_time(engine: Engine, tiny_target: str) -> None:
+    clients = [ask(engine, request(f"r{n}", max_tokens=100)) for n in range(3)]
+    turn = 0
+    while not all(client.done.is_set() for client in clients):
+        engine.k = (0, 2, 1)[turn % 3]
+        turn += 1
+        time.sleep(0.005)
+    expected = greedy(tiny_target, (1, 2, 3), 100)
+    assert [client.ids for client in clients] == [expected] * 3
+
+
+def test_a_k_that_cannot_be_is_refused(config: HotdraftConfig) -> None:
+    engine = build_engine(config, None)
+    for k in (3, -1):
+        with pytest.raises(ValueError, match=f"between 0 and 2, not {k}"):
+            engine.k = k
+    with pytest.raises(ValueError, match="costs of rounds were measured"):
+        engine.k = "auto"
+    assert engine.k == 2
+    engine.measure_costs()
+    engine.k = "auto"
+    assert engine.k == "auto"
+    alone = build_engine(config.model_copy(update={"draft": None}), None)
+    assert alone.k == 0
+    with pytest.raises(ValueError, match="between 0 and 0"):
+        alone.k = 1
+    for built in (engine, alone):
+        built.stop()

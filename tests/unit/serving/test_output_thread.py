@@ -1,0 +1,190 @@
+"""Who hears of what, in which order; and what becomes of an engine whose listener breaks."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pipeline.config import HotdraftConfig
+from pipeline.records import ReplaySample
+from pipeline.replay import ReplayBuffer, sample_from_row
+from serving.app import build_engine
+from serving.engine import Engine
+from serving.events import RoundStats, SwapEvent
+from serving.output import Output
+from serving.output_thread import OutputThread
+from serving.request import FinishReason, GenerationRequest, OutputDelta, RequestStats, SamplingParams
+from tests.conftest import tiny_tokenizer
+from tests.unit.serving.clients import ask, request
+from tests.unit.serving.rounds import a_round
+
+TOKENIZER = tiny_tokenizer()
+
+
+class Diary:
+    """Notes, as listener, recorder and client, what it hears and in which thread."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.threads: set[str] = set()
+
+    def note(self, entry: str) -> None:
+        self.heard.append(entry)
+        self.threads.add(threading.current_thread().name)
+
+    def on_round(self, stats: RoundStats) -> None:
+        self.note(f"round of {stats.requests}")
+
+    def on_finish(self, request: GenerationRequest, stats: RequestStats, finish_reason: str) -> None:
+        self.note(f"{request.request_id} counted: {finish_reason}, {stats.completion_tokens} tokens")
+
+    def on_swap(self, event: SwapEvent) -> None:
+        self.note(f"swap to {event.version}")
+
+    def record(self, sample: ReplaySample) -> None:
+        self.note(f"{sample.request_id} recorded: {len(sample.output_ids)} tokens")
+
+    def client(self, name: str) -> Callable[[OutputDelta], None]:
+        return lambda delta: self.note(f"{name} told: {delta.text!r} {delta.finish_reason}")
+
+
+def output(diary: Diary, name: str, **params: object) -> Output:
+    wanted = GenerationRequest(name, (1, 2), SamplingParams(**{"max_tokens": 100, **params}))
+    return Output(wanted, diary.client(name), TOKENIZER.backend_tokenizer)
+
+
+def tell(
+    outputs: OutputThread, of: Output, text: str, reason: FinishReason | None = None, taken: int | None = None
+) -> None:
+    token_ids = TOKENIZER(text).input_ids
+    stats = RoundStats(len(token_ids) - 1, 1, 0, 0, (), len(token_ids), 0.1, 1)
+    advance = (len(token_ids) if taken is None else taken, reason)
+    outputs.round(stats, a_round(token_ids, log=True), [of], [advance])
+
+
+@pytest.mark.parametrize("in_a_thread", [True, False])
+def test_the_order_of_telling(in_a_thread: bool) -> None:
+    diary: Any = Diary()
+    outputs = OutputThread(diary)
+    outputs.listeners.append(diary)
+    if in_a_thread:
+        outputs.start()
+    a, b = output(diary, "a"), output(diary, "b", stop=("yz",))
+    tell(outputs, a, "hi")
+    outputs.swap(SwapEvent(5, 4, "promotion", 0.0))
+    tell(outputs, b, "xyzzy")
+    tell(outputs, a, "!??", "length", taken=1)
+    tell(outputs, b, "never heard")
+    outputs.finish(b, "cancelled")
+    outputs.finish(output(diary, "c"), "cancelled")
+    outputs.stop()
+    assert diary.heard == [
+        "round of 1",
+        "a told: 'hi' None",
+        "swap to 5",
+        "round of 1",
+        "b recorded: 3 tokens",
+        "b counted: stop, 3 tokens",
+        "b told: 'x' stop",
+        "round of 1",
+        "a recorded: 3 tokens",
+        "a counted: length, 3 tokens",
+        "a told: '!' length",
+        "round of 1",
+        "c counted: cancelled, 0 tokens",
+        "c told: '' cancelled",
+    ]
+    assert diary.threads == {"engine-output" if in_a_thread else "MainThread"}
+    assert not outputs.has_failed
+
+
+class Broken(Diary):
+    def on_round(self, stats: RoundStats) -> None:
+        super().on_round(stats)
+        if len(self.heard) == 3:
+            raise RuntimeError("mine")
+
+
+@pytest.mark.parametrize("max_tokens", [3, 100], ids=["as the last request ends", "under way"])
+def test_a_listener_that_raises_ends_the_engine_and_every_client_hears(
+    config: HotdraftConfig, monkeypatch: pytest.MonkeyPatch, max_tokens: int
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    config = config.model_copy(update={"engine": config.engine.model_copy(update={"k": 0})})
+    engine = build_engine(config, None)
+    engine.listeners.append(Broken())
+    clients = [ask(engine, request(f"r{n}", max_tokens=max_tokens)) for n in range(5)]
+    engine.start()
+    assert all(client.done.wait(10) for client in clients)
+    assert [client.deltas[-1].finish_reason for client in clients] == ["error"] * 5
+    assert not engine.is_alive
+    engine.stop()
+
+
+def test_a_stop_string_frees_the_slot(config: HotdraftConfig) -> None:
+    engine = build_engine(config, None)  # not started: the test takes the steps
+    whole = ask(engine, request("whole", max_tokens=40))
+    while not whole.done.is_set():
+        engine.step()
+    cut = ask(engine, request("cut", max_tokens=40, stop=(whole.text[5:7],)))
+    while not cut.done.is_set():
+        assert engine.num_running == 1 or not cut.deltas
+        engine.step()
+    assert len(cut.ids) < 40
+    engine.step()
+    assert engine.num_running == 0
+
+
+@pytest.mark.parametrize("k", [0, 2])
+def test_what_follows_a_stop_string_is_never_told(config: HotdraftConfig, buffer: ReplayBuffer, k: int) -> None:
+    """The output thread meets it while the engine already runs further rounds of the request."""
+    engine = build_engine(config, buffer)
+    engine.start()
+    engine.k = k
+    whole = ask(engine, request("whole", max_tokens=100))
+    whole.wait()
+    hold = Hold()
+    engine.listeners.append(hold)
+    stop = whole.text[20:24]
+    cut = ask(engine, request("cut", max_tokens=100, stop=(stop,)))
+    other = ask(engine, request("other", max_tokens=100))
+    assert hold.rounds_missed(engine, 30), "the engine runs ahead of what is told"
+    hold.release.set()
+    last = cut.wait()
+    assert (last.finish_reason, cut.text) == ("stop", whole.text[: whole.text.index(stop)])
+    assert cut.ids == whole.ids[: len(cut.ids)]
+    assert last.stats.completion_tokens == len(cut.ids) < 40
+    assert other.wait().finish_reason == "length"
+    assert other.ids == whole.ids
+    engine.stop()
+    assert [delta.finish_reason for delta in cut.deltas].count("stop") == 1
+    assert cut.deltas[-1] is last
+    assert engine.recorder is not None
+    engine.recorder.close()
+    rows = [sample_from_row(row) for row in buffer.load()]
+    (sample,) = [row for row in rows if row.request_id == "cut"]
+    assert sample.output_ids.tolist() == cut.ids
+    assert len(sample.target_top_ids) == len(sample.accepted) == len(cut.ids)
+
+
+class Hold:
+    """A listener that makes the output thread wait, and counts how far the engine is ahead of it."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+
+    def rounds_missed(self, engine: Engine, tokens: int) -> bool:
+        """Whether a row gets this many tokens while nobody hears of any."""
+        deadline = time.monotonic() + 20
+        while max(engine.decoder.lengths) < 3 + tokens and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return max(engine.decoder.lengths) >= 3 + tokens
+
+    def on_round(self, stats: RoundStats) -> None:
+        assert self.release.wait(30)
+
+    def on_finish(self, request: GenerationRequest, stats: RequestStats, finish_reason: str) -> None: ...
+
+    def on_swap(self, event: SwapEvent) -> None: ...

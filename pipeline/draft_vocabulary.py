@@ -52,8 +52,13 @@ def rank_tokens(counts: Tensor) -> Tensor:
 
 def merge_rankings(rankings: Sequence[Tensor | None]) -> Tensor:
     """All ids of `rankings`, each once and where it comes first; int64 [N]. None ranks nothing."""
-    ids = (token for ranking in rankings if ranking is not None for token in ranking.tolist())
-    return torch.tensor(list(dict.fromkeys(ids)), dtype=torch.int64)
+    given = [ranking.long() for ranking in rankings if ranking is not None and len(ranking)]
+    seen = torch.zeros(max((int(ranking.max()) + 1 for ranking in given), default=0), dtype=torch.bool)
+    parts = [torch.empty(0, dtype=torch.int64)]
+    for ranking in given:
+        parts.append(ranking[~seen[ranking]])
+        seen[ranking] = True
+    return torch.cat(parts)
 
 
 def choose_vocabulary(rankings: Sequence[Tensor | None], size: int, vocab_size: int) -> Tensor:

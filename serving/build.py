@@ -22,11 +22,12 @@ def make_runners(
     """Runners of the target and, if there is one, the draft, whose head is trimmed to `draft_vocabulary` [N].
 
     The draft has one slot more than `num_slots`, for probes. What the two have in common, embedding and
-    head, is kept once. Raises `ModelError` for attention
-    that is not supported.
+    head, is kept once. Raises `ModelError` for attention that is not supported.
     """
     for model in [target] if draft is None else [target, draft]:
         check_supported(model.config.get_text_config())
+    embeddings = target.get_input_embeddings()
+    embeddings.weight.data = embeddings.weight.data.clone()  # as a view it would keep the whole mapped file
     target_output = target.get_output_embeddings()
     target_head = ServedLinear.of({"head": target_output})
     draft_head: nn.Module = target_head

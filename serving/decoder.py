@@ -43,7 +43,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class TargetLog:
-    """The target's distribution at T output positions (temperature 1, unfiltered)."""
+    """The target's distribution at the first T output positions of a round (temperature 1, unfiltered)."""
 
     top_ids: np.ndarray
     """int32 [B, T, K]."""
@@ -151,14 +151,12 @@ class SpeculativeDecoder:
 
     @torch.inference_mode()
     def prefill(self, row: int, budget: int, *, with_draft: bool) -> bool:
-        """Process up to `budget` prompt tokens of a row; True once it may join a round."""
+        """Process up to `budget` prompt tokens of a row with each model; True once it may join a round."""
         goals = [(self.target, self.lengths[row] - 1)]
         if with_draft and self.draft is not None:
             goals.append((self.draft, self.lengths[row] - 2))
         for track, until in goals:
-            if track.lengths[row] < until:
-                self._advance(track, row, until, budget)
-                break
+            self._advance(track, row, until, budget)
         return all(track.lengths[row] >= until for track, until in goals)
 
     def rewind(self, row: int, length: int) -> None:
@@ -265,23 +263,27 @@ class SpeculativeDecoder:
         token_ids = torch.where(drawn_at - lengths < accepted, padded, following)
         self.tokens[:rows].scatter_(1, drawn_at, token_ids)
         lengths += accepted + 1
-        return self._to_host(torch.cat([accepted, token_ids, proposal.token_ids], 1), k, logits if log else None)
+        decided = torch.cat([accepted, token_ids, proposal.token_ids], 1)
+        if not log:
+            return self._to_host(decided, k, None)
+        # what comes after the last token that some row keeps need not be logged; a CPU knows without waiting
+        kept = int(accepted.max()) + 1 if self.device.type == "cpu" else k + 1
+        return self._to_host(decided, k, logits[:, :kept])
 
     def _to_host(self, decided: Tensor, k: int, logits: Tensor | None) -> Round:
         """The round's only copy from the device. `decided` [B, 1 + k+1 + k]: accepted, new and drafted ids."""
         columns = [decided.to(torch.int32)]
         if logits is not None:
-            top = logits.topk(min(self.log_top_k, logits.shape[-1]), dim=-1)
-            logprobs = top.values - logits.logsumexp(-1, keepdim=True)
+            logprobs, top_ids = logits.log_softmax(-1).topk(min(self.log_top_k, logits.shape[-1]), dim=-1)
             tail = (1 - logprobs.double().exp().sum(-1)).clamp_min(0).log().clamp_min(MIN_LOG_MASS).float()
-            columns += [part.flatten(1).view(torch.int32) for part in (top.indices.int(), logprobs, tail)]
+            columns += [part.flatten(1).view(torch.int32) for part in (top_ids.int(), logprobs, tail)]
         host = torch.cat(columns, 1).cpu().numpy()
         num_accepted, token_ids, drafted_ids, rest = np.split(host, [1, k + 2, 2 * k + 2], axis=1)
         return Round(
             token_ids=token_ids,
             num_accepted=num_accepted[:, 0],
             drafted_ids=np.pad(drafted_ids, ((0, 0), (0, 1)), constant_values=NOT_DRAFTED),
-            target_log=None if logits is None else TargetLog.of(rest, k + 1),
+            target_log=None if logits is None else TargetLog.of(rest, logits.shape[1]),
         )
 
     def _catch_up(self, rows: int) -> int:

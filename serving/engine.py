@@ -256,7 +256,10 @@ class Engine:
             self._outputs.finish(sequence.output, "cancelled")
 
     def _prefill(self) -> None:
-        """Admit the next request to the row after the running ones and process a chunk of its prompt."""
+        """Admit the next request to the row after the running ones and process a chunk of its prompt.
+
+        With others that fit whole into what the chunk leaves: a few tokens of a prompt cost as much as many.
+        """
         budget = self._prefill_chunk
         while budget > 0:
             row = len(self._running)
@@ -264,11 +267,15 @@ class Engine:
                 with self._wake:
                     if not self._waiting or row == self.num_slots:
                         return
+                    if budget < min(self._prefill_chunk, len(self._waiting[0].request.prompt_ids)):
+                        return
                     self._prefilling = self._waiting.popleft()
                 self._prefilling.output.admitted = time.perf_counter()
                 self.decoder.load(row, self._prefilling.request.prompt_ids)
-            done = self.decoder.prefill(row, budget, with_draft=self.k != 0)
-            budget -= min(budget, len(self._prefilling.request.prompt_ids))
+            length = len(self._prefilling.request.prompt_ids)
+            chunk = budget if self._running else length  # without running requests nobody waits
+            done = self.decoder.prefill(row, chunk, with_draft=self.k != 0)
+            budget -= min(budget, length)
             if done:
                 self._running.append(self._prefilling)
                 self._prefilling = self._sampling = None

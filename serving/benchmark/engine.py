@@ -118,4 +118,4 @@ def find_engine(name: str) -> Callable[[EngineSettings], BenchEngine]:
     try:
         return getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
-        raise PeerUnavailable(f"needs the package {error.name!r}, which is not installed") from error
+        raise PeerUnavailable(f"needs the package {error.name!r}, see docs/benchmarks.md") from error

@@ -26,8 +26,8 @@ def make_runners(
     """
     for model in [target] if draft is None else [target, draft]:
         check_supported(model.config.get_text_config())
-    embeddings = target.get_input_embeddings()
-    embeddings.weight.data = embeddings.weight.data.clone()  # as a view it would keep the whole mapped file
+    for parameter in target.get_input_embeddings().parameters():
+        parameter.data = parameter.data.clone()  # as a view it would keep the whole mapped file
     target_output = target.get_output_embeddings()
     target_head = ServedLinear.of({"head": target_output})
     draft_head: nn.Module = target_head

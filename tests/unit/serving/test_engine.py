@@ -120,6 +120,27 @@ def test_a_prompt_under_way_follows_its_row(config: HotdraftConfig, tiny_target:
         assert client.ids == greedy(tiny_target, prompt, 5)
 
 
+def test_prompts_are_not_read_in_scraps(config: HotdraftConfig) -> None:
+    """A chunk is 16 tokens: what it leaves is for prompts that fit whole, and without company there is no limit."""
+    engine = build_engine(config, None)
+    fed: list[int] = []
+    advance = engine.decoder.target.runner.forward
+    engine.decoder.target.runner.forward = lambda window, ids, keep: (  # type: ignore[method-assign]
+        fed.append(ids.shape[1]) or advance(window, ids, keep)
+    )
+    for n, length in enumerate((41, 13, 5)):
+        ask(engine, request(f"r{n}", tuple(range(1, 1 + length)), max_tokens=20))
+    engine.step()
+    assert fed == [40, 3]
+    assert engine.num_running == 1
+    engine.step()
+    assert fed[2:] == [12, 3]
+    assert engine.num_running == 2
+    engine.step()
+    assert fed[4:] == [4, 3]
+    assert engine.num_running == 3
+
+
 @pytest.mark.parametrize("draft", ["other", "itself"])
 def test_a_request_may_fill_its_slot(config: HotdraftConfig, tiny_target: str, draft: str) -> None:
     """With 61 + k + 1 = 64 positions in a slot, none are to spare when the last round overshoots."""

@@ -47,6 +47,8 @@ class Cut:
     base_fingerprint: str
     layers: list[int]
     """Indices of the base's layers that the draft was initialised from, in order."""
+    feed_forward: int | None = None
+    """Intermediate channels kept in each layer; None is all of them."""
 
 
 def cache_folder() -> Path:
@@ -79,7 +81,8 @@ def local_folder(name: str) -> Path:
     if Path(resolved).is_dir():
         return Path(resolved)
     try:
-        return Path(snapshot_download(resolved, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"]))
+        patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "README.md"]
+        return Path(snapshot_download(resolved, allow_patterns=patterns))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         known = ", ".join([*FETCHABLE, *sorted(path.name for path in SHIPPED_DRAFTS.glob("*"))])
         raise ModelError(
@@ -242,12 +245,15 @@ def _complete_state(folder: Path, cut: Cut) -> dict[str, torch.Tensor]:
 def check_same_vocabulary(
     target: str, target_tokenizer: PreTrainedTokenizerBase, draft: str, draft_tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Raise `ModelError` naming both models unless every token has the same id in both tokenizers."""
+    """Raise `ModelError` naming both models and a difference unless every token has the same id in both."""
     target_vocab, draft_vocab = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
-    if target_vocab != draft_vocab:
-        differing = len(set(target_vocab.items()) ^ set(draft_vocab.items()))
-        raise ModelError(
-            f"target {target!r} ({type(target_tokenizer).__name__}, {len(target_vocab)} tokens) and draft "
-            f"{draft!r} ({type(draft_tokenizer).__name__}, {len(draft_vocab)} tokens) need one vocabulary, "
-            f"and {differing} entries differ"
-        )
+    if target_vocab == draft_vocab:
+        return
+    differing = set(target_vocab.items()) ^ set(draft_vocab.items())
+    token = min(differing, key=lambda entry: (entry[1], entry[0]))[0]
+    raise ModelError(
+        f"target {target!r} ({type(target_tokenizer).__name__}, {len(target_vocab)} tokens) and draft "
+        f"{draft!r} ({type(draft_tokenizer).__name__}, {len(draft_vocab)} tokens) need one vocabulary, "
+        f"and {len(differing)} entries differ, such as {token!r}: id {target_vocab.get(token, 'none')} "
+        f"in the target, {draft_vocab.get(token, 'none')} in the draft"
+    )

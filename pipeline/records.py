@@ -6,6 +6,8 @@ import numpy as np
 
 NOT_DRAFTED = -1
 """`drafted_ids` entry of a position that no draft token was proposed for (a bonus or a plain token)."""
+MIN_LOG_MASS = -30.0
+"""The tail of a distribution whose mass outside the kept tokens rounds to 0."""
 
 
 @dataclass(frozen=True, slots=True)

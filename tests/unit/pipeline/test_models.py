@@ -128,6 +128,15 @@ def test_a_cut_draft_stores_what_differs_and_comes_back_whole(base, cut):
     assert load_causal_lm(str(folder), dtype=torch.bfloat16).dtype == torch.bfloat16
 
 
+def test_a_cut_from_before_feed_forwards_were_cut_still_loads(cut):
+    folder, expected = cut
+    told = json.loads((folder / "cut.json").read_text())
+    del told["feed_forward"]
+    (folder / "cut.json").write_text(json.dumps(told))
+    with torch.no_grad():
+        torch.testing.assert_close(load_causal_lm(str(folder))(IDS).logits, expected)
+
+
 def test_a_cut_of_other_base_weights_is_refused(cut):
     folder, _ = cut
     origin = read_cut(folder)
@@ -165,6 +174,9 @@ def test_vocabularies_must_be_one():
     tokenizer, other = tiny_tokenizer(), tiny_tokenizer()
     check_same_vocabulary("big", tokenizer, "small", other)
     other.add_tokens(["extra"])
-    message = r"'big' \(.*, 257 tokens\) and draft 'small' \(.*, 258 tokens\).* 1 entries differ"
+    message = (
+        r"'big' \(.*, 257 tokens\) and draft 'small' \(.*, 258 tokens\).* 1 entries differ, "
+        r"such as 'extra': id none in the target, 257 in the draft"
+    )
     with pytest.raises(ModelError, match=message):
         check_same_vocabulary("big", tokenizer, "small", other)

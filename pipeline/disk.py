@@ -1,0 +1,31 @@
+"""Whether what is about to be written fits: better told now than found out in hours."""
+
+import shutil
+from pathlib import Path
+
+KEPT_BYTES = 4.0
+"""A kept token in a shard: 2.0 were measured for its id, which Parquet's dictionary packs into as many bits as the
+vocabulary needs (16 of 49152; 18 of 152k are 2.3), and 1.6 for its log-prob, whose 16 bits zstd shortens."""
+POSITION_BYTES = 32
+"""Everything else of an output position: 15 were measured for prompts as long as their answers, 31 for prompts four
+times as long. 5 are the log of the tail, whose bits look random; a token of the prompt or the answer takes 2."""
+
+
+class DiskError(ValueError):
+    """Too little space; the message says how much is needed, by what, and how much is free."""
+
+
+def require_disk(path: str | Path, needed_bytes: float, what: str) -> None:
+    """Raise `DiskError` unless the disk of `path`, which need not exist yet, has `needed_bytes` free for `what`."""
+    place = Path(path).absolute()
+    existing = next(folder for folder in (place, *place.parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
+    if free < needed_bytes:
+        raise DiskError(
+            f"{what} may take {needed_bytes / 1e9:.2f} GB, and the disk of {path} has {free / 1e9:.2f} GB free"
+        )
+
+
+def replay_bytes(output_tokens: int, top_k: int) -> int:
+    """Bytes that a replay buffer takes, about, for `output_tokens` with the target's `top_k` likeliest at each."""
+    return int(output_tokens * (POSITION_BYTES + KEPT_BYTES * top_k))

@@ -5,10 +5,10 @@ An environment variable names its key with a double underscore between levels:
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -77,12 +77,16 @@ class TriggerConfig(Section):
     poll_seconds: float = Field(2.0, gt=0)
 
 
+LossName = Literal["forward_kl", "reverse_kl", "jsd", "total_variation", "negative_log_acceptance", "lk_hybrid"]
+
+
 class TrainingSection(Section):
     """What every training run is told."""
 
+    loss: LossName = Field("forward_kl", description="what a draft is distilled by, see `training.losses`")
     learning_rate: float = Field(1e-3, gt=0)
     max_steps: int = Field(60, ge=1)
-    max_seconds: float = Field(90.0, gt=0)
+    max_seconds: Annotated[float, Field(gt=0)] | None = 90.0
     batch_tokens: int = Field(1024, ge=16, description="packed tokens of one optimiser step")
     checkpoint_steps: int = Field(10, ge=1)
     seed: int = 0
@@ -102,15 +106,55 @@ class DistillConfig(TrainingSection):
 
 
 class PredistillConfig(TrainingSection):
-    layers: list[int] = Field([], description="target layers the draft is cut from, in order")
+    draft: str | None = None
+    """An existing model to go on from, of the target's vocabulary; the draft is cut from the target if unset."""
+    layers: list[int] | Annotated[int, Field(ge=1)] = Field(
+        4, description="of a cut draft: the target's layers in order, or how many of them"
+    )
+    layer_choice: Literal["even", "importance"] = Field(
+        "even", description="how that many are chosen: evenly spread, or those that change hidden states most"
+    )
+    feed_forward: int | None = Field(
+        None, ge=8, description="of a cut draft: intermediate channels kept in each layer; all if unset"
+    )
+    sources: list[str] = Field(
+        [], description="prompts or text: JSONL files, folders of text, or datasets as `path[:name[:split]]`"
+    )
     builtin_prompts: int = Field(3000, ge=0, description="prompts made by the built-in generators")
     max_tokens: int = Field(96, ge=1, description="tokens the target answers a prompt with, at most")
-    temperatures: list[float] = Field([0.0, 0.7], min_length=1, description="taken in turn, prompt by prompt")
+    text_tokens: int = Field(512, ge=8, description="tokens of a piece of text that the target scores as it is")
+    temperatures: list[Annotated[float, Field(ge=0, le=2)]] = Field(
+        [0.0, 0.7], min_length=1, description="taken in turn, prompt by prompt"
+    )
+    on_policy_fraction: float = Field(
+        0.0, ge=0, le=1, description="share of the prompts that the draft answers and the target scores"
+    )
     num_slots: int = Field(32, ge=1, description="prompts answered together")
+
+    method: Literal["full", "lora", "qlora"] = "full"
+    lora: LoraSection = LoraSection()
     max_steps: int = Field(2000, ge=1)
-    max_seconds: float = Field(3600.0, gt=0)
-    batch_tokens: int = Field(2048, ge=16, description="packed tokens of one optimiser step")
+    max_seconds: Annotated[float, Field(gt=0)] | None = None
+    """Unset, only steps count: a run that was interrupted then ends as it would have without."""
+    batch_tokens: int = Field(2048, ge=16, description="packed tokens of one forward pass")
+    accumulate: int = Field(1, ge=1, description="forward passes of one optimiser step")
+    warmup_steps: int = Field(50, ge=0)
+    activation_checkpointing: bool = False
+    validation_steps: int = Field(200, ge=1, description="optimiser steps between two looks at held-out prompts")
+    validation_requests: int = Field(64, ge=1, description="held-out prompts looked at")
+    patience: int | None = Field(None, ge=1, description="looks without a better overlap after which training ends")
+    devices: int = Field(1, ge=1, description="processes, one to a GPU")
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     checkpoint_steps: int = Field(100, ge=1)
+
+    @model_validator(mode="after")
+    def _on_policy_needs_a_draft(self) -> Self:
+        if self.on_policy_fraction and self.draft is None:
+            raise ValueError(
+                "on_policy_fraction needs predistill.draft: a fresh cut has nothing to say. Make one without "
+                "first, then train it further"
+            )
+        return self
 
 
 class GateConfig(Section):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pipeline.records import NOT_DRAFTED
+from pipeline.records import MIN_LOG_MASS, NOT_DRAFTED
 from serving.build import make_runners
 from serving.logits import SamplingBatch, process_logits, sample
 from serving.noise import Stream, uniform
@@ -28,7 +28,6 @@ MIN_SHARED = 16
 """Tokens of a common beginning from which on it is copied instead of read again."""
 MAX_MISSED = 32
 """Tokens that the draft's first step reads at most beside its own two."""
-MIN_LOG_MASS = -30.0
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,35 @@
 """What the draft is taught, and what it would be worth: losses over logged target distributions."""
 
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pipeline.config import LossName
+from pipeline.records import MIN_LOG_MASS
+
 ROWS_PER_CHUNK = 64
 """Rows widened to float32 at a time: a chunk of a 50k vocabulary is 12 MB and stays near the cache."""
 
+Divergence = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From log-masses [N, B] of the target and of the draft: the value [N], and of each bucket the draft's mass times
+the derivative of the value by that mass, [N, B]. A multiple of the draft's masses may be missing from the
+latter, as they sum to 1."""
 
-def forward_kl(draft_logits: Tensor, top_ids: Tensor, top_logprobs: Tensor, tail_logprob: Tensor) -> Tensor:
-    r"""KL divergence from the target to the draft over the target's top K tokens and one tail bucket.
+LK_DECAY = 3.0
 
-    .. math:: \sum_{k \in top} t_k \log\frac{t_k}{d_k} + t_{tail} \log\frac{t_{tail}}{d_{tail}}
-              \qquad d_{tail} = \sum_{j \notin top} d_j
 
-    Without the tail the sum is not a divergence: a draft could lower it by moving mass onto the top K
-    in any proportion. By the log-sum inequality it is a lower bound of the KL over the vocabulary and
-    equals it at K = V. Forward KL on target distributions is the objective of Online Speculative
-    Decoding (Liu et al., 2024).
+def distillation_loss(
+    draft_logits: Tensor, top_ids: Tensor, top_logprobs: Tensor, tail_logprob: Tensor, *, loss: LossName
+) -> Tensor:
+    """A divergence between target and draft over the target's top K tokens and one tail bucket.
+
+    Without the tail a draft could lower it by moving mass onto the top K in any proportion. Merging tokens
+    to a bucket never raises a divergence: this is a lower bound of that over the vocabulary, and equals it
+    at K = V. Which divergence `loss` is, the functions of `DIVERGENCES` say.
 
     Args:
         draft_logits: [N, V] in any float dtype; computed in float32 (float64 for float64).
@@ -27,10 +38,81 @@ def forward_kl(draft_logits: Tensor, top_ids: Tensor, top_logprobs: Tensor, tail
         tail_logprob: [N]; -inf is an empty tail.
 
     Returns:
-        [N], nats; differentiable in `draft_logits`. No [N, V] tensor but the gradient is allocated.
+        [N]; differentiable in `draft_logits`. No [N, V] tensor but the gradient is allocated.
     """
-    target_top, target_tail = _normalised(top_logprobs, tail_logprob, _wide(draft_logits))
-    return _BucketedKL.apply(draft_logits, top_ids, target_top, target_tail)
+    target = _normalised(top_logprobs, tail_logprob, _wide(draft_logits))
+    return _Bucketed.apply(draft_logits, top_ids, target, DIVERGENCES[loss])
+
+
+def forward_kl(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
+    r"""KL divergence from target to draft, :math:`\sum t \log(t / d)`, in nats.
+
+    The objective of Online Speculative Decoding (Liu et al., 2024).
+    """
+    return _expected(target, target - draft), -target.exp()
+
+
+def reverse_kl(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
+    r"""KL divergence from draft to target, :math:`\sum d \log(d / t)`, in nats; the draft seeks modes.
+
+    DistillSpec (Zhou et al., 2024), section 3. Where the target has nothing it is taken to have the least
+    mass that is logged.
+    """
+    terms = _expected_terms(draft, draft - target.clamp_min(MIN_LOG_MASS))
+    return terms.sum(-1), terms
+
+
+def jsd(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Jensen-Shannon divergence, :math:`\frac12 KL(t \| m) + \frac12 KL(d \| m)` with :math:`m = \frac12 (t + d)`.
+
+    DistillSpec (Zhou et al., 2024), section 3; at most log 2 nats.
+    """
+    mean = torch.logaddexp(target, draft) - math.log(2)
+    of_draft = _expected_terms(draft, draft - mean) / 2
+    return _expected(target, target - mean) / 2 + of_draft.sum(-1), of_draft
+
+
+def total_variation(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Total variation distance, :math:`\frac12 \sum |t - d|`: the chance that a drafted token is rejected.
+
+    Leviathan et al. (2023), corollary 3.6. Its gradient vanishes where the two have little in common.
+    """
+    target, draft = target.exp(), draft.exp()
+    return (target - draft).abs().sum(-1) / 2, (draft - target).sign() * draft / 2
+
+
+def negative_log_acceptance(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
+    r""":math:`-\log \alpha` of the acceptance :math:`\alpha = 1 - TV`, with a gradient where there is little of it.
+
+    LK losses (Samarin et al., 2026), the variant :math:`\mathcal{L}_{LK}^{\alpha}`.
+    """
+    distance, slope = total_variation(target, draft)
+    acceptance = (1 - distance).clamp_min(math.exp(MIN_LOG_MASS))
+    return -acceptance.log(), slope / acceptance[:, None]
+
+
+def lk_hybrid(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
+    r""":math:`\lambda KL(t \| d) + (1 - \lambda) TV` with :math:`\lambda = e^{-3 \alpha}`, taken as a constant.
+
+    From likelihood to acceptance as the draft improves: LK losses (Samarin et al., 2026), the variant
+    :math:`\mathcal{L}_{LK}^{\lambda}` at its best decay.
+    """
+    kl, kl_slope = forward_kl(target, draft)
+    distance, slope = total_variation(target, draft)
+    share = (-LK_DECAY * (1 - distance)).exp()
+    return share * kl + (1 - share) * distance, torch.lerp(slope, kl_slope, share[:, None])
+
+
+DIVERGENCES: Mapping[LossName, Divergence] = MappingProxyType(
+    {
+        "forward_kl": forward_kl,
+        "reverse_kl": reverse_kl,
+        "jsd": jsd,
+        "total_variation": total_variation,
+        "negative_log_acceptance": negative_log_acceptance,
+        "lk_hybrid": lk_hybrid,
+    }
+)
 
 
 @torch.no_grad()
@@ -42,45 +124,46 @@ def expected_acceptance(
     At `temperature` [N] 0 that is 1 where the likeliest tokens agree and 0 elsewhere. Above 0 it is the
     overlap :math:`\sum_{k \in top} \min(t_k, d_k)` at temperature 1 (Leviathan et al., 2023): a lower
     bound, as the tail's own overlap, at most the target's tail mass, is not counted.
-    Shapes are those of `forward_kl`.
+    Shapes are those of `distillation_loss`.
     """
-    target_top, _ = _normalised(top_logprobs, tail_logprob, _wide(draft_logits))
-    draft_top, _, _ = _draft_logprobs(draft_logits, top_ids)
-    overlap = torch.minimum(target_top.exp(), draft_top.exp()).sum(-1)
+    target = _normalised(top_logprobs, tail_logprob, _wide(draft_logits))
+    draft, _ = _draft_logprobs(draft_logits, top_ids)
+    overlap = torch.minimum(target, draft)[:, :-1].exp().sum(-1)
     target_best = top_ids.gather(1, top_logprobs.argmax(-1, keepdim=True)).squeeze(1)
     agreement = (draft_logits.argmax(-1) == target_best).to(overlap.dtype)
     return torch.where(temperature == 0, agreement, overlap)
 
 
-class _BucketedKL(torch.autograd.Function):
-    """The closed-form gradient costs one pass over the vocabulary and never divides by the draft's
-    tail: `d_k - t_k` on the top tokens, `(d_tail - t_tail) * softmax(logits outside the top)` elsewhere.
+class _Bucketed(torch.autograd.Function):
+    """The closed-form gradient costs one pass over the vocabulary and never divides by a mass.
+
+    With :math:`s_b = d_b \\, \\partial D / \\partial d_b`, softmax gives the logits of a bucket's tokens together
+    :math:`s_b - d_b \\sum_c s_c`; the tail's share it out as softmax does among them.
     """
 
     @staticmethod
-    def forward(ctx: Any, draft_logits: Tensor, top_ids: Tensor, target_top: Tensor, target_tail: Tensor) -> Tensor:
-        draft_top, draft_tail, tail_logits = _draft_logprobs(draft_logits, top_ids)
-        ctx.save_for_backward(
-            draft_logits, top_ids, draft_top.exp() - target_top.exp(),
-            draft_tail.exp() - target_tail.exp(), tail_logits,
-        )  # fmt: skip
-        return _term(target_top, draft_top).sum(-1) + _term(target_tail, draft_tail)
+    def forward(ctx: Any, draft_logits: Tensor, top_ids: Tensor, target: Tensor, divergence: Divergence) -> Tensor:
+        draft, tail_logits = _draft_logprobs(draft_logits, top_ids)
+        value, slope = divergence(target, draft)
+        gradient = slope - draft.exp() * slope.sum(-1, keepdim=True)
+        ctx.save_for_backward(draft_logits, top_ids, gradient, tail_logits)
+        return value
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None]:
-        draft_logits, top_ids, top_gap, tail_gap, tail_logits = ctx.saved_tensors
+        draft_logits, top_ids, by_bucket, tail_logits = ctx.saved_tensors
         gradient = torch.empty_like(draft_logits)
         for start in range(0, len(draft_logits), ROWS_PER_CHUNK):
             rows = slice(start, start + ROWS_PER_CHUNK)
             shift = tail_logits[rows, None].nan_to_num(neginf=0.0)  # no tail: every entry is overwritten
             chunk = torch.sub(draft_logits[rows], shift).clamp_(max=0).exp_()
-            chunk.mul_(tail_gap[rows, None]).scatter_(1, top_ids[rows], top_gap[rows])
+            chunk.mul_(by_bucket[rows, -1:]).scatter_(1, top_ids[rows], by_bucket[rows, :-1])
             gradient[rows] = chunk.mul_(grad_output[rows, None])
         return gradient, None, None, None
 
 
-def _draft_logprobs(draft_logits: Tensor, top_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs of the top tokens [N, K] and of the rest [N], and the rest's log-sum-exp of logits [N]."""
+def _draft_logprobs(draft_logits: Tensor, top_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probs of the top tokens and of all others together, [N, K + 1], and the others' log-sum-exp [N]."""
     wide = _wide(draft_logits)
     top = draft_logits.gather(1, top_ids).to(wide)
     tail = torch.empty(len(draft_logits), dtype=wide, device=draft_logits.device)
@@ -90,18 +173,22 @@ def _draft_logprobs(draft_logits: Tensor, top_ids: Tensor) -> tuple[Tensor, Tens
         largest = rest.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
         tail[rows] = rest.sub_(largest).exp_().sum(-1).log() + largest.squeeze(1)
     total = torch.logaddexp(top.logsumexp(-1), tail)
-    return top - total[:, None], tail - total, tail
+    return torch.cat([top, tail[:, None]], 1) - total[:, None], tail
 
 
-def _normalised(top_logprobs: Tensor, tail_logprob: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    top, tail = top_logprobs.to(dtype), tail_logprob.to(dtype)
-    total = torch.logaddexp(top.logsumexp(-1), tail)
-    return top - total[:, None], tail - total
+def _normalised(top_logprobs: Tensor, tail_logprob: Tensor, dtype: torch.dtype) -> Tensor:
+    """Log-masses [N, K + 1]."""
+    buckets = torch.cat([top_logprobs.to(dtype), tail_logprob[:, None].to(dtype)], 1)
+    return buckets - buckets.logsumexp(-1, keepdim=True)
 
 
-def _term(target: Tensor, draft: Tensor) -> Tensor:
-    """t log(t / d), which is 0 at t = 0 whatever d is."""
-    return torch.where(target == -torch.inf, 0.0, target.exp() * (target - draft))
+def _expected(logprobs: Tensor, values: Tensor) -> Tensor:
+    return _expected_terms(logprobs, values).sum(-1)
+
+
+def _expected_terms(logprobs: Tensor, values: Tensor) -> Tensor:
+    """Mass times value, which is 0 where there is no mass whatever the value is."""
+    return torch.where(logprobs == -torch.inf, 0.0, logprobs.exp() * values)
 
 
 def _wide(logits: Tensor) -> torch.dtype:

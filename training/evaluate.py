@@ -8,56 +8,63 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.records import ReplaySample
-from training.data import PackedBatch, pack
+from training.forward import OutputHead, hidden_states
 from training.losses import expected_acceptance
-from training.module import draft_logits
+from training.packing import PackedBatch, grouped, pack
 
 
-@torch.no_grad()
 def expected_acceptance_by_request(
     model: PreTrainedModel, samples: Sequence[ReplaySample], *, batch_tokens: int, vocabulary: Tensor | None = None
 ) -> np.ndarray:
-    """Mean chance [R] that a drafted token is accepted, over the output positions of each sample.
+    """Mean chance [R] that a drafted token is accepted, over the output positions of each sample."""
+    by_position = expected_acceptance_by_position(model, samples, batch_tokens=batch_tokens, vocabulary=vocabulary)
+    return np.array([chances.mean() for chances in by_position])
+
+
+@torch.no_grad()
+def expected_acceptance_by_position(
+    model: PreTrainedModel, samples: Sequence[ReplaySample], *, batch_tokens: int, vocabulary: Tensor | None = None
+) -> list[np.ndarray]:
+    """Chance [N] that a drafted token is accepted, at each of the N output positions of each sample.
 
     At the temperature each request was served with; samples are packed to about `batch_tokens` tokens
     and cut to at most that many. `vocabulary` (int64 [N]) is what the draft's head covers: nothing else
     can be drafted; None is everything. Not for NF4 models that will train again: see `training.lora`.
     """
-    device = next(model.parameters()).device
     model.eval()
-    scores = [
-        _pack_scores(model, group, batch_tokens, device, vocabulary) for group in _groups(samples, batch_tokens)
+    head = OutputHead(model)
+    outside = _outside(vocabulary, head.vocab_size, model.device)
+    return [
+        chances
+        for group in grouped(samples, batch_tokens)
+        for chances in _by_position(model, head, group, batch_tokens, outside)
     ]
-    return np.concatenate(scores) if scores else np.zeros(0)
 
 
-def _pack_scores(
+def _outside(vocabulary: Tensor | None, vocab_size: int, device: torch.device) -> Tensor | None:
+    if vocabulary is None:
+        return None
+    outside = torch.ones(vocab_size, dtype=torch.bool, device=device)
+    outside[vocabulary.to(device)] = False
+    return outside
+
+
+def _by_position(
     model: PreTrainedModel,
+    head: OutputHead,
     group: Sequence[ReplaySample],
     batch_tokens: int,
-    device: torch.device,
-    vocabulary: Tensor | None,
-) -> np.ndarray:
-    batch = PackedBatch(*(tensor.to(device) for tensor in pack(group, max_length=batch_tokens)))
-    logits = draft_logits(model, batch)
-    if vocabulary is not None:
-        outside = torch.ones(logits.shape[-1], dtype=torch.bool, device=device)
-        outside[vocabulary.to(device)] = False
-        logits = logits.masked_fill(outside, -torch.inf)
-    expected = expected_acceptance(logits, batch.top_ids, batch.top_logprobs, batch.tail_logprob, batch.temperature)
-    request = batch.request.cpu().numpy()
-    sums = np.bincount(request, weights=expected.double().cpu().numpy(), minlength=len(group))
-    return sums / np.bincount(request, minlength=len(group))
-
-
-def _groups(samples: Sequence[ReplaySample], batch_tokens: int) -> list[list[ReplaySample]]:
-    groups: list[list[ReplaySample]] = []
-    room = 0
-    for sample in samples:
-        length = len(sample.prompt_ids) + len(sample.output_ids) - 1
-        if length > room:
-            groups.append([])
-            room = batch_tokens
-        groups[-1].append(sample)
-        room -= length
-    return groups
+    outside: Tensor | None,
+) -> list[np.ndarray]:
+    batch = PackedBatch(*(tensor.to(model.device) for tensor in pack(group, max_length=batch_tokens)))
+    hidden = hidden_states(model, batch)
+    parts = []
+    for rows in head.chunks(len(hidden)):
+        logits = head(hidden[rows])
+        if outside is not None:
+            logits = logits.masked_fill(outside, -torch.inf)
+        targets = (batch.top_ids[rows], batch.top_logprobs[rows], batch.tail_logprob[rows])
+        parts.append(expected_acceptance(logits, *targets, batch.temperature[rows]))
+    chances = torch.cat(parts).double().cpu().numpy()
+    ends = np.cumsum(np.bincount(batch.request.cpu().numpy()))[:-1]
+    return np.split(chances, ends)

@@ -1,12 +1,14 @@
 from dataclasses import replace
+from itertools import islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from pipeline.replay import ReplayBuffer, is_held_out
+from tests.unit.training.masked import draft_logits
 from training.data import DataError, PackedBatches, ReplayDataModule, pack
-from training.module import draft_logits
 
 STREAM = {"batch_tokens": 90, "window_requests": 8, "older_fraction": 0.5, "rejected_weight": 2.0, "seed": 3}
 
@@ -72,6 +74,47 @@ def test_batches_are_deterministic_and_resume_where_they_stopped(rows):
     resumed = next(iter(PackedBatches(rows, **STREAM, start=3)))
     assert torch.equal(first[3].input_ids, resumed.input_ids)
     assert not torch.equal(first[0].input_ids[0, :20], first[1].input_ids[0, :20])
+
+
+@pytest.mark.parametrize(("accumulate", "processes"), [(4, 1), (2, 2), (1, 4)])
+def test_a_step_takes_the_same_batches_however_they_are_shared_out(rows, accumulate, processes):
+    expected = [PackedBatches(rows, **STREAM).batch(index) for index in range(4 * 2, 4 * 3)]
+    got = []
+    for rank in range(processes):
+        stream = PackedBatches(rows, **STREAM, start=2, accumulate=accumulate, rank=rank, processes=processes)
+        own = list(islice(stream, accumulate))
+        weight = sum(batch.weight.sum() for batch in own)
+        assert all(torch.equal(batch.step_weight, weight) for batch in own)
+        got += own
+
+    def keys(batches):
+        return sorted(tuple(batch.input_ids[0].tolist()) for batch in batches)
+
+    assert keys(got) == keys(expected)
+
+
+def test_validation_gives_each_process_as_many_batches_and_counts_no_request_twice(rows):
+    data = ReplayDataModule(rows, held_out_fraction=0.4, **STREAM, validation_requests=12)
+    names = {sample.request_id for sample in data.validation_samples}
+    assert len(names) == 12
+    assert names <= set(data.held_out_rows["request_id"])
+    data.trainer = SimpleNamespace(world_size=3, global_rank=0)
+    alone = ReplayDataModule(rows, held_out_fraction=0.4, **STREAM, validation_requests=12).val_dataloader()
+    total = sum(float(batch.weight.sum()) for batch in alone)
+    counts, weights = [], []
+    for rank in range(3):
+        data.trainer.global_rank = rank
+        own = list(data.val_dataloader())
+        counts.append(len(own))
+        weights.append(sum(float(batch.weight.sum()) for batch in own))
+    assert len(list(alone)) % 3 != 0
+    assert len(set(counts)) == 1
+    assert sum(weights) == total
+
+
+def test_nothing_held_out_to_validate_on_is_refused(rows):
+    with pytest.raises(DataError, match=r"none of 40 .* held out"):
+        ReplayDataModule(rows, held_out_fraction=1e-9, **STREAM, validation_requests=1)
 
 
 def test_batches_draw_from_the_window_and_from_before_it(rows):

@@ -3,6 +3,7 @@ import torch
 
 from pipeline.adapters import AdapterBase, AdapterCard, load_adapter
 from pipeline.config import LoraSection
+from tests.unit.training.masked import draft_logits
 from training.data import pack
 from training.lora import (
     LoraError,
@@ -12,8 +13,7 @@ from training.lora import (
     save_lora,
     target_modules,
 )
-from training.losses import forward_kl
-from training.module import draft_logits
+from training.losses import distillation_loss
 
 SECTION = LoraSection(rank=4, alpha=8)
 LINEARS = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
@@ -30,7 +30,7 @@ def train(model, batch, steps):
     model.train()
     for _ in range(steps):
         targets = (batch.top_ids, batch.top_logprobs, batch.tail_logprob)
-        loss = forward_kl(draft_logits(model, batch), *targets).mean()
+        loss = distillation_loss(draft_logits(model, batch), *targets, loss="forward_kl").mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

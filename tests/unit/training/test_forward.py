@@ -1,0 +1,66 @@
+import pytest
+import torch
+import transformers
+
+from tests.conftest import tiny_llama, tiny_neox
+from tests.unit.training.masked import draft_logits
+from training.forward import DraftForward, OutputHead, disable_dropout, hidden_states
+from training.packing import pack
+
+SIZES = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None,
+    "pad_token_id": None,
+}  # fmt: skip
+
+
+CHANGES = {
+    "Granite": {"logits_scaling": 3.0},
+    "Cohere": {"logit_scale": 0.5},
+    "OPT": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+}
+
+
+def build(name: str) -> transformers.PreTrainedModel:
+    """A tiny model of the architecture `name`, in training mode."""
+    torch.manual_seed(0)
+    if name == "Llama":
+        return tiny_llama(layers=2, seed=0, vocab_size=64).train()
+    if name == "GPTNeoX":
+        return tiny_neox(layers=2, seed=0).train()
+    if name == "GPT2":
+        config = transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4)
+        return transformers.GPT2LMHeadModel(config).train()
+    config = getattr(transformers, f"{name}Config")(**SIZES | CHANGES.get(name, {}))
+    return getattr(transformers, f"{name}ForCausalLM")(config).train()
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPTNeoX", "Gemma", "Granite", "Cohere", "GPT2", "OPT"])
+def test_states_and_head_make_the_models_own_logits(name, make_llama, serve):
+    model = build(name)
+    disable_dropout(model)
+    batch = pack(serve(make_llama(1), 3), max_length=1000)
+    expected = draft_logits(model, batch)
+    head = OutputHead(model)
+    torch.testing.assert_close(head(hidden_states(model, batch)), expected)
+    names = set(model.state_dict())
+    assert set(DraftForward(model).state_dict()) == {f"model.{key}" for key in names}
+    torch.testing.assert_close(draft_logits(model, batch), expected)
+
+
+@pytest.mark.parametrize("name", ["GPT2", "OPT"])
+def test_without_dropout_training_mode_computes_what_is_served(name, make_llama, serve):
+    model = build(name)
+    batch = pack(serve(make_llama(1), 3), max_length=1000)
+    assert not torch.equal(draft_logits(model, batch), draft_logits(model, batch))
+    disable_dropout(model)
+    trained = draft_logits(model, batch)
+    torch.testing.assert_close(trained, draft_logits(model.eval(), batch))
+
+
+def test_chunks_cover_all_positions(make_llama, monkeypatch):
+    head = OutputHead(make_llama(0))
+    monkeypatch.setattr("training.forward.CHUNK_LOGITS", 64 * 3 + 1)
+    assert [list(range(7))[rows] for rows in head.chunks(7)] == [[0, 1, 2], [3, 4, 5], [6]]
+    monkeypatch.setattr("training.forward.CHUNK_LOGITS", 10)
+    assert len(head.chunks(7)) == 7

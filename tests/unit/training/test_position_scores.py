@@ -1,0 +1,116 @@
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from pipeline.config import LoraSection
+from tests.unit.training.masked import draft_logits
+from training.forward import OutputHead, hidden_states
+from training.lora import build_lora
+from training.losses import distillation_loss, expected_acceptance
+from training.packing import pack
+from training.position_scores import position_scores
+
+ROWS = 5
+"""Positions a chunk."""
+
+
+def full(make_llama):
+    return make_llama(0, scale=0.1).double()
+
+
+def tied(make_llama):
+    model = full(make_llama)
+    model.lm_head.weight = model.model.embed_tokens.weight
+    return model
+
+
+def frozen_head(make_llama):
+    model = full(make_llama)
+    model.lm_head.requires_grad_(False)
+    return model
+
+
+def lora(make_llama):
+    return build_lora(full(make_llama), LoraSection(rank=4, alpha=8), "none")
+
+
+def qlora(make_llama):
+    return build_lora(make_llama(0, scale=0.1), LoraSection(rank=4, alpha=8), "nf4")
+
+
+@pytest.fixture
+def batch(make_llama, serve):
+    return pack(serve(make_llama(1, scale=0.3), 3), max_length=1000, rejected_weight=2.0)
+
+
+def gradients(model):
+    return {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("build", [full, tied, frozen_head, lora, qlora])
+def test_loss_and_gradient_are_those_of_all_logits_at_once(build, make_llama, batch, monkeypatch):
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if build is qlora else {"rtol": 1e-9, "atol": 1e-10}
+    if build is not qlora:
+        batch = batch._replace(
+            **{name: getattr(batch, name).double() for name in ("top_logprobs", "tail_logprob", "weight")}
+        )
+    targets = (batch.top_ids, batch.top_logprobs, batch.tail_logprob)
+    torch.manual_seed(1)
+    oracle = build(make_llama).train()
+    losses = distillation_loss(draft_logits(oracle, batch), *targets, loss="forward_kl")
+    expected = (losses * batch.weight).sum() / 7
+    expected.backward()
+
+    monkeypatch.setattr("training.forward.CHUNK_LOGITS", 64 * ROWS)
+    torch.manual_seed(1)
+    model = build(make_llama).train()
+    scores = position_scores(
+        hidden_states(model, batch), OutputHead(model), batch=batch, loss="forward_kl", measure=False
+    )
+    (scores.loss / 7).backward()
+    torch.testing.assert_close(scores.loss / 7, expected, **tolerance)
+    for name, gradient in gradients(oracle).items():
+        torch.testing.assert_close(gradients(model)[name], gradient, msg=name, **tolerance)
+        assert gradient.abs().max() > 0 or "lora_A" in name
+
+    with torch.no_grad():
+        again = position_scores(
+            hidden_states(model, batch), OutputHead(model), batch=batch, loss="forward_kl", measure=False
+        )
+    torch.testing.assert_close(again.loss, scores.loss, **tolerance)
+
+
+def test_no_more_than_a_chunk_of_logits_is_alive(make_llama, batch, monkeypatch):
+    monkeypatch.setattr("training.forward.CHUNK_LOGITS", 64 * ROWS)
+    chunks = []
+    make_logits = OutputHead.__call__
+
+    def watched(head, hidden):
+        assert all(chunk.expired() for chunk in chunks)
+        logits = make_logits(head, hidden)
+        assert len(logits) <= ROWS
+        chunks.append(StorageWeakRef(logits.untyped_storage()))
+        return logits
+
+    monkeypatch.setattr(OutputHead, "__call__", watched)
+    model = make_llama(0, scale=0.1)
+    scores = position_scores(
+        hidden_states(model, batch), OutputHead(model), batch=batch, loss="forward_kl", measure=True
+    )
+    assert len(chunks) == 15
+    assert chunks[-1].expired()
+    scores.loss.backward()
+
+
+def test_measures_are_those_of_all_logits_at_once(make_llama, batch, monkeypatch):
+    monkeypatch.setattr("training.forward.CHUNK_LOGITS", 64 * ROWS)
+    model = make_llama(0, scale=0.1)
+    targets = (batch.top_ids, batch.top_logprobs, batch.tail_logprob)
+    logits = draft_logits(model, batch)
+    scores = position_scores(
+        hidden_states(model, batch), OutputHead(model), batch=batch, loss="forward_kl", measure=True
+    )
+    zeros = torch.zeros_like(batch.temperature)
+    torch.testing.assert_close(scores.overlap, expected_acceptance(logits, *targets, zeros + 1))
+    torch.testing.assert_close(scores.agreement, expected_acceptance(logits, *targets, zeros))
+    assert scores.overlap.shape == batch.weight.shape

@@ -1,0 +1,38 @@
+"""Attention within the requests of a packed row, registered with transformers under `PACKED`.
+
+A mask over the whole row would have the kernels compute all pairs of tokens, of which few see each other.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+PACKED = "hotdraft_packed"
+
+
+def attend_within_requests(model: PreTrainedModel) -> None:
+    """Have `model` take the lengths of a row's requests, int64 [1, 1, 1, R] on the CPU, as its attention mask.
+
+    Of four dimensions, as transformers hands on a mask of these untouched.
+    """
+    if model.config._attn_implementation != PACKED:
+        AttentionInterface.register(PACKED, packed_attention)
+        model.set_attn_implementation(PACKED)
+
+
+def packed_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """Causal attention of each request by itself, by what transformers has for torch's fused kernels.
+
+    Shapes: query [1, G*H, T, D]; key and value [1, H, T, D]; attention_mask as above, without which the
+    row is one request. Returns [1, T, G*H, D].
+    """
+    options["is_causal"] = True
+    lengths = query.shape[2:3] if attention_mask is None else attention_mask.flatten().tolist()
+    requests = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
+    attended = [sdpa_attention_forward(module, q, k, v, None, **options)[0] for q, k, v in requests]
+    return torch.cat(attended, dim=1), None

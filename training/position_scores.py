@@ -1,0 +1,83 @@
+"""The loss over supervised positions, chunk by chunk, with its gradient computed on the way."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pipeline.config import LossName
+from training.forward import OutputHead
+from training.losses import distillation_loss, expected_acceptance
+from training.packing import PackedBatch
+
+ChunkLoss = Callable[[Tensor, slice], Tensor]
+
+
+class PositionScores(NamedTuple):
+    """What N supervised positions say of a draft."""
+
+    loss: Tensor
+    """[]: the loss, summed over the positions by their weights; differentiable."""
+    overlap: Tensor | None
+    """float [N]: chance that a token drafted at temperature 1 is accepted; None if not measured."""
+    agreement: Tensor | None
+    """float [N]: 1 where the likeliest tokens agree, else 0; None if not measured."""
+
+
+def position_scores(
+    hidden: Tensor, head: OutputHead, *, batch: PackedBatch, loss: LossName, measure: bool
+) -> PositionScores:
+    """Scores of the states `hidden` [N, H]; no more than a chunk of logits exists at a time."""
+    overlap: list[Tensor] = []
+    agreement: list[Tensor] = []
+
+    def weighted_loss(part: Tensor, rows: slice) -> Tensor:
+        logits = head(part)
+        targets = (batch.top_ids[rows], batch.top_logprobs[rows], batch.tail_logprob[rows])
+        if measure:
+            greedy = torch.zeros_like(batch.temperature[rows])
+            overlap.append(expected_acceptance(logits.detach(), *targets, greedy + 1))
+            agreement.append(expected_acceptance(logits.detach(), *targets, greedy))
+        return (distillation_loss(logits, *targets, loss=loss) * batch.weight[rows]).sum()
+
+    chunks = head.chunks(len(hidden))
+    if torch.is_grad_enabled():
+        total: Tensor = _ChunkedSum.apply(hidden, chunks, weighted_loss, *head.trainable)
+    else:
+        total = torch.stack([weighted_loss(hidden[rows], rows) for rows in chunks]).sum()
+    if not measure:
+        return PositionScores(total, None, None)
+    return PositionScores(total, torch.cat(overlap), torch.cat(agreement))
+
+
+class _ChunkedSum(torch.autograd.Function):
+    """`sum(function(hidden[rows], rows) for rows in chunks)`, differentiable in `hidden` and `parameters`.
+
+    Each chunk's gradient is taken as soon as its value is known, and its logits are forgotten: nothing is
+    computed twice, as it would be under checkpointing (Hsu et al., 2024, Liger Kernel). That works since
+    a sum hands every chunk the same gradient, by which the backward pass only multiplies.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, chunks: list[slice], function: ChunkLoss, *parameters: Tensor) -> Tensor:
+        gradient = torch.empty_like(hidden)
+        parameter_gradients = [torch.zeros_like(parameter) for parameter in parameters]
+        sums = []
+        for rows in chunks:
+            part = hidden[rows].detach().requires_grad_()
+            with torch.enable_grad():
+                value = function(part, rows)
+            with torch.autocast(hidden.device.type, enabled=False):  # as in any backward pass
+                gradient[rows], *others = torch.autograd.grad(value, [part, *parameters])
+            for total, other in zip(parameter_gradients, others, strict=True):
+                total += other
+            sums.append(value.detach())
+        ctx.save_for_backward(gradient, *parameter_gradients)
+        return torch.stack(sums).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        gradient, *others = ctx.saved_tensors
+        scaled = (gradient.to(grad_output.dtype) * grad_output).to(gradient.dtype)
+        return scaled, None, None, *(other * grad_output for other in others)

@@ -2,14 +2,18 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import lightning
 import torch
 from torch import Tensor, nn
 
-from training.data import PackedBatch
-from training.losses import expected_acceptance, forward_kl
+from pipeline.config import LossName
+from training.forward import DraftForward, disable_dropout
+from training.packing import PackedBatch
+from training.position_scores import PositionScores, position_scores
+from training.sharding import shard
 
 WARMUP_STEPS = 5
 LOG_EVERY_STEPS = 10
@@ -19,20 +23,11 @@ class NonFiniteLossError(ValueError):
     """The loss became NaN or infinite: nothing that comes after could be trusted."""
 
 
-def draft_logits(model: nn.Module, batch: PackedBatch) -> Tensor:
-    """Logits [N, V] at the supervised positions only, where the output head's work is worth it."""
-    output = model(
-        input_ids=batch.input_ids,
-        attention_mask=batch.attention_mask,
-        position_ids=batch.position_ids,
-        logits_to_keep=batch.supervised,
-        use_cache=False,
-    )
-    return output.logits.squeeze(0)  # indexing would cost a zero-filled [1, N, V] in the backward pass
-
-
 class DistillationModule(lightning.LightningModule):
-    """Weighted forward KL on the trainable parameters of `model`, under AdamW and a cosine-decayed rate.
+    """A weighted loss on the trainable parameters of `model`, under AdamW and a cosine-decayed rate.
+
+    The loss of an optimiser step is the weighted mean over the positions of all its batches, those of
+    other processes included: it does not depend on how they are shared out.
 
     `elapsed_fraction` is the share of a time budget that is spent; the learning rate follows it or the
     steps, whichever is further, so that it has reached its end when either budget ends the run.
@@ -43,34 +38,71 @@ class DistillationModule(lightning.LightningModule):
         self,
         model: nn.Module,
         *,
+        loss: LossName,
         learning_rate: float,
         max_steps: int,
+        warmup_steps: int = WARMUP_STEPS,
+        accumulate: int = 1,
         elapsed_fraction: Callable[[], float] = lambda: 0.0,
     ) -> None:
         super().__init__()
-        self.model = model
+        disable_dropout(model)
+        self.draft = DraftForward(model)
         self.strict_loading = False
+        self._loss: LossName = loss
         self._learning_rate = learning_rate
         self._max_steps = max_steps
+        self._warmup_steps = warmup_steps
+        self._accumulate = accumulate
         self._elapsed_fraction = elapsed_fraction
+        self._step_loss = torch.zeros(())
+        self._looked: list[Tensor] = []
+
+    def configure_model(self) -> None:
+        if self.device_mesh is not None:
+            shard(self.draft, self.device_mesh["data_parallel"])
 
     def training_step(self, batch: PackedBatch, batch_idx: int) -> Tensor:
-        logits = draft_logits(self.model, batch)
-        targets = (batch.top_ids, batch.top_logprobs, batch.tail_logprob)
-        loss = (forward_kl(logits, *targets) * batch.weight).sum() / batch.weight.sum()
+        measure = self.global_step % LOG_EVERY_STEPS == 0
+        scores: PositionScores = self.draft(
+            batch, partial(position_scores, batch=batch, loss=self._loss, measure=measure)
+        )
+        loss = scores.loss / self._summed(batch.step_weight)
         if not torch.isfinite(loss):
             raise NonFiniteLossError(f"the loss is {loss.item()} at step {self.global_step}")
-        self.log("loss", loss.detach(), prog_bar=True)
-        if self.global_step % LOG_EVERY_STEPS == 0:
-            with torch.no_grad():
-                greedy = torch.zeros_like(batch.temperature)
-                agreement = expected_acceptance(logits, *targets, greedy).mean()
-                overlap = expected_acceptance(logits, *targets, greedy + 1).mean()
-                expected = torch.where(batch.temperature == 0, agreement, overlap).mean()
-            self.log("overlap", overlap, prog_bar=True)
-            self.log("expected_acceptance", expected)
+        first = batch_idx % self._accumulate == 0
+        self._step_loss = loss.detach() if first else self._step_loss + loss.detach()
+        self.log("loss", self._step_loss, prog_bar=True, sync_dist=True, reduce_fx="sum")
+        if scores.overlap is not None and scores.agreement is not None:
+            expected = torch.where(batch.temperature == 0, scores.agreement, scores.overlap)
+            self.log("overlap", scores.overlap.mean(), prog_bar=True, sync_dist=True)
+            self.log("expected_acceptance", expected.mean(), sync_dist=True)
             self.log("tokens", float(len(batch.supervised)))
-        return loss
+        # The trainer divides by the batches of a step, and the mean over processes by their number.
+        return loss * (self._accumulate * self.trainer.world_size)
+
+    def validation_step(self, batch: PackedBatch, batch_idx: int) -> None:
+        scores: PositionScores = self.draft(
+            batch, partial(position_scores, batch=batch, loss=self._loss, measure=True)
+        )
+        assert scores.overlap is not None
+        assert scores.agreement is not None
+        sums = [scores.loss, scores.overlap @ batch.weight, scores.agreement @ batch.weight, batch.weight.sum()]
+        self._looked.append(torch.stack([value.double() for value in sums]))
+
+    def on_validation_epoch_end(self) -> None:
+        *sums, weight = self._summed(torch.stack(self._looked).sum(0))
+        self._looked.clear()
+        # What the logger takes for its step, which it would otherwise count from 0.
+        self.log("step", float(self.global_step), sync_dist=True)
+        for name, value in zip(("loss", "overlap", "greedy_agreement"), sums, strict=True):
+            self.log(f"validation/{name}", (value / weight).float(), prog_bar=name == "overlap", sync_dist=True)
+
+    def on_validation_model_eval(self) -> None:
+        """Stays in training mode: without dropout it is the same, but for NF4 layers, see `training.lora`."""
+
+    def on_validation_model_train(self) -> None:
+        pass
 
     def configure_optimizers(self) -> Any:
         trainable = [parameter for parameter in self.parameters() if parameter.requires_grad]
@@ -84,6 +116,10 @@ class DistillationModule(lightning.LightningModule):
         return {name: tensor for name, tensor in state.items() if name in trainable}
 
     def _rate(self, step: int) -> float:
-        warmup = min(1.0, (step + 1) / WARMUP_STEPS)
+        warmup = min(1.0, (step + 1) / max(1, self._warmup_steps))
         done = min(1.0, max(step / self._max_steps, self._elapsed_fraction()))
         return warmup * max(0.5 * (1 + math.cos(math.pi * done)), 0.02)
+
+    def _summed(self, value: Tensor) -> Tensor:
+        """The sum of `value` over all processes."""
+        return self.trainer.strategy.reduce(value.clone(), reduce_op="sum")

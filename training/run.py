@@ -2,19 +2,24 @@
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import lightning
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar, Timer
+from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.loggers import MLFlowLogger
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from peft import PeftModel
 from transformers import PreTrainedModel
 
 from pipeline.config import TrainingSection
 from training.data import ReplayDataModule
-from training.module import LOG_EVERY_STEPS, DistillationModule
+from training.module import LOG_EVERY_STEPS, WARMUP_STEPS, DistillationModule
+from training.progress_bar import StepsBar, Throughput
+from training.resume import JobInterruptedError, ResumePoint, StopSignal
+from training.validation import Validation
 
 PRECISION: dict[torch.dtype, Literal["bf16-mixed", "16-mixed", "32-true"]] = {
     torch.bfloat16: "bf16-mixed",
@@ -22,16 +27,6 @@ PRECISION: dict[torch.dtype, Literal["bf16-mixed", "16-mixed", "32-true"]] = {
     torch.float32: "32-true",
 }
 """How to compute on a frozen base of each dtype; trainable parameters are float32."""
-
-
-class JobInterruptedError(RuntimeError):
-    """A job that was asked to stop; its folder stays and the next job goes on from there."""
-
-
-class StopSignal(Protocol):
-    """The part of `threading.Event` that is needed here."""
-
-    def is_set(self) -> bool: ...
 
 
 def train(
@@ -43,39 +38,63 @@ def train(
     run_id: str,
     checkpoints: Path,
     progress: bool,
-    stop: StopSignal | None,
+    stop: StopSignal | None = None,
+    compute: torch.dtype | None = None,
+    warmup_steps: int = WARMUP_STEPS,
+    validation: Validation | None = None,
+    processes: int = 1,
+    strategy: Strategy | Literal["auto"] = "auto",
 ) -> dict[str, float]:
     """Train what is trainable of `model` for `max_steps` or `max_seconds`; gives the last loss and the steps.
 
-    Goes on from `checkpoints/last.ckpt` if there is one. Raises `NonFiniteLossError`, and
-    `JobInterruptedError` once `stop` is set or the process gets SIGTERM, with a checkpoint written.
+    Goes on from `checkpoints/last.ckpt` if there is one; without `max_seconds` it ends where it would have
+    ended unbroken. Raises `NonFiniteLossError`, and `JobInterruptedError` once `stop` is set, with a
+    checkpoint written, or the process gets SIGTERM.
+
+    Args:
+        compute: dtype to compute in; that of the embedding if None.
+        validation: looks at `data.validation_samples`; `model` still ends with its last weights.
+        processes: of which this is one, each on a device of its own and under `strategy`.
     """
     device = next(model.parameters()).device
     last = checkpoints / "last.ckpt"
-    timer = Timer(duration=timedelta(seconds=settings.max_seconds))
-    stopper = _StopOn(stop, last)
-    periodic = ModelCheckpoint(
-        checkpoints, filename="last", every_n_train_steps=settings.checkpoint_steps, enable_version_counter=False
-    )
-    callbacks: list[Callback] = [timer, stopper, periodic]
+    budget = settings.max_seconds
+    timer = Timer(duration=None if budget is None else timedelta(seconds=budget))
+    callbacks: list[Callback] = [
+        timer,
+        Throughput(LOG_EVERY_STEPS),
+        *(validation.callbacks(checkpoints, data.validation_samples) if validation else []),
+        ResumePoint(last, settings.checkpoint_steps, validation.every_steps if validation else None, stop),
+    ]
     if progress:
-        callbacks.append(RichProgressBar())
+        callbacks.append(StepsBar())
     module = DistillationModule(
         model,
+        loss=settings.loss,
         learning_rate=settings.learning_rate,
         max_steps=settings.max_steps,
-        elapsed_fraction=lambda: timer.time_elapsed("train") / settings.max_seconds,
+        warmup_steps=warmup_steps,
+        accumulate=data.accumulate,
+        # One clock for all processes: they must not differ in their learning rates.
+        elapsed_fraction=lambda: trainer.strategy.broadcast(timer.time_elapsed()) / budget if budget else 0.0,
     )
     trainer = lightning.Trainer(
         accelerator="gpu" if device.type == "cuda" else "cpu",
-        devices=[device.index or 0] if device.type == "cuda" else 1,
-        precision=PRECISION[next(model.get_input_embeddings().parameters()).dtype],
+        devices=[device.index or 0] if device.type == "cuda" and processes == 1 else processes,
+        strategy=strategy,
+        plugins=[LightningEnvironment()],  # whatever scheduler the machine is under
+        precision=PRECISION[compute or next(model.get_input_embeddings().parameters()).dtype],
         max_steps=settings.max_steps,
+        accumulate_grad_batches=data.accumulate,
         gradient_clip_val=1.0,
         logger=MLFlowLogger(tracking_uri=tracking_uri, run_id=run_id),
         callbacks=callbacks,
         log_every_n_steps=LOG_EVERY_STEPS,
-        limit_val_batches=0,
+        limit_val_batches=None if validation else 0,
+        check_val_every_n_epoch=None if validation else 1,
+        val_check_interval=validation.every_steps * data.accumulate if validation else None,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
         enable_progress_bar=progress,
         enable_model_summary=False,
         default_root_dir=checkpoints,
@@ -84,23 +103,6 @@ def train(
         trainer.fit(module.train(), data, ckpt_path=last if last.is_file() else None, weights_only=True)
     except SIGTERMException as error:
         raise JobInterruptedError("the job got SIGTERM") from error
-    if stopper.stopped:
-        raise JobInterruptedError(f"the job was asked to stop at step {trainer.global_step}")
     module.to(device)  # the trainer moves a model off the GPU when it ends
     loss = trainer.callback_metrics.get("loss", torch.tensor(torch.nan))
     return {"steps": float(trainer.global_step), "final_loss": float(loss)}
-
-
-class _StopOn(Callback):
-    """Ends training with a checkpoint at the first step's end at which `stop` is set."""
-
-    def __init__(self, stop: StopSignal | None, checkpoint: Path) -> None:
-        self._stop = stop
-        self._checkpoint = checkpoint
-        self.stopped = False
-
-    def on_train_batch_end(self, trainer: lightning.Trainer, *_: object) -> None:
-        if self._stop is not None and self._stop.is_set():
-            self.stopped = True
-            trainer.save_checkpoint(self._checkpoint)
-            trainer.should_stop = True

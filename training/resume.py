@@ -1,0 +1,65 @@
+"""The checkpoint that a run goes on from, and stopping at it."""
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+import lightning
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
+
+
+class JobInterruptedError(RuntimeError):
+    """A job that was asked to stop; its folder stays and the next job goes on from there."""
+
+
+class StopSignal(Protocol):
+    """The part of `threading.Event` that is needed here."""
+
+    def is_set(self) -> bool: ...
+
+
+class ResumePoint(Checkpoint):
+    """Keeps the whole state of training in the file `path`: every `every_steps` steps and after each validation.
+
+    Never between a step and the validation that is due at it: the run that goes on would not make up
+    for it. The file appears by rename, so that a kill leaves the former one or the new one. Raises
+    `JobInterruptedError` once `stop` is set, with the state written.
+    """
+
+    def __init__(self, path: Path, every_steps: int, validation_steps: int | None, stop: StopSignal | None) -> None:
+        self._path = path
+        self._every_steps = every_steps
+        self._validation_steps = validation_steps
+        self._stop = stop
+
+    def on_train_start(self, trainer: lightning.Trainer, *_: object) -> None:
+        """A run that was killed after it had been stopped early is not begun again."""
+        for callback in trainer.early_stopping_callbacks:
+            assert isinstance(callback, EarlyStopping)
+            trainer.should_stop |= callback.wait_count >= callback.patience
+
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, module: object, outputs: object, batch: object, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
+        if self._stop is not None and self._stop.is_set():
+            self._save(trainer)
+            raise JobInterruptedError(f"the job was asked to stop at step {step}")
+        if self._validation_steps is not None:
+            trainer.should_stop |= step >= trainer.max_steps  # which makes the trainer validate
+            if trainer.should_stop or step % self._validation_steps == 0:
+                return
+        if step % self._every_steps == 0:
+            self._save(trainer)
+
+    def on_validation_end(self, trainer: lightning.Trainer, *_: object) -> None:
+        self._save(trainer)
+
+    def _save(self, trainer: lightning.Trainer) -> None:
+        temporary = self._path.with_suffix(".tmp")
+        trainer.save_checkpoint(temporary, weights_only=False)
+        if trainer.is_global_zero:
+            os.replace(temporary, self._path)
+        trainer.strategy.barrier()

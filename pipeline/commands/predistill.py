@@ -2,102 +2,108 @@
 
 from __future__ import annotations
 
-import hashlib
-import random
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from pipeline.config import HotdraftConfig
-    from pipeline.replay import ReplayBuffer
-    from pipeline.traffic import Prompt
+
+class Method(StrEnum):
+    FULL = "full"
+    LORA = "lora"
+    QLORA = "qlora"
 
 
 def predistill(
-    config: Annotated[Path, typer.Option(help="YAML file with target, run_dir and a predistill section.")],
-    out: Annotated[Path, typer.Option(help="Folder the draft is written to.")],
+    config: Annotated[
+        Path, typer.Option("--config", "-c", help="YAML file with target, run_dir and a predistill section.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="New or empty folder that the draft is written to.")] = None,
     prompts: Annotated[
-        list[Path] | None, typer.Option(help="JSONL of prompts to learn from, beside the built-in ones.")
+        list[str] | None,
+        typer.Option(help="What to learn from: JSONL of prompts, a folder of text, a dataset. Repeatable."),
     ] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="An existing smaller model to train, instead of a cut of the target.")
+    ] = None,
+    method: Annotated[Method | None, typer.Option(help="Which weights are trained.")] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what it takes: memory, disk and hours.")] = False,
+    memory_gb: Annotated[
+        float | None, typer.Option(min=0.1, help="With --plan: for a device with so much memory, without weights.")
+    ] = None,
+    slim: Annotated[
+        bool, typer.Option("--slim", help="Leave out of the folder what a cut has in common with its target.")
+    ] = False,
 ) -> None:
-    """Cut a draft from the target and distil it on the target's own answers.
+    """Make a draft from a target: cut some of its layers, or take a smaller model, and distil it.
 
-    The answers are kept in the run folder, and training writes checkpoints: started again, the
-    command goes on where it was stopped.
+    It learns from the target's own answers, which are kept in the run folder, and training writes
+    checkpoints: started again, the command goes on where it was stopped.
     """
+    import random
+
     from pipeline.config import load_config
     from pipeline.generators.varied import varied
+    from pipeline.prompt_sources import read_sources
+
+    changed = {"sources": prompts or None, "draft": draft, "method": method and method.value}
+    overrides: dict[str, Any] = {"predistill": {key: value for key, value in changed.items() if value is not None}}
+    settings = load_config(config, overrides)
+    chosen = settings.predistill
+    if out is None and not plan:
+        raise typer.BadParameter("--out is needed: the folder that the draft is written to")
+    if slim and chosen.draft is not None:
+        raise typer.BadParameter("--slim is for a draft cut from the target, not for an existing model")
+    if memory_gb is not None and not plan:
+        raise typer.BadParameter("--memory-gb is for --plan: it plans for another machine")
+
+    items = [*read_sources(chosen.sources), *varied(chosen.builtin_prompts, chosen.seed)]
+    random.Random(chosen.seed).shuffle(items)  # whatever is answered so far is a fair mix
+
+    from pipeline.commands.predistill_requests import text_tokens
+    from pipeline.commands.predistill_speed import measure_speed
+    from pipeline.traffic import Prompt
+    from training.draft_cost import predicted_cost, show_cost
+    from training.draft_init import check_draft
+    from training.plan_table import make_plan, print_plan
+
+    if memory_gb is None:
+        check_draft(settings.target, chosen)
+    count, texts = sum(isinstance(item, Prompt) for item in items), text_tokens(items)
+    run = make_plan(settings, prompts=count, text_tokens=texts, elsewhere=memory_gb is not None).run
+    cost = predicted_cost(
+        run.target.config,
+        run.draft.config,
+        head_size=settings.engine.draft_vocab_size,
+        max_k=settings.engine.max_k,
+        dtype=run.dtype,
+    )
+    show_cost(cost)
+    speed = measure_speed(settings, items) if plan and memory_gb is None else None
+    print_plan(settings, memory_gb, prompts=count, text_tokens=texts, speed=speed)
+    if plan or out is None:
+        return
+    _make(settings, items, out, slim=slim)
+
+
+def _make(settings: Any, items: Any, out: Path, *, slim: bool) -> None:
+    from pipeline.commands.predistill_data import collect
+    from pipeline.commands.predistill_requests import output_tokens
+    from pipeline.commands.predistill_speed import show_speed_up
+    from pipeline.disk import replay_bytes, require_disk
+    from pipeline.draft_folder import check_out
+    from pipeline.models import local_folder
     from pipeline.replay import ReplayBuffer
-    from pipeline.traffic import read_traffic
-
-    settings = load_config(config)
-    chosen = [prompt for path in prompts or [] for prompt in read_traffic(path)]
-    chosen += varied(settings.predistill.builtin_prompts, settings.predistill.seed)
-    random.Random(settings.predistill.seed).shuffle(chosen)  # whatever is answered so far is a fair mix
-    buffer = ReplayBuffer(settings.replay_url, settings.replay.max_bytes)
-    generate(settings, chosen, buffer)
-
+    from pipeline.traffic import Prompt
     from training.predistill import predistill as train
 
-    train(settings, buffer, out)
-
-
-def generate(config: HotdraftConfig, prompts: list[Prompt], buffer: ReplayBuffer) -> None:
-    """Let the target answer all `prompts` that the buffer does not hold yet."""
-    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    from serving.app import build_engine
-    from serving.offline import answer_all
-    from serving.prompts import encode_chat
-    from serving.request import GenerationRequest, SamplingParams
-
-    known = set(buffer.load()["request_id"])
-    plain = config.model_copy(
-        update={
-            "draft": None,
-            "engine": config.engine.model_copy(
-                update={"k": 0, "num_slots": config.predistill.num_slots, "max_queue": len(prompts) + 1}
-            ),
-        }
-    )
-    engine = build_engine(plain, buffer)
-    temperatures = config.predistill.temperatures
-    requests = []
-    for index, prompt in enumerate(prompts):
-        temperature = temperatures[index % len(temperatures)]
-        request_id = hashlib.sha256(f"{temperature} {prompt.messages}".encode()).hexdigest()[:16]
-        ids = encode_chat(engine.tokenizer, prompt.messages)
-        if request_id in known or len(ids) + config.predistill.max_tokens > config.engine.max_model_len:
-            continue
-        params = SamplingParams(max_tokens=config.predistill.max_tokens, temperature=temperature, seed=index)
-        requests.append(GenerationRequest(request_id, tuple(ids), params, prompt.domain))
-
-    columns = [
-        TextColumn("target answers"),
-        *Progress.get_default_columns()[1:2],
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[tokens]} tokens, {task.fields[rate]:.0f}/s"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    ]
-    engine.start()
-    try:
-        with Progress(*columns) as progress:
-            task = progress.add_task(
-                "", total=len(prompts), completed=len(prompts) - len(requests), tokens=0, rate=0
-            )
-            done = 0
-
-            def on_answer(tokens: int) -> None:
-                nonlocal done
-                done += tokens
-                elapsed = progress.tasks[0].elapsed or 1.0
-                progress.update(task, advance=1, tokens=done, rate=done / elapsed)
-
-            answer_all(engine, requests, on_answer)
-    finally:
-        engine.stop()
-        if engine.recorder is not None:
-            engine.recorder.close()
+    check_out(out)
+    needed = replay_bytes(output_tokens(settings, items), settings.recorder.top_k)
+    require_disk(settings.run_dir, needed, "what the target says of the prompts")
+    chosen = settings.predistill
+    buffer = ReplayBuffer(settings.replay_url, settings.replay.max_bytes)
+    on_policy = chosen.draft if chosen.on_policy_fraction else None
+    kinds = collect(settings, items, buffer, None if on_policy is None else local_folder(on_policy))
+    outcome = train(settings, buffer, out, kinds=kinds, slim=slim)
+    show_speed_up(settings, out, outcome, [item for item in items if isinstance(item, Prompt)])

@@ -11,6 +11,7 @@ from pipeline.draft_vocabulary import read_vocabulary
 from pipeline.mlflow_store import open_client
 from pipeline.models import load_causal_lm, read_cut
 from pipeline.replay import ReplayBuffer, is_held_out
+from tests.conftest import tiny_tokenizer
 from training.draft_init import cut_layers
 from training.predistill import EXPERIMENT, evaluate, predistill
 
@@ -20,14 +21,17 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 def test_figures_by_domain(make_llama, serve):
     target = make_llama(1, layers=1, scale=0.3)
     samples = serve(target, 6, domain="a", top_k=64) + serve(target, 3, domain="b", top_k=64, seed=5)
-    figures = evaluate(target, samples, 200)
+    figures, by_position = evaluate(target, samples, 200)
+    assert sum(values["positions"] for values in by_position.values()) == sum(
+        len(sample.output_ids) for sample in samples
+    )
     assert {domain: values["prompts"] for domain, values in figures.items()} == {"all": 9, "a": 6, "b": 3}
     for values in figures.values():
         assert values["greedy_agreement"] == pytest.approx(1.0, abs=0.02)  # float16 may tie two tokens
         assert values["overlap"] == pytest.approx(1.0, abs=2e-3)
 
     shuffled = np.random.default_rng(0).permutation(64)
-    wrong = evaluate(target, serve(target, 6, domain="a", top_k=64, permutation=shuffled), 200)
+    wrong = evaluate(target, serve(target, 6, domain="a", top_k=64, permutation=shuffled), 200)[0]
     assert wrong["all"]["greedy_agreement"] < 0.2
     assert wrong["all"]["overlap"] < 0.5
 
@@ -38,27 +42,31 @@ def test_a_cut_learns_and_is_stored_small(make_llama, serve, tmp_path, empty_mlf
         for layer in target.model.layers:
             layer.self_attn.o_proj.weight.zero_()
     target.save_pretrained(tmp_path / "target")
+    tiny_tokenizer().save_pretrained(tmp_path / "target")
     (tmp_path / "run").mkdir()
     shutil.copy(empty_mlflow_db, tmp_path / "run")
     config = HotdraftConfig(
         target=str(tmp_path / "target"), dtype="float32", device="cpu", run_dir=tmp_path / "run",
         replay={"held_out_fraction": 0.2},
-        predistill={"layers": [0], "max_steps": 60, "batch_tokens": 512, "learning_rate": 1e-2},
+        predistill={
+            "layers": [0], "max_steps": 60, "batch_tokens": 512, "learning_rate": 1e-2, "warmup_steps": 5,
+            "validation_steps": 20,
+        },
     )  # fmt: skip
     buffer = ReplayBuffer(config.replay_url)
     samples = serve(target, 80)
     buffer.append(samples)
-    predistill(config, buffer, tmp_path / "draft")
+    predistill(config, buffer, tmp_path / "draft", slim=True)
 
     held_out = [sample for sample in samples if is_held_out(sample.request_id, 0.2)]
-    untrained = evaluate(cut_layers(target, [0]), held_out, 512)["all"]
-    trained = evaluate(load_causal_lm(str(tmp_path / "draft")), held_out, 512)["all"]
+    untrained = evaluate(cut_layers(target, [0]), held_out, 512)[0]["all"]
+    trained = evaluate(load_causal_lm(str(tmp_path / "draft")), held_out, 512)[0]["all"]
     assert trained["overlap"] > untrained["overlap"] + 0.1
     assert trained["greedy_agreement"] > untrained["greedy_agreement"] + 0.1
     card = (tmp_path / "draft" / "README.md").read_text()
     expected = f"| all | {len(held_out)} | {trained['greedy_agreement']:.3f} | {trained['overlap']:.3f} |"
     assert expected in card
-    assert "from 80 prompts" in card
+    assert "80 prompts" in card
     cut = read_cut(tmp_path / "draft")
     assert cut is not None
     assert (cut.base, cut.layers) == (config.target, [0])

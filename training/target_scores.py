@@ -1,0 +1,110 @@
+"""Teacher forcing: what the target thinks of tokens that it did not write."""
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from pipeline.records import MIN_LOG_MASS, NOT_DRAFTED, ReplaySample
+from training.forward import OutputHead, hidden_states
+from training.packing import PackedBatch, pack
+
+ROWS_PER_CHUNK = 64
+"""Rows widened to float32 at a time, see `training.losses`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredText:
+    """Tokens to be scored, from wherever they came."""
+
+    request_id: str
+    domain: str
+    temperature: float
+    """What they were sampled at; 1 for text."""
+    prompt_ids: np.ndarray
+    """int32 [P], P >= 1: seen and not scored."""
+    output_ids: np.ndarray
+    """int32 [N], N >= 1: each is scored given all tokens before it."""
+
+
+def score(
+    target: PreTrainedModel,
+    texts: Iterable[ScoredText],
+    top_k: int,
+    batch_tokens: int,
+    vocab_size: int | None = None,
+) -> Iterator[ReplaySample]:
+    """The target's `top_k` log-probs and tail at every output position, in the order of `texts`.
+
+    As the decoder logs them (temperature 1, unfiltered), over the first `vocab_size` tokens if that is given.
+    Texts are packed to about `batch_tokens` tokens a forward; a longer one gets a forward of its own. Raises
+    `DataError` for a text without a prompt or output.
+    """
+    for group in _groups(texts, batch_tokens):
+        yield from _score_pack(target, group, top_k, vocab_size)
+
+
+def _groups(texts: Iterable[ScoredText], batch_tokens: int) -> Iterator[list[ScoredText]]:
+    group: list[ScoredText] = []
+    room = batch_tokens
+    for text in texts:
+        length = len(text.prompt_ids) + len(text.output_ids) - 1
+        if group and length > room:
+            yield group
+            group, room = [], batch_tokens
+        group.append(text)
+        room -= length
+    if group:
+        yield group
+
+
+@torch.inference_mode()
+def _score_pack(
+    target: PreTrainedModel, group: list[ScoredText], top_k: int, vocab_size: int | None
+) -> list[ReplaySample]:
+    longest = max(len(text.prompt_ids) + len(text.output_ids) for text in group)
+    batch = pack([_unscored(text) for text in group], max_length=longest)
+    hidden = hidden_states(target, PackedBatch(*(tensor.to(target.device) for tensor in batch)))
+    head = OutputHead(target)
+    chunks = [_log(head(rows)[:, :vocab_size].float(), top_k) for rows in hidden.split(ROWS_PER_CHUNK)]
+    ids, logprobs, tail = (torch.cat(column).cpu().numpy() for column in zip(*chunks, strict=True))
+    ends = np.cumsum([len(text.output_ids) for text in group])[:-1]
+    parts = zip(np.split(ids, ends), np.split(logprobs, ends), np.split(tail, ends), strict=True)
+    return [_sample(text, *part) for text, part in zip(group, parts, strict=True)]
+
+
+def _log(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids int32 [R, K], log-probs float16 [R, K] and log tail mass float32 [R] of float32 logits [R, V]."""
+    top = logits.topk(min(top_k, logits.shape[-1]), dim=-1)
+    logprobs = top.values - logits.logsumexp(-1, keepdim=True)
+    tail = (1 - logprobs.double().exp().sum(-1)).clamp_min(0).log().clamp_min(MIN_LOG_MASS).float()
+    return top.indices.int(), logprobs.half(), tail
+
+
+def _unscored(text: ScoredText) -> ReplaySample:
+    length = len(text.output_ids)
+    return _sample(
+        text, np.zeros((length, 0), np.int32), np.zeros((length, 0), np.float16), np.zeros(length, np.float32)
+    )
+
+
+def _sample(text: ScoredText, ids: np.ndarray, logprobs: np.ndarray, tail: np.ndarray) -> ReplaySample:
+    length = len(text.output_ids)
+    return ReplaySample(
+        request_id=text.request_id,
+        created_at=time.time(),
+        domain=text.domain,
+        temperature=text.temperature,
+        prompt_ids=text.prompt_ids,
+        output_ids=text.output_ids,
+        target_top_ids=ids,
+        target_top_logprobs=logprobs,
+        target_tail_logprob=tail,
+        drafted_ids=np.full(length, NOT_DRAFTED, np.int32),
+        accepted=np.zeros(length, bool),
+        draft_versions=np.zeros(length, np.int32),
+    )

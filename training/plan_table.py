@@ -130,7 +130,7 @@ def _time(plan: Plan, speed: Speed | None) -> str:
     run = plan.run
     tokens = f"{_millions(run.recorded_tokens)} tokens to record at most, {_millions(run.train_tokens)} to train on"
     if speed is None:
-        return f"Time: not measured, as no weights were read; {tokens}"
+        return f"Time: not measured, which takes --plan and the weights; {tokens}"
     needed = hours(plan, speed)
     return (
         f"Time: {needed.total:.1f} h: {needed.answering:.1f} h for the answers at "

@@ -1,6 +1,8 @@
 """What a training run shows while it lasts."""
 
+import logging
 import time
+import warnings
 
 import lightning
 from lightning.pytorch.callbacks import Callback, RichProgressBar
@@ -61,3 +63,9 @@ class Throughput(Callback):
     def _restart(self) -> None:
         self._tokens = 0
         self._since = time.monotonic()
+
+
+def quiet_trainer() -> None:
+    """Leave out what Lightning says of every trainer it makes."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module="lightning")

@@ -31,8 +31,9 @@ def _follow(settings: "HotdraftConfig") -> None:
     import threading
 
     from training.follow import follow
+    from training.progress_bar import quiet_trainer
 
-    _quiet()
+    quiet_trainer()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -46,9 +47,10 @@ def _once(settings: "HotdraftConfig") -> None:
     from pipeline.registry import AdapterRegistry
     from pipeline.replay import ReplayBuffer
     from training.job import run_job
+    from training.progress_bar import quiet_trainer
     from training.run import JobInterruptedError
 
-    _quiet()
+    quiet_trainer()
     console = Console()
     buffer = ReplayBuffer(settings.replay_url, settings.replay.max_bytes)
     registry = AdapterRegistry(settings)
@@ -70,12 +72,3 @@ def _once(settings: "HotdraftConfig") -> None:
     table.add_row("seconds", f"{result.seconds:.0f}")
     table.add_row("MLflow run", result.run_id)
     console.print(table)
-
-
-def _quiet() -> None:
-    """Leaves out what Lightning says about every trainer it makes."""
-    import logging
-    import warnings
-
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", module="lightning")

@@ -97,7 +97,9 @@ def _make(settings: Any, items: Any, out: Path, *, slim: bool) -> None:
     from pipeline.replay import ReplayBuffer
     from pipeline.traffic import Prompt
     from training.predistill import predistill as train
+    from training.progress_bar import quiet_trainer
 
+    quiet_trainer()
     check_out(out)
     needed = replay_bytes(output_tokens(settings, items), settings.recorder.top_k)
     require_disk(settings.run_dir, needed, "what the target says of the prompts")

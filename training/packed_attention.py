@@ -28,11 +28,13 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention of each request by itself, by what transformers has for torch's fused kernels.
 
-    Shapes: query [1, G*H, T, D]; key and value [1, H, T, D]; attention_mask as above, without which the
-    row is one request. Returns [1, T, G*H, D].
+    Shapes: query [1, G*H, T, D]; key and value [1, H, T, D]; attention_mask as above, without which
+    nothing is packed. Returns [1, T, G*H, D].
     """
+    if attention_mask is None:
+        return sdpa_attention_forward(module, query, key, value, None, **options)
     options["is_causal"] = True
-    lengths = query.shape[2:3] if attention_mask is None else attention_mask.flatten().tolist()
+    lengths = attention_mask.flatten().tolist()
     requests = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
     attended = [sdpa_attention_forward(module, q, k, v, None, **options)[0] for q, k, v in requests]
     return torch.cat(attended, dim=1), None

@@ -15,11 +15,15 @@ class DiskError(ValueError):
     """Too little space; the message says how much is needed, by what, and how much is free."""
 
 
+def free_bytes(path: str | Path) -> int:
+    """What the disk of `path`, which need not exist yet, has free."""
+    place = Path(path).absolute()
+    return shutil.disk_usage(next(folder for folder in (place, *place.parents) if folder.exists())).free
+
+
 def require_disk(path: str | Path, needed_bytes: float, what: str) -> None:
     """Raise `DiskError` unless the disk of `path`, which need not exist yet, has `needed_bytes` free for `what`."""
-    place = Path(path).absolute()
-    existing = next(folder for folder in (place, *place.parents) if folder.exists())
-    free = shutil.disk_usage(existing).free
+    free = free_bytes(path)
     if free < needed_bytes:
         raise DiskError(
             f"{what} may take {needed_bytes / 1e9:.2f} GB, and the disk of {path} has {free / 1e9:.2f} GB free"

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from pipeline.records import ReplaySample
 from training.forward import OutputHead, hidden_states
 from training.losses import expected_acceptance
-from training.packing import PackedBatch, grouped, pack
+from training.packing import grouped, pack
 
 
 def expected_acceptance_by_request(
@@ -56,7 +56,7 @@ def _by_position(
     batch_tokens: int,
     outside: Tensor | None,
 ) -> list[np.ndarray]:
-    batch = PackedBatch(*(tensor.to(model.device) for tensor in pack(group, max_length=batch_tokens)))
+    batch = pack(group, max_length=batch_tokens).on(model.device)
     hidden = hidden_states(model, batch)
     parts = []
     for rows in head.chunks(len(hidden)):

@@ -1,12 +1,13 @@
 """How much a machine can hold."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from pipeline.disk import free_bytes
 
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
@@ -25,8 +26,7 @@ class Available:
 
 def this_machine(device: torch.device, folder: Path) -> Available:
     """Memory of `device`, and what the disk of `folder`, which need not exist yet, has free."""
-    place = folder.absolute()
-    disk = shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists())).free
+    disk = free_bytes(folder)
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return Available(properties.total_memory, disk, properties.name)

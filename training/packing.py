@@ -5,7 +5,7 @@ from 0, so that packing changes nothing but the speed.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -43,6 +43,10 @@ class PackedBatch(NamedTuple):
     """float32 [N]: loss weight."""
     step_weight: Tensor
     """float32 []: sum of `weight` over this process's batches of the optimiser step that this one belongs to."""
+
+    def on(self, device: torch.device) -> Self:
+        """This batch with its tensors on `device`."""
+        return self._replace(**{name: tensor.to(device) for name, tensor in self._asdict().items()})
 
 
 def pack(samples: Sequence[ReplaySample], *, max_length: int, rejected_weight: float = 1.0) -> PackedBatch:

@@ -19,45 +19,38 @@ from training.plan_time import Speed, hours
 
 
 def print_plan(
-    config: HotdraftConfig,
-    memory_gb: float | None = None,
-    *,
-    prompts: int | None = None,
-    text_tokens: int = 0,
-    speed: Speed | None = None,
-    console: Console | None = None,
-) -> Plan:
-    """Print what `config.predistill` takes, and raise `PlanError` if it does not fit.
+    plan: Plan, memory_gb: float | None = None, *, speed: Speed | None = None, console: Console | None = None
+) -> None:
+    """Print `plan`, and raise `PlanError` if it does not fit.
 
-    Nothing but the models' configurations is read. `memory_gb` plans for another machine, whose device has so
-    much memory, otherwise this one is asked. `prompts` is how many there are, the built-in ones by default,
-    beside texts of `text_tokens`.
-    Raises `ModelError` for models or devices that are not there.
+    `memory_gb` is what the device of another machine has; otherwise this machine is asked.
     """
-    plan = make_plan(config, prompts=prompts, text_tokens=text_tokens, elsewhere=memory_gb is not None)
+    config = plan.run.config
     if memory_gb is None:
         available = this_machine(choose_device(config.device), config.run_dir)
     else:
         available = Available(int(memory_gb * 1e9), None, "as given")
     console = console or Console()
     console.print(tables(plan, available, speed))
-    if prompts is None and config.predistill.sources:
-        console.print("The sources were not read: what is recorded of them comes on top.")
     check(plan, available)
-    return plan
 
 
 def make_plan(
     config: HotdraftConfig, *, prompts: int | None = None, text_tokens: int = 0, elsewhere: bool = False
 ) -> Plan:
-    """The plan for this machine or, `elsewhere`, for one that has the device that the configuration names."""
+    """The plan for this machine or, `elsewhere`, for one that has the device that the configuration names.
+
+    Nothing but the models' configurations is read and, unless `elsewhere`, the vocabularies of an existing draft
+    and its target. `prompts` is how many there are, the built-in ones by default, beside texts of `text_tokens`.
+    Raises `ModelError` for models or devices that are not there, and as `check_draft` does.
+    """
     device, dtype = _place(config, elsewhere)
     settings = config.predistill
-    if settings.draft is None:
-        draft_config, freeze_shared = check_draft(config.target, settings), True
-    else:
+    if settings.draft is not None and elsewhere:
         draft_config = read_config(settings.draft)
-        freeze_shared = read_cut(Path(resolve(settings.draft))) is not None
+    else:
+        draft_config = check_draft(config.target, settings)
+    freeze_shared = settings.draft is None or read_cut(Path(resolve(settings.draft))) is not None
     return plan_memory(
         config,
         read_config(config.target),

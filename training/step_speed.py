@@ -9,7 +9,7 @@ from pipeline.config import PredistillConfig
 from pipeline.records import ReplaySample
 from training.forward import OutputHead, hidden_states
 from training.offline import trainable
-from training.packing import PackedBatch, grouped, pack
+from training.packing import grouped, pack
 from training.plan_time import tokens_per_second
 from training.position_scores import position_scores
 
@@ -24,7 +24,7 @@ def train_tokens_per_second(
     head = OutputHead(model)
     optimizer = torch.optim.AdamW(parameter for parameter in model.parameters() if parameter.requires_grad)
     full = max(grouped(samples, settings.batch_tokens), key=lambda group: sum(len(s.output_ids) for s in group))
-    batch = PackedBatch(*(tensor.to(device) for tensor in pack(full, max_length=settings.batch_tokens)))
+    batch = pack(full, max_length=settings.batch_tokens).on(device)
 
     def step() -> int:
         for _ in range(settings.accumulate):

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from pipeline.records import MIN_LOG_MASS, NOT_DRAFTED, ReplaySample
 from training.forward import OutputHead, hidden_states
-from training.packing import PackedBatch, pack
+from training.packing import pack
 
 ROWS_PER_CHUNK = 64
 """Rows widened to float32 at a time, see `training.losses`."""
@@ -68,7 +68,7 @@ def _score_pack(
 ) -> list[ReplaySample]:
     longest = max(len(text.prompt_ids) + len(text.output_ids) for text in group)
     batch = pack([_unscored(text) for text in group], max_length=longest)
-    hidden = hidden_states(target, PackedBatch(*(tensor.to(target.device) for tensor in batch)))
+    hidden = hidden_states(target, batch.on(target.device))
     head = OutputHead(target)
     chunks = [_log(head(rows)[:, :vocab_size].float(), top_k) for rows in hidden.split(ROWS_PER_CHUNK)]
     ids, logprobs, tail = (torch.cat(column).cpu().numpy() for column in zip(*chunks, strict=True))

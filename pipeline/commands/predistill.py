@@ -65,23 +65,24 @@ def predistill(
     from pipeline.commands.predistill_speed import measure_speed
     from pipeline.traffic import Prompt
     from training.draft_cost import predicted_cost, show_cost
-    from training.draft_init import check_draft
     from training.plan_table import make_plan, print_plan
 
-    if memory_gb is None:
-        check_draft(settings.target, chosen)
-    count, texts = sum(isinstance(item, Prompt) for item in items), text_tokens(items)
-    run = make_plan(settings, prompts=count, text_tokens=texts, elsewhere=memory_gb is not None).run
+    planned = make_plan(
+        settings,
+        prompts=sum(isinstance(item, Prompt) for item in items),
+        text_tokens=text_tokens(items),
+        elsewhere=memory_gb is not None,
+    )
     cost = predicted_cost(
-        run.target.config,
-        run.draft.config,
+        planned.run.target.config,
+        planned.run.draft.config,
         head_size=settings.engine.draft_vocab_size,
         max_k=settings.engine.max_k,
-        dtype=run.dtype,
+        dtype=planned.run.dtype,
     )
     show_cost(cost)
     speed = measure_speed(settings, items) if plan and memory_gb is None else None
-    print_plan(settings, memory_gb, prompts=count, text_tokens=texts, speed=speed)
+    print_plan(planned, memory_gb, speed=speed)
     if plan or out is None:
         return
     _make(settings, items, out, slim=slim)

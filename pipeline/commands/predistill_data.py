@@ -169,7 +169,7 @@ def _record_answers(
     requests = sorted(requests, key=lambda request: len(request.prompt_ids), reverse=True)
     engine = build_engine(generation_config(config, requests), buffer)
     engine.decoder.vocab_size = _vocab_size(config)
-    with _stage("target answers", total, len(requests)) as advance, _started(engine):
+    with _stage("target answers", total, len(requests)) as advance, started(engine):
         answer_all(engine, requests, lambda request, token_ids: advance(1, len(token_ids)))
     _check_written(engine)
 
@@ -192,7 +192,7 @@ def _score_answers(
     target = _load_target(config)
     engine = build_engine(generation_config(config, requests, draft), None)
     at_once = ANSWERS_AT_ONCE * engine.num_slots
-    with _stage("draft answers scored", total, len(requests)) as advance, _started(engine):
+    with _stage("draft answers scored", total, len(requests)) as advance, started(engine):
         for start in range(0, len(requests), at_once):
             answers: list[tuple[GenerationRequest, list[int]]] = []
             answer_all(engine, requests[start : start + at_once], lambda *answer, to=answers: to.append(answer))
@@ -227,10 +227,14 @@ def _append_scores(
     buffer.append(aside(scored))
 
 
+def model_names(config: HotdraftConfig) -> list[str]:
+    """The target, and the existing draft if there is one."""
+    return [config.target, *([config.predistill.draft] if config.predistill.draft else [])]
+
+
 def _vocab_size(config: HotdraftConfig) -> int:
     """Rows that both models have: one of them may be padded with more rows than there are tokens."""
-    names = [config.target, *([config.predistill.draft] if config.predistill.draft else [])]
-    return min(read_config(name).get_text_config().vocab_size for name in names)
+    return min(read_config(name).get_text_config().vocab_size for name in model_names(config))
 
 
 def _load_target(config: HotdraftConfig) -> PreTrainedModel:
@@ -239,7 +243,8 @@ def _load_target(config: HotdraftConfig) -> PreTrainedModel:
 
 
 @contextmanager
-def _started(engine: Engine) -> Iterator[Engine]:
+def started(engine: Engine) -> Iterator[Engine]:
+    """`engine` running; at the end it is stopped, and what it recorded is written."""
     engine.start()
     try:
         yield engine

@@ -1,5 +1,6 @@
 """Speeds that pre-distillation tells: of its stages before the run, of decoding with the draft after it."""
 
+import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pipeline.commands.predistill_data import answer_all, generation_config
+from pipeline.commands.predistill_data import answer_all, generation_config, model_names, started
 from pipeline.commands.predistill_requests import answer_requests
 from pipeline.config import HotdraftConfig
 from pipeline.mlflow_store import open_client
@@ -31,23 +32,17 @@ REPEATS = 3
 def measure_speed(config: HotdraftConfig, items: Sequence[Prompt | Text]) -> Speed | None:
     """Of one batch of answers and a few training steps; None without weights at hand or prompts."""
     prompts = [item for item in items if isinstance(item, Prompt)][: config.predistill.num_slots]
-    names = [config.target, *([config.predistill.draft] if config.predistill.draft else [])]
-    if not prompts or not all(any(local_folder(name).glob("*.safetensors")) for name in names):
+    if not prompts or not all(any(local_folder(name).glob("*.safetensors")) for name in model_names(config)):
         return None
     requests = list(answer_requests(config, load_tokenizer(config.target), prompts).values())
     with tempfile.TemporaryDirectory(prefix="hotdraft-plan-") as folder:
         buffer = ReplayBuffer(folder)
         engine = build_engine(generation_config(config, requests), buffer)
-        engine.start()
-        started = time.perf_counter()
         tokens: list[int] = []
-        try:
+        with started(engine):
+            begun = time.perf_counter()
             answer_all(engine, requests, lambda _, token_ids: tokens.append(len(token_ids)))
-            seconds = time.perf_counter() - started
-        finally:
-            engine.stop()
-            if engine.recorder is not None:
-                engine.recorder.close()
+            seconds = time.perf_counter() - begun
         samples = [sample_from_row(row) for row in buffer.load().with_format("numpy")]
     device = choose_device(config.device)
     target = load_causal_lm(config.target, dtype=choose_dtype(config.dtype, device), device=device)
@@ -74,14 +69,10 @@ def show_speed_up(config: HotdraftConfig, out: Path, outcome: Outcome, prompts: 
     engine = build_engine(
         config.model_copy(update={"draft": str(out), "engine": config.engine.model_copy(update=alone)}), None
     )
-    engine.start()
-    try:
-        ratios = [_seconds(engine, requests, 0) / _seconds(engine, requests, "auto") for _ in range(1 + REPEATS)][
-            1:
-        ]
-    finally:
-        engine.stop()
-    measured = sorted(ratios)[len(ratios) // 2]
+    with started(engine):
+        turns = [_seconds(engine, requests, 0) / _seconds(engine, requests, "auto") for _ in range(1 + REPEATS)]
+    ratios = turns[1:]  # the first warms up
+    measured = statistics.median(ratios)
     predicted = outcome.cost.speed_up(outcome.figures["all"]["greedy_agreement"])
     client = open_client(config)
     client.log_metric(outcome.run_id, "measured_speed_up", measured)
@@ -96,6 +87,6 @@ def show_speed_up(config: HotdraftConfig, out: Path, outcome: Outcome, prompts: 
 
 def _seconds(engine: Any, requests: Sequence[GenerationRequest], k: Any) -> float:
     engine.k = k
-    started = time.perf_counter()
+    begun = time.perf_counter()
     answer_all(engine, requests, lambda *_: None)
-    return time.perf_counter() - started
+    return time.perf_counter() - begun

@@ -90,7 +90,7 @@ class PlainLoop:
     def step(self) -> int:
         """Take one; its tokens."""
         device = self._draft.device
-        batch = PackedBatch(*(tensor.to(device) for tensor in next(self._batches)))
+        batch = next(self._batches).on(device)
         with torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32):
             hidden = hidden_states(self._draft, batch)
             loss = (

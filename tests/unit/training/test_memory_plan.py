@@ -324,7 +324,7 @@ def test_on_a_cpu_the_answers_are_read_into_its_memory(tiny_target):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_here_needs_its_memory_told(target):
     with pytest.raises(ModelError, match="sees no CUDA device; with its memory given"):
-        print_plan(settings(target))
+        make_plan(settings(target))
 
 
 def test_a_draft_that_exists_trains_its_embedding_too(target, tiny_draft):
@@ -372,14 +372,15 @@ def test_hours_at_a_measured_speed(target):
 
 def test_the_plan_is_printed_before_it_is_refused(target, capsys):
     console = Console(width=160)
-    plan = print_plan(settings(target), memory_gb=80, console=console)
+    plan = plan_of(settings(target))
+    print_plan(plan, memory_gb=80, console=console)
     told = capsys.readouterr().out
     assert "draft: 1.53 B parameters" in told
     assert "1.01 B train" in told
     assert f"{plan.peak.total / 1e9:.2f}" in told
     assert "Time: not measured" in told
     with pytest.raises(PlanError):
-        print_plan(settings(target), memory_gb=20, speed=Speed(1000, 10000), console=console)
+        print_plan(plan, memory_gb=20, speed=Speed(1000, 10000), console=console)
     told = capsys.readouterr().out
     assert "of 20.0 (as given)" in told
     assert "h for training at 10,000 tokens/s" in told

@@ -78,10 +78,11 @@ class AdapterRegistry:
         path = f"adapter-{uuid4().hex[:8]}"
         self._client.log_artifacts(run_id, str(folder), path)
         source = f"{self._client.get_run(run_id).info.artifact_uri}/{path}"
-        version = self._client.create_model_version(
-            self._name, source, run_id, tags={**tags, "status": CANDIDATE}, await_creation_for=0
-        ).version
-        self._client.set_registered_model_alias(self._name, CANDIDATE, str(version))
+        with exclusive(self._config):  # two writers of the same alias at once collide in MLflow's store
+            version = self._client.create_model_version(
+                self._name, source, run_id, tags={**tags, "status": CANDIDATE}, await_creation_for=0
+            ).version
+            self._client.set_registered_model_alias(self._name, CANDIDATE, str(version))
         return int(version)
 
     def promote(self, version: int, *, reason: str) -> None:

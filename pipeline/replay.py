@@ -2,8 +2,9 @@
 
 Protocol. A shard is written under a `.tmp` name and appears by rename, so a reader sees whole
 shards only and a crash loses at most the samples not yet handed to `append`. Shard names sort by
-time. Shards are never changed; the oldest are deleted once the buffer outgrows `max_bytes`, and so
-is what a killed writer left half written.
+time. Shards are never changed; the oldest are deleted once the buffer outgrows `max_bytes` or they are
+older than `max_age_seconds`, and so is what a killed writer left half written. Before a shard goes, its
+requests are offered to the reservoir, which keeps a fair sample of each domain.
 """
 
 import time
@@ -12,6 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import fsspec
 import numpy as np
@@ -19,7 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset
 
+from pipeline.config import HotdraftConfig
 from pipeline.records import ReplaySample
+from pipeline.reservoir import take_in
 
 SCHEMA = pa.schema(
     [
@@ -39,6 +43,8 @@ SCHEMA = pa.schema(
 )
 
 
+RESERVOIR = "reservoir.parquet"
+DAY_SECONDS = 86400
 ABANDONED_SECONDS = 3600
 """Age at which an unfinished shard is taken to have lost its writer."""
 
@@ -92,19 +98,37 @@ def sample_from_row(row: dict) -> ReplaySample:
 class ReplayBuffer:
     """Shards at `url` (a local folder or any fsspec URL). One process appends, any number read."""
 
-    def __init__(self, url: str, max_bytes: int = 2_000_000_000) -> None:
+    def __init__(
+        self,
+        url: str,
+        max_bytes: int = 2_000_000_000,
+        *,
+        max_age_seconds: float | None = None,
+        reservoir_requests: int = 0,
+    ) -> None:
+        """`reservoir_requests` of each domain are kept for good; 0 keeps none."""
         self.max_bytes = max_bytes
+        self._max_age_seconds = max_age_seconds
+        self._reservoir_requests = reservoir_requests
         self._fs, self._root = fsspec.core.url_to_fs(url)
         self._fs.makedirs(self._root, exist_ok=True)
 
+    @classmethod
+    def of(cls, config: HotdraftConfig) -> Self:
+        """The buffer that `config` names."""
+        replay = config.replay
+        return cls(
+            config.replay_url,
+            replay.max_bytes,
+            max_age_seconds=None if replay.max_age_days is None else replay.max_age_days * DAY_SECONDS,
+            reservoir_requests=replay.reservoir_requests,
+        )
+
     def append(self, samples: Sequence[ReplaySample]) -> str:
-        """Commit `samples` as one shard and return its name; then delete what is over `max_bytes`."""
+        """Commit `samples` as one shard and return its name; then delete what is too much or too old."""
         name = f"{_shard_prefix(time.time())}-{uuid.uuid4().hex[:8]}.parquet"
         table = pa.Table.from_pylist([_to_row(sample) for sample in samples], schema=SCHEMA)
-        temporary = f"{self._root}/.{name}.tmp"
-        with self._fs.open(temporary, "wb") as file:
-            pq.write_table(table, file, compression="zstd")
-        self._fs.mv(temporary, f"{self._root}/{name}")
+        self._write(table, name)
         self._clean_up()
         return name
 
@@ -113,8 +137,9 @@ class ReplayBuffer:
         return list(self._sizes())
 
     def load(self) -> Dataset:
-        """All samples, oldest first; rows turn into samples by `sample_from_row`."""
-        return Dataset(pa.concat_tables([SCHEMA.empty_table(), *map(self._table, self.shards())]))
+        """All samples, the reservoir's and then the shards', oldest first; for `sample_from_row`."""
+        names = [RESERVOIR, *self.shards()]
+        return Dataset(pa.concat_tables([SCHEMA.empty_table(), *(self._table(n).cast(SCHEMA) for n in names)]))
 
     def read(self, shard: str) -> Dataset:
         """The samples of one shard; none if retention deleted it since it was listed."""
@@ -148,10 +173,16 @@ class ReplayBuffer:
             newest=max(times, default=None),
         )
 
+    def _write(self, table: pa.Table, name: str) -> None:
+        temporary = f"{self._root}/.{name}.tmp"
+        with self._fs.open(temporary, "wb") as file:
+            pq.write_table(table, file, compression="zstd")
+        self._fs.mv(temporary, f"{self._root}/{name}")
+
     def _table(self, shard: str) -> pa.Table:
         try:
             with self._fs.open(f"{self._root}/{shard}", "rb") as file:
-                return pq.read_table(file, schema=SCHEMA)
+                return pq.read_table(file)
         except FileNotFoundError:
             return SCHEMA.empty_table()
 
@@ -159,7 +190,7 @@ class ReplayBuffer:
         """Bytes of each file by name, oldest first."""
         entries = self._fs.ls(self._root, detail=True, refresh=True)
         sizes = {entry["name"].rsplit("/", 1)[-1]: entry["size"] for entry in entries}
-        return {name: sizes[name] for name in sorted(sizes) if name.endswith(suffix)}
+        return {name: sizes[name] for name in sorted(sizes) if name.endswith(suffix) and name != RESERVOIR}
 
     def _clean_up(self) -> None:
         abandoned = "." + _shard_prefix(time.time() - ABANDONED_SECONDS)
@@ -169,10 +200,16 @@ class ReplayBuffer:
         sizes = self._sizes()
         total = sum(sizes.values())
         for name in list(sizes)[:-1]:  # the shard just written always stays
-            if total <= self.max_bytes:
+            if total <= self.max_bytes and not self._is_old(name):
                 return
+            if self._reservoir_requests:  # before it is gone: a crash in between leaves rows twice, and loses none
+                kept = take_in(self._table(RESERVOIR), self._table(name), self._reservoir_requests)
+                self._write(kept, RESERVOIR)
             self._fs.rm_file(f"{self._root}/{name}")
             total -= sizes[name]
+
+    def _is_old(self, shard: str) -> bool:
+        return self._max_age_seconds is not None and shard < _shard_prefix(time.time() - self._max_age_seconds)
 
 
 def _shard_prefix(seconds: float) -> str:

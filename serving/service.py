@@ -54,7 +54,7 @@ def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, 
     # Once it has shut down, uvicorn raises the signal it got again: that must not end us before we clean up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     config.run_dir.mkdir(parents=True, exist_ok=True)
-    buffer = ReplayBuffer(config.replay_url, config.replay.max_bytes)
+    buffer = ReplayBuffer.of(config)
     engine = build_engine(config, buffer)
     metrics = ServingMetrics(engine, config.served_model_name, recorder=engine.recorder)
     tracker = ServingTracker(config)

@@ -22,7 +22,7 @@ class StopEvent(StopSignal, Protocol):
 
 def follow(config: HotdraftConfig, stop: StopEvent) -> None:
     """Poll the replay buffer and run jobs until `stop` is set; an unfinished job is resumed first."""
-    buffer = ReplayBuffer(config.replay_url, config.replay.max_bytes)
+    buffer = ReplayBuffer.of(config)
     registry = AdapterRegistry(config)
     journal = JobJournal(config)
     trigger = DistillTrigger(config, buffer, journal.last_request())

@@ -52,7 +52,7 @@ def _once(settings: "HotdraftConfig") -> None:
 
     quiet_trainer()
     console = Console()
-    buffer = ReplayBuffer(settings.replay_url, settings.replay.max_bytes)
+    buffer = ReplayBuffer.of(settings)
     registry = AdapterRegistry(settings)
     try:
         result = run_job(settings, buffer=buffer, registry=registry, progress=console.is_terminal)

@@ -105,7 +105,7 @@ def _make(settings: Any, items: Any, out: Path, *, slim: bool) -> None:
     needed = replay_bytes(output_tokens(settings, items), settings.recorder.top_k)
     require_disk(settings.run_dir, needed, "what the target says of the prompts")
     chosen = settings.predistill
-    buffer = ReplayBuffer(settings.replay_url, settings.replay.max_bytes)
+    buffer = ReplayBuffer.of(settings)
     on_policy = chosen.draft if chosen.on_policy_fraction else None
     kinds = collect(settings, items, buffer, None if on_policy is None else local_folder(on_policy))
     outcome = train(settings, buffer, out, kinds=kinds, slim=slim)

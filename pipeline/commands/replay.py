@@ -29,7 +29,7 @@ def stats(
     from pipeline.replay import ReplayBuffer
 
     settings = load_config(config)
-    found = ReplayBuffer(settings.replay_url, settings.replay.max_bytes).stats()
+    found = ReplayBuffer.of(settings).stats()
     if as_json:
         typer.echo(json.dumps(asdict(found), indent=2))
         return

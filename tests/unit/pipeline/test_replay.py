@@ -207,3 +207,19 @@ def test_kill_in_mid_write_loses_no_committed_shard(tmp_path):
         assert set(committed) <= set(buffer.shards())
         assert len(buffer.load()) == 4 * len(buffer.shards())
     assert len(committed) > 3
+
+
+def test_what_is_too_old_goes_and_a_fair_sample_of_it_stays(tmp_path, monkeypatch):
+    buffer = ReplayBuffer(str(tmp_path), max_age_seconds=3600, reservoir_requests=2)
+    now = time.time()
+    for age, domain in ((9000, "old"), (8000, "old"), (7000, "other"), (60, "new")):
+        monkeypatch.setattr("pipeline.replay.time.time", lambda at=now - age: at)
+        buffer.append([make_sample(f"{domain}-{age}-{index}", domain=domain) for index in range(3)])
+    monkeypatch.undo()
+    buffer.append([make_sample("last")])
+    assert len(buffer.shards()) == 2
+    ids = request_ids(buffer)
+    assert ids[-4:] == ["new-60-0", "new-60-1", "new-60-2", "last"]
+    assert sorted(name.split("-")[0] for name in ids[:-4]) == ["old", "old", "other", "other"]
+    assert buffer.stats().requests_by_domain == {"old": 2, "other": 2, "new": 3, "math": 1}
+    assert ReplayBuffer(str(tmp_path)).stats().requests == 8, "any reader sees the reservoir"

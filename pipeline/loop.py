@@ -4,6 +4,10 @@ A job is due once the draft missed enough tokens since the last one. Moderately 
 deployment after every step costs more throughput than it gains (Aurora, 2026).
 """
 
+import math
+import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +15,9 @@ import numpy as np
 from pipeline.config import HotdraftConfig
 from pipeline.records import NOT_DRAFTED
 from pipeline.replay import ReplayBuffer, is_held_out
+
+LONG_TERM = 4
+"""Requests that stand for the time before a drift, for each that shows it."""
 
 
 @dataclass(frozen=True)
@@ -37,40 +44,83 @@ def missed(drafted_ids: np.ndarray, accepted: np.ndarray) -> np.ndarray:
 class DistillTrigger:
     """Counts what the replay buffer gained since the last job, reading each shard once.
 
-    Held-out requests teach nothing and are not counted, but no job is due before the gate has its
-    `min_requests` of them. `last_request` is the newest request that the last job saw.
+    A job is due once the draft missed enough tokens, once the newest requests fare worse than those before
+    them, or once enough time has passed. Held-out requests teach nothing and are not counted, but no job is
+    due before the gate has its `min_requests` of them. `last_request` is the newest request that the last job saw.
     """
 
-    def __init__(self, config: HotdraftConfig, buffer: ReplayBuffer, last_request: str | None = None) -> None:
+    def __init__(
+        self,
+        config: HotdraftConfig,
+        buffer: ReplayBuffer,
+        last_request: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._trigger = config.distill.trigger
         self._held_out_fraction = config.replay.held_out_fraction
         self._held_out_needed = config.gate.min_requests
         self._buffer = buffer
         self._last_request = last_request
+        self._clock = clock
+        self._last_job: float | None = None
+        self._started = clock()
         self._read_shards: set[str] = set()
         self._held_out = self._new_requests = self._new_missed = 0
+        self._recent: deque[tuple[int, int]] = deque(maxlen=self._trigger.drift_requests)
+        self._before: deque[tuple[int, int]] = deque(maxlen=LONG_TERM * self._trigger.drift_requests)
         self._read()
 
     def decide(self) -> Decision:
         """Read what is new in the buffer and say whether a job is due."""
         self._read()
-        trigger = self._trigger
-        shortfalls = [
-            f"{have} of {need} {what}"
-            for have, need, what in (
-                (self._new_requests, trigger.min_new_requests, "new requests"),
-                (self._new_missed, trigger.min_new_rejected, "newly missed tokens"),
-                (self._held_out, self._held_out_needed, "held-out requests"),
-            )
-            if have < need
-        ]
-        found = f"{self._new_missed} newly missed tokens in {self._new_requests} requests"
-        reason = "waiting: " + ", ".join(shortfalls) if shortfalls else found
-        return Decision(not shortfalls, reason, self._new_requests, self._new_missed)
+        shortfalls = self._shortfalls()
+        reasons = self._reasons()
+        due = not shortfalls and bool(reasons)
+        if not reasons:
+            shortfalls.append(f"{self._new_missed} of {self._trigger.min_new_rejected} newly missed tokens")
+        reason = "; ".join(reasons) if due else "waiting: " + ", ".join(shortfalls)
+        return Decision(due, reason, self._new_requests, self._new_missed)
 
     def reset(self) -> None:
         """Start counting anew: a job has taken what is there."""
         self._new_requests = self._new_missed = 0
+        self._last_job = self._clock()
+        self._before.clear()  # of another draft
+
+    def _shortfalls(self) -> list[str]:
+        trigger = self._trigger
+        found = [
+            f"{have} of {need} {what}"
+            for have, need, what in (
+                (self._new_requests, trigger.min_new_requests, "new requests"),
+                (self._held_out, self._held_out_needed, "held-out requests"),
+            )
+            if have < need
+        ]
+        cooled = math.inf if self._last_job is None else self._clock() - self._last_job
+        if cooled < trigger.cooldown_seconds:
+            found.append(f"{trigger.cooldown_seconds - cooled:.0f} s of cool-down")
+        return found
+
+    def _reasons(self) -> list[str]:
+        trigger = self._trigger
+        found = []
+        if self._new_missed >= trigger.min_new_rejected:
+            found.append(f"{self._new_missed} newly missed tokens in {self._new_requests} requests")
+        fall = self._fall()
+        if trigger.drift is not None and fall is not None and fall > trigger.drift:
+            found.append(f"acceptance of the newest {len(self._recent)} requests fell by {fall:.3f}")
+        waited = self._clock() - (self._started if self._last_job is None else self._last_job)
+        if trigger.every_seconds is not None and waited >= trigger.every_seconds:
+            found.append(f"{waited:.0f} s since the last job")
+        return found
+
+    def _fall(self) -> float | None:
+        """Of the acceptance among examined tokens; None while one side has too few requests."""
+        if len(self._recent) < self._trigger.drift_requests or len(self._before) < self._trigger.drift_requests:
+            return None
+        rates = [sum(a for a, _ in side) / max(1, sum(e for _, e in side)) for side in (self._before, self._recent)]
+        return rates[0] - rates[1]
 
     def _read(self) -> None:
         shards = self._buffer.shards()
@@ -83,10 +133,15 @@ class DistillTrigger:
         rows = self._buffer.read(shard).select_columns(["request_id", "drafted_ids", "accepted"])
         for row in rows.with_format("numpy"):
             request_id = str(row["request_id"])
+            examined = int((row["drafted_ids"] != NOT_DRAFTED).sum())
+            if examined:
+                if len(self._recent) == self._recent.maxlen:
+                    self._before.append(self._recent[0])
+                self._recent.append((int(row["accepted"].sum()), examined))
             if is_held_out(request_id, self._held_out_fraction):
                 self._held_out += 1
             else:
                 self._new_requests += 1
                 self._new_missed += int(missed(row["drafted_ids"], row["accepted"]).sum())
             if request_id == self._last_request:  # what came up to here is not new
-                self.reset()
+                self._new_requests = self._new_missed = 0

@@ -113,3 +113,64 @@ def test_no_job_without_held_out_requests_for_the_gate(config, buffer):
     decision = DistillTrigger(few, buffer).decide()
     assert not decision.due
     assert "of 12 held-out requests" in decision.reason
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def changed(config: HotdraftConfig, **trigger: object) -> HotdraftConfig:
+    section = config.distill.trigger.model_copy(update=trigger)
+    return config.model_copy(update={"distill": config.distill.model_copy(update={"trigger": section})})
+
+
+def test_a_fall_of_the_newest_acceptance_calls_for_a_job(config, buffer):
+    trigger = DistillTrigger(changed(config, min_new_rejected=10_000, drift=0.2, drift_requests=10), buffer)
+    buffer.append(samples(0, 30, rejected=2))
+    assert not trigger.decide().due, "it has been like that all the time"
+    buffer.append(samples(30, 9, rejected=6))
+    assert trigger.decide().due
+    assert "acceptance of the newest 10 requests fell by 0.450" in trigger.decide().reason
+    trigger.reset()
+    buffer.append(samples(39, 9, rejected=8))
+    assert not trigger.decide().due, "what was before the job was another draft's"
+
+
+def test_no_drift_is_looked_for_if_none_is_asked_for(config, buffer):
+    trigger = DistillTrigger(changed(config, min_new_rejected=10_000, drift=None, drift_requests=10), buffer)
+    buffer.append(samples(0, 30, rejected=0))
+    buffer.append(samples(30, 30, rejected=8))
+    assert not trigger.decide().due
+
+
+def test_time_calls_for_a_job_if_there_is_anything_new(config, buffer):
+    clock = Clock()
+    settings = changed(config, min_new_rejected=10_000, every_seconds=60.0, drift=None)
+    trigger = DistillTrigger(settings, buffer, clock=clock)
+    clock.now += 61
+    assert not trigger.decide().due, "there is nothing to learn from"
+    buffer.append(samples(0, 20))
+    assert trigger.decide().due
+    trigger.reset()
+    buffer.append(samples(20, 20))
+    clock.now += 59
+    assert not trigger.decide().due
+    clock.now += 2
+    assert "61 s since the last job" in trigger.decide().reason
+
+
+def test_jobs_keep_their_distance(config, buffer):
+    clock = Clock()
+    trigger = DistillTrigger(changed(config, cooldown_seconds=30.0), buffer, clock=clock)
+    buffer.append(samples(0, 20))
+    assert trigger.decide().due, "there was no job before"
+    trigger.reset()
+    buffer.append(samples(20, 20))
+    clock.now += 10
+    assert "20 s of cool-down" in trigger.decide().reason
+    clock.now += 20
+    assert trigger.decide().due

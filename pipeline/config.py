@@ -4,6 +4,7 @@ An environment variable names its key with a double underscore between levels:
 ``HOTDRAFT_ENGINE__K=4``. Unknown keys are errors.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -62,6 +63,11 @@ class ReplayConfig(Section):
     url: str | None = None
     """Folder or fsspec URL of the replay buffer; ``<run_dir>/replay`` by default."""
     max_bytes: int = Field(2_000_000_000, ge=1, description="oldest shards are deleted above this size")
+    max_age_days: Annotated[float, Field(gt=0)] | None = None
+    """Shards that are older are deleted as well; None keeps them."""
+    reservoir_requests: int = Field(
+        64, ge=0, description="of each domain, that stay when shards are deleted, drawn uniformly from all of them"
+    )
     held_out_fraction: float = Field(0.15, gt=0, lt=1, description="requests kept for the gate, never trained on")
 
 
@@ -73,7 +79,13 @@ class LoraSection(Section):
 
 class TriggerConfig(Section):
     min_new_rejected: int = Field(600, ge=1, description="tokens newly missed by the draft that start a job")
-    min_new_requests: int = Field(30, ge=1, description="newly recorded requests a job needs at least")
+    min_new_requests: int = Field(24, ge=1, description="newly recorded requests a job needs at least")
+    drift: Annotated[float, Field(gt=0, lt=1)] | None = 0.1
+    """Fall of the newest requests' acceptance, under that of those before, that starts a job; None: none does."""
+    drift_requests: int = Field(24, ge=4, description="newest requests that show a drift")
+    every_seconds: Annotated[float, Field(gt=0)] | None = None
+    """Time after which a job is due whatever the draft missed, if there are `min_new_requests`."""
+    cooldown_seconds: float = Field(0.0, ge=0, description="time between the end of a job and the next")
     poll_seconds: float = Field(2.0, gt=0)
 
 
@@ -96,13 +108,31 @@ class DistillConfig(TrainingSection):
     quantization: Literal["auto", "none", "nf4"] = "auto"
     """NF4 (QLoRA) or full-precision frozen base; ``auto`` is NF4 on CUDA and none on a CPU."""
     lora: LoraSection = LoraSection()
+    learning_rate: float = Field(2e-3, gt=0)
     window_requests: int = Field(256, ge=1, description="newest requests a job learns from")
     older_fraction: float = Field(0.3, ge=0, lt=1, description="share of batches drawn from before the window")
+    rejected_fraction: float = Field(
+        0.0, ge=0, lt=1, description="share of batches drawn from the window by how many tokens the draft missed"
+    )
     rejected_weight: float = Field(2.0, ge=1, description="loss weight of positions whose draft was rejected")
+    undrafted_weight: float = Field(
+        1.0, ge=0, le=1, description="loss weight of positions that no round asked the draft for"
+    )
     continue_from_champion: bool = True
+    blends: list[Annotated[float, Field(gt=0, le=1)]] = Field(
+        [1.0, 0.5], min_length=1, description="shares of the way to a job's last step, of which the best is judged"
+    )
+    device: str | None = None
+    """Where a job trains, `cuda:1` for one; where the server decodes if unset."""
     threads: int | None = Field(None, ge=1, description="CPU threads of the trainer; torch's default if unset")
     nice: int = Field(5, ge=0, le=19, description="how far the trainer yields the CPU to serving")
     trigger: TriggerConfig = TriggerConfig()
+
+    @model_validator(mode="after")
+    def _shares(self) -> Self:
+        if self.older_fraction + self.rejected_fraction >= 1:
+            raise ValueError("older_fraction and rejected_fraction must leave a share for the window itself")
+        return self
 
 
 class PredistillConfig(TrainingSection):
@@ -162,13 +192,31 @@ class GateConfig(Section):
     min_requests: int = Field(8, ge=1, description="held-out requests without which there is no verdict")
     min_gain: float = Field(0.0, description="expected acceptance the candidate must gain over the champion")
     max_domain_loss: float = Field(0.05, ge=0, description="expected acceptance any one domain may lose")
-    confidence: float = Field(0.9, gt=0, lt=1, description="of the paired bootstrap interval on the gain")
+    confidence: float = Field(0.8, gt=0, lt=1, description="of the paired bootstrap interval on the gain")
 
 
 class WatchdogConfig(Section):
-    min_requests: int = Field(12, ge=2, description="requests on the new version before it is judged")
+    min_requests: int = Field(8, ge=2, description="requests on the new version before it is judged")
     max_requests: int = Field(60, ge=2, description="requests after which the new version is trusted")
     max_fall: float = Field(0.03, ge=0, description="fall of the served acceptance rate that is tolerated")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.max_requests < self.min_requests:
+            raise ValueError("max_requests must be at least min_requests")
+        return self
+
+
+class ExperimentConfig(Section):
+    k: int = Field(3, ge=1, le=8, description="drafted tokens a round, fixed")
+    max_tokens: int = Field(64, ge=1, description="tokens the target answers a prompt with, at most")
+    temperature: float = Field(0.0, ge=0, le=2)
+    seeds: list[int] = Field([0, 1, 2], min_length=1, description="of the order of requests, and of training")
+    probes: int = Field(30, ge=1, description="requests of each domain that are never learned from")
+    policies: dict[str, dict[str, Any]] = Field(
+        {}, description="by name: what to set otherwise than in the rest of the configuration"
+    )
+    baseline: str | None = Field(None, description="policy that the others' acceptance is divided by")
 
 
 class TrackingConfig(Section):
@@ -204,6 +252,7 @@ class HotdraftConfig(BaseSettings):
     gate: GateConfig = GateConfig()
     watchdog: WatchdogConfig = WatchdogConfig()
     tracking: TrackingConfig = TrackingConfig()
+    experiment: ExperimentConfig = ExperimentConfig()
 
     @property
     def replay_url(self) -> str:
@@ -254,6 +303,15 @@ def load_config(path: str | Path, overrides: dict[str, Any] | None = None) -> Ho
         raise ConfigError(f"{path}: {problems}") from error
     except (TypeError, ValueError) as error:  # a file that holds no mapping
         raise ConfigError(f"{path}: {error}") from error
+
+
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings with those of `over` laid over them."""
+    both = {**under, **over}
+    for key in under.keys() & over.keys():
+        if isinstance(under[key], Mapping) and isinstance(over[key], Mapping):
+            both[key] = merged(under[key], over[key])
+    return both
 
 
 def _key(location: tuple[int | str, ...]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.records import ReplaySample
+from pipeline.records import NOT_DRAFTED, ReplaySample
 
 
 class DataError(ValueError):
@@ -49,10 +49,17 @@ class PackedBatch(NamedTuple):
         return self._replace(**{name: tensor.to(device) for name, tensor in self._asdict().items()})
 
 
-def pack(samples: Sequence[ReplaySample], *, max_length: int, rejected_weight: float = 1.0) -> PackedBatch:
+def pack(
+    samples: Sequence[ReplaySample],
+    *,
+    max_length: int,
+    rejected_weight: float = 1.0,
+    undrafted_weight: float = 1.0,
+) -> PackedBatch:
     """Pack `samples`, each cut to its first `max_length` tokens.
 
-    Positions whose drafted token was rejected weigh `rejected_weight`, all others 1. Where samples keep
+    Positions whose drafted token was rejected weigh `rejected_weight`, those that no round asked the draft for
+    `undrafted_weight`, all others 1. Where samples keep
     different numbers of target tokens, all are cut to the fewest and the rest moves to the tail.
     Raises `DataError` for a sample whose prompt leaves no supervised position.
     """
@@ -80,7 +87,8 @@ def pack(samples: Sequence[ReplaySample], *, max_length: int, rejected_weight: f
         columns["top_logprobs"].append(logprobs)
         columns["tail_logprob"].append(tail)
         columns["temperature"].append(np.full(count, sample.temperature))
-        columns["weight"].append(np.where(sample.rejected[:count], rejected_weight, 1.0))
+        undrafted = np.where(sample.drafted_ids[:count] == NOT_DRAFTED, undrafted_weight, 1.0)
+        columns["weight"].append(np.where(sample.rejected[:count], rejected_weight, undrafted))
         start += length
 
     def joined(name: str, dtype: torch.dtype) -> Tensor:

@@ -32,6 +32,7 @@ from training.draft_init import cut_layers, freeze_shared
 from training.forward import OutputHead, disable_dropout, hidden_states
 from training.module import WARMUP_STEPS, DistillationModule
 from training.packing import PackedBatch
+from training.pools import everything
 from training.position_scores import position_scores
 
 TOP_K = 64
@@ -177,8 +178,8 @@ def load(arguments: argparse.Namespace, draft: PreTrainedModel, folder: Path) ->
     buffer = ReplayBuffer(str(folder / "replay"))
     buffer.append([made_up(index, draft.config.vocab_size) for index in range(arguments.requests)])
     return ReplayDataModule(
-        buffer.load(), held_out_fraction=0.1, batch_tokens=arguments.batch_tokens, rejected_weight=1.0,
-        window_requests=arguments.requests, older_fraction=0.0, seed=0,
+        buffer.load(), held_out_fraction=0.1, batch_tokens=arguments.batch_tokens,
+        pools=lambda rows: everything(len(rows)), window_requests=arguments.requests, seed=0,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from training.data import ReplayDataModule
 from training.lora import build_lora
 from training.losses import distillation_loss
 from training.module import DistillationModule, NonFiniteLossError
+from training.pools import everything
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def load(make_llama, serve, tmp_path):
     buffer.append(serve(make_llama(1, scale=0.3), 30))
     return partial(
         ReplayDataModule, buffer.load(), held_out_fraction=0.2, batch_tokens=200, window_requests=100,
-        older_fraction=0.0, rejected_weight=2.0, seed=0,
+        pools=lambda rows: everything(len(rows)), rejected_weight=2.0, seed=0,
     )  # fmt: skip
 
 

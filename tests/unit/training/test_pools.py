@@ -1,0 +1,76 @@
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pipeline.config import DistillConfig
+from pipeline.replay import ReplayBuffer
+from training.pools import Pool, everything, pools_of
+
+
+@pytest.fixture
+def load(make_llama, serve, tmp_path):
+    """`load(domains)` gives the rows of as many requests, each with a prompt of its own."""
+
+    def rows(domains, **changes):
+        samples = serve(make_llama(1, scale=0.3), len(domains))
+        buffer = ReplayBuffer(str(tmp_path / "replay"))
+        buffer.append(
+            [
+                replace(
+                    sample,
+                    domain=domain,
+                    prompt_ids=np.append(sample.prompt_ids, index).astype(np.int32),
+                    **changes,
+                )
+                for index, (sample, domain) in enumerate(zip(samples, domains, strict=True))
+            ]
+        )
+        return buffer.load()
+
+    return rows
+
+
+def first_drawn(pool: Pool, draws: int = 4000) -> Counter[int]:
+    generator = np.random.default_rng(0)
+    return Counter(int(pool.draw(generator)[0]) for _ in range(draws))
+
+
+def test_the_newest_are_a_pool_and_what_came_before_another(load):
+    recent, older = pools_of(load(["a"] * 10), DistillConfig(window_requests=4, older_fraction=0.25))
+    assert (recent.share, older.share) == (0.75, 0.25)
+    assert recent.rows.tolist() == [6, 7, 8, 9]
+    assert older.rows.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_older_domains_are_drawn_alike_however_much_there_is_of_them(load):
+    _, older = pools_of(load(["often"] * 9 + ["rare"] + ["new"] * 4), DistillConfig(window_requests=4))
+    assert first_drawn(older)[9] / 4000 == pytest.approx(0.5, abs=0.03)
+
+
+def test_what_was_missed_most_is_drawn_first(load):
+    rows = load(["a"] * 4, accepted=np.ones(24, bool), drafted_ids=np.zeros(24, np.int32))
+    table = rows.to_list()
+    table[2]["accepted"] = [False] * 23 + [True]
+    missing = rows.from_list(table, features=rows.features)
+    pools = pools_of(missing, DistillConfig(rejected_fraction=0.4))
+    assert [pool.share for pool in pools] == pytest.approx([0.3, 0.4])
+    counts = first_drawn(pools[1])
+    assert counts[2] / 4000 == pytest.approx(24 / 27, abs=0.03)
+
+
+def test_of_a_repeated_prompt_the_newest_answer_counts(load):
+    rows = load(["a"] * 6)
+    table = rows.to_list()
+    table[5]["prompt_ids"] = table[1]["prompt_ids"]
+    [pool] = pools_of(rows.from_list(table, features=rows.features), DistillConfig())
+    assert pool.rows.tolist() == [0, 2, 3, 4, 5]
+
+
+def test_a_draw_is_an_order_of_all_rows():
+    [pool] = everything(5)
+    generator = np.random.default_rng(0)
+    orders = {tuple(pool.draw(generator)) for _ in range(200)}
+    assert all(sorted(order) == [0, 1, 2, 3, 4] for order in orders)
+    assert len(orders) > 50

@@ -1,0 +1,77 @@
+"""What a job offers the gate: an adapter between where the job began and where it ended.
+
+On the way a draft gains most of what it will gain before it loses what it knew: half the way is often better on
+traffic that the job saw little of (WiSE-FT: Wortsman et al., 2022).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+
+from pipeline.adapters import AdapterBase, AdapterCard, load_adapter
+from pipeline.config import DistillConfig
+from pipeline.draft_vocabulary import save_vocabulary
+from pipeline.records import ReplaySample
+from training.evaluate import by_request
+from training.lora import save_lora
+from training.served_draft import ServedDraft
+
+
+@dataclass(frozen=True)
+class Candidate:
+    folder: Path
+    card: AdapterCard
+    blend: float
+    """Share of the way from the job's first step to its last."""
+    scores: np.ndarray
+    """Expected acceptance [R] on the held-out requests."""
+
+    @property
+    def score(self) -> float:
+        return float(self.scores.mean())
+
+
+def best_candidate(
+    model: PeftModel,
+    start: Mapping[str, Tensor],
+    draft: ServedDraft,
+    card: AdapterCard,
+    ranking: Tensor | None,
+    held_out: Sequence[ReplaySample],
+    settings: DistillConfig,
+    folder: Path,
+) -> Candidate:
+    """Of the adapters at `settings.blends` from `start` to what `model` has become, the best on `held_out`.
+
+    Each is written below `folder` and read back as a server would. Raises `AdapterError` if one cannot be served.
+    """
+    end = trainable(model)
+    candidates = []
+    for share in settings.blends:
+        blend(model, start, end, share)
+        path = folder / f"adapter-{share:g}"
+        save_lora(path, model, card, held_out[-1])
+        if ranking is not None:
+            save_vocabulary(path, ranking)
+        adapter = load_adapter(path, AdapterBase.of(draft.base, draft.fingerprint), card.rank)
+        scores = by_request(draft.chances(adapter, held_out, settings.batch_tokens))
+        candidates.append(Candidate(path, card, share, scores))
+    return max(candidates, key=lambda candidate: candidate.score)
+
+
+def trainable(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of the trainable parameters."""
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+@torch.no_grad()
+def blend(model: nn.Module, start: Mapping[str, Tensor], end: Mapping[str, Tensor], share: float) -> None:
+    """Set the trainable parameters of `model` to `share` of the way from `start` to `end`."""
+    for name, parameter in model.named_parameters():
+        if name in end:
+            parameter.copy_(end[name] if share == 1 else torch.lerp(start[name], end[name], share))

@@ -13,12 +13,9 @@ from training.losses import expected_acceptance
 from training.packing import grouped, pack
 
 
-def expected_acceptance_by_request(
-    model: PreTrainedModel, samples: Sequence[ReplaySample], *, batch_tokens: int, vocabulary: Tensor | None = None
-) -> np.ndarray:
-    """Mean chance [R] that a drafted token is accepted, over the output positions of each sample."""
-    by_position = expected_acceptance_by_position(model, samples, batch_tokens=batch_tokens, vocabulary=vocabulary)
-    return np.array([chances.mean() for chances in by_position])
+def by_request(chances: Sequence[np.ndarray]) -> np.ndarray:
+    """Mean chance [R] of each request's positions."""
+    return np.array([of_request.mean() for of_request in chances])
 
 
 @torch.no_grad()
@@ -32,39 +29,23 @@ def expected_acceptance_by_position(
     can be drafted; None is everything. Not for NF4 models that will train again: see `training.lora`.
     """
     model.eval()
-    head = OutputHead(model)
-    outside = _outside(vocabulary, head.vocab_size, model.device)
+    head = OutputHead(model, vocabulary)
     return [
         chances
         for group in grouped(samples, batch_tokens)
-        for chances in _by_position(model, head, group, batch_tokens, outside)
+        for chances in _by_position(model, head, group, batch_tokens)
     ]
 
 
-def _outside(vocabulary: Tensor | None, vocab_size: int, device: torch.device) -> Tensor | None:
-    if vocabulary is None:
-        return None
-    outside = torch.ones(vocab_size, dtype=torch.bool, device=device)
-    outside[vocabulary.to(device)] = False
-    return outside
-
-
 def _by_position(
-    model: PreTrainedModel,
-    head: OutputHead,
-    group: Sequence[ReplaySample],
-    batch_tokens: int,
-    outside: Tensor | None,
+    model: PreTrainedModel, head: OutputHead, group: Sequence[ReplaySample], batch_tokens: int
 ) -> list[np.ndarray]:
     batch = pack(group, max_length=batch_tokens).on(model.device)
     hidden = hidden_states(model, batch)
     parts = []
     for rows in head.chunks(len(hidden)):
-        logits = head(hidden[rows])
-        if outside is not None:
-            logits = logits.masked_fill(outside, -torch.inf)
-        targets = (batch.top_ids[rows], batch.top_logprobs[rows], batch.tail_logprob[rows])
-        parts.append(expected_acceptance(logits, *targets, batch.temperature[rows]))
+        targets = (head.places(batch.top_ids[rows]), batch.top_logprobs[rows], batch.tail_logprob[rows])
+        parts.append(expected_acceptance(head(hidden[rows]), *targets, batch.temperature[rows]))
     chances = torch.cat(parts).double().cpu().numpy()
     ends = np.cumsum(np.bincount(batch.request.cpu().numpy()))[:-1]
     return np.split(chances, ends)

@@ -31,7 +31,8 @@ class DistillationModule(lightning.LightningModule):
 
     `elapsed_fraction` is the share of a time budget that is spent; the learning rate follows it or the
     steps, whichever is further, so that it has reached its end when either budget ends the run.
-    Checkpoints hold the trainable parameters only.
+    Checkpoints hold the trainable parameters only. `vocabulary` (int64 [S]) is what the draft's head covers when
+    served; None is everything.
     """
 
     def __init__(
@@ -44,10 +45,11 @@ class DistillationModule(lightning.LightningModule):
         warmup_steps: int = WARMUP_STEPS,
         accumulate: int = 1,
         elapsed_fraction: Callable[[], float] = lambda: 0.0,
+        vocabulary: Tensor | None = None,
     ) -> None:
         super().__init__()
         disable_dropout(model)
-        self.draft = DraftForward(model)
+        self.draft = DraftForward(model, vocabulary)
         self.strict_loading = False
         self._loss: LossName = loss
         self._learning_rate = learning_rate

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pipeline.config import LossName
+from pipeline.records import MIN_LOG_MASS
 from training.forward import OutputHead
 from training.losses import distillation_loss, expected_acceptance
 from training.packing import PackedBatch
@@ -28,18 +29,28 @@ class PositionScores(NamedTuple):
 def position_scores(
     hidden: Tensor, head: OutputHead, *, batch: PackedBatch, loss: LossName, measure: bool
 ) -> PositionScores:
-    """Scores of the states `hidden` [N, H]; no more than a chunk of logits exists at a time."""
+    """Scores of the states `hidden` [N, H]; no more than a chunk of logits exists at a time.
+
+    With a trimmed head the draft learns the target's distribution among what it can draft at all, and a position
+    weighs as much less as the target has mass elsewhere: up to a constant that is forward KL over what is shared.
+    """
     overlap: list[Tensor] = []
     agreement: list[Tensor] = []
+    columns = head.places(batch.top_ids)
+    learned, tail, weight = batch.top_logprobs, batch.tail_logprob.clamp_min(MIN_LOG_MASS), batch.weight
+    if head.is_trimmed:
+        learned = learned.masked_fill(~head.knows(batch.top_ids), -torch.inf)
+        weight = weight * torch.cat([learned, tail[:, None]], 1).logsumexp(1).exp().clamp_max(1.0)
 
     def weighted_loss(part: Tensor, rows: slice) -> Tensor:
         logits = head(part)
-        targets = (batch.top_ids[rows], batch.top_logprobs[rows], batch.tail_logprob[rows])
         if measure:
+            targets = (columns[rows], batch.top_logprobs[rows], batch.tail_logprob[rows])
             greedy = torch.zeros_like(batch.temperature[rows])
             overlap.append(expected_acceptance(logits.detach(), *targets, greedy + 1))
             agreement.append(expected_acceptance(logits.detach(), *targets, greedy))
-        return (distillation_loss(logits, *targets, loss=loss) * batch.weight[rows]).sum()
+        value = distillation_loss(logits, columns[rows], learned[rows], tail[rows], loss=loss)
+        return (value * weight[rows]).sum()
 
     chunks = head.chunks(len(hidden))
     if torch.is_grad_enabled():

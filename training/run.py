@@ -12,6 +12,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from peft import PeftModel
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.config import TrainingSection
@@ -44,6 +45,7 @@ def train(
     validation: Validation | None = None,
     processes: int = 1,
     strategy: Strategy | Literal["auto"] = "auto",
+    vocabulary: Tensor | None = None,
 ) -> dict[str, float]:
     """Train what is trainable of `model` for `max_steps` or `max_seconds`; gives the last loss and the steps.
 
@@ -54,6 +56,7 @@ def train(
     Args:
         compute: dtype to compute in; that of the embedding if None.
         validation: looks at `data.validation_samples`; `model` still ends with its last weights.
+        vocabulary: what the draft's head covers when served (int64 [S]); everything if None.
         processes: of which this is one, each on a device of its own and under `strategy`.
     """
     device = next(model.parameters()).device
@@ -75,6 +78,7 @@ def train(
         max_steps=settings.max_steps,
         warmup_steps=warmup_steps,
         accumulate=data.accumulate,
+        vocabulary=vocabulary,
         # One clock for all processes: they must not differ in their learning rates.
         elapsed_fraction=lambda: trainer.strategy.broadcast(timer.time_elapsed()) / budget if budget else 0.0,
     )

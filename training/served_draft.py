@@ -1,7 +1,9 @@
 """The draft that a job improves: what it computes and may propose when served with an adapter."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -16,6 +18,8 @@ from pipeline.draft_vocabulary import (
     read_vocabulary,
 )
 from pipeline.models import choose_device, choose_dtype, fingerprint, load_causal_lm, local_folder
+from pipeline.records import ReplaySample
+from training.evaluate import expected_acceptance_by_position
 from training.lora import merged_model
 
 
@@ -40,10 +44,21 @@ class ServedDraft:
 
     def head(self, adapter: LoadedAdapter | None) -> Tensor | None:
         """Ids that the output head covers when served with `adapter`; None is all."""
+        return self.covered(None if adapter is None else adapter.vocabulary)
+
+    def covered(self, ranking: Tensor | None) -> Tensor | None:
+        """Ids that the output head covers beside an adapter of this `ranking`; None is all."""
         if self.head_size is None:
             return None
-        counted = None if adapter is None else adapter.vocabulary
-        return choose_vocabulary([counted, self.ranking], self.head_size, self.vocab_size)
+        return choose_vocabulary([ranking, self.ranking], self.head_size, self.vocab_size)
+
+    def chances(
+        self, adapter: LoadedAdapter | None, samples: Sequence[ReplaySample], batch_tokens: int
+    ) -> list[np.ndarray]:
+        """Chance [N] of each position's token to be accepted, served with `adapter`; see `training.evaluate`."""
+        return expected_acceptance_by_position(
+            self.model(adapter), samples, batch_tokens=batch_tokens, vocabulary=self.head(adapter)
+        )
 
     def rank(self, rows: Dataset) -> Tensor:
         """The tokens of the target's answers in `rows`, most frequent first, and then the draft's own ranking."""
@@ -52,7 +67,7 @@ class ServedDraft:
 
 def load_draft(name: str, config: HotdraftConfig) -> ServedDraft:
     """The draft `name` without an adapter. Raises `ModelError` or `VocabularyError` if it cannot be used."""
-    device = choose_device(config.device)
+    device = choose_device(config.distill.device or config.device)
     base = load_causal_lm(name, dtype=choose_dtype(config.dtype, device), device=device)
     ranking = read_vocabulary(local_folder(name), base.config.get_text_config().vocab_size)
     return ServedDraft(base, fingerprint(name), config.engine.draft_vocab_size, ranking)

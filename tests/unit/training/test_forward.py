@@ -48,6 +48,21 @@ def test_states_and_head_make_the_models_own_logits(name, make_llama, serve):
     torch.testing.assert_close(draft_logits(model, batch), expected)
 
 
+@pytest.mark.parametrize("name", ["Llama", "GPTNeoX", "Gemma", "Granite", "Cohere", "GPT2", "OPT"])
+def test_a_trimmed_head_makes_the_logits_of_its_tokens(name, make_llama, serve):
+    model = build(name)
+    disable_dropout(model)
+    batch = pack(serve(make_llama(1), 3), max_length=1000)
+    states = hidden_states(model, batch)
+    vocabulary = torch.tensor([3, 4, 17, 50])
+    trimmed = OutputHead(model, vocabulary)
+    logits = trimmed(states)
+    torch.testing.assert_close(logits[:, :-1], OutputHead(model)(states)[:, vocabulary])
+    assert not logits.softmax(-1)[:, -1].any()
+    assert trimmed.places(torch.tensor([[17, 0], [3, 63]])).tolist() == [[2, 4], [0, 4]]
+    assert trimmed.knows(torch.tensor([17, 0])).tolist() == [True, False]
+
+
 @pytest.mark.parametrize("name", ["GPT2", "OPT"])
 def test_without_dropout_training_mode_computes_what_is_served(name, make_llama, serve):
     model = build(name)

@@ -114,3 +114,39 @@ def test_measures_are_those_of_all_logits_at_once(make_llama, batch, monkeypatch
     torch.testing.assert_close(scores.overlap, expected_acceptance(logits, *targets, zeros + 1))
     torch.testing.assert_close(scores.agreement, expected_acceptance(logits, *targets, zeros))
     assert scores.overlap.shape == batch.weight.shape
+
+
+def test_a_trimmed_head_learns_what_target_and_draft_share(make_llama, batch, monkeypatch):
+    """Forward KL over the tokens that the draft has, weighted by what of the target's mass they have."""
+    monkeypatch.setattr("training.forward.CHUNK_LOGITS", ROWS * 33)
+    batch = batch._replace(
+        **{name: getattr(batch, name).double() for name in ("top_logprobs", "tail_logprob", "weight")}
+    )
+    vocabulary = torch.arange(0, 64, 2)
+    torch.manual_seed(1)
+    oracle = lora(make_llama).train()
+    draft = draft_logits(oracle, batch)[:, vocabulary].softmax(-1)
+    expected = torch.zeros((), dtype=torch.double)
+    for row, (ids, logprobs) in enumerate(zip(batch.top_ids, batch.top_logprobs, strict=True)):
+        column = {int(token): index for index, token in enumerate(vocabulary)}
+        known = [(column[int(i)], p) for i, p in zip(ids, logprobs.exp(), strict=True) if int(i) in column]
+        masses = torch.stack([*(p for _, p in known), batch.tail_logprob[row].exp()])
+        drafted = draft[row, [c for c, _ in known]]
+        drafted = torch.cat([drafted, 1 - drafted.sum()[None]])
+        conditional = masses / masses.sum()
+        kl = (conditional * (conditional / drafted).log()).sum()
+        expected = expected + batch.weight[row] * masses.sum().clamp_max(1) * kl
+    expected.backward()
+
+    torch.manual_seed(1)
+    model = lora(make_llama).train()
+    head = OutputHead(model, vocabulary)
+    scores = position_scores(hidden_states(model, batch), head, batch=batch, loss="forward_kl", measure=True)
+    scores.loss.backward()
+    torch.testing.assert_close(scores.loss, expected, rtol=1e-7, atol=1e-8)
+    for name, gradient in gradients(oracle).items():
+        torch.testing.assert_close(gradients(model)[name], gradient, rtol=1e-6, atol=1e-9)
+
+    covered = torch.isin(batch.top_ids.gather(1, batch.top_logprobs.argmax(1, keepdim=True))[:, 0], vocabulary)
+    assert 0 < covered.sum() < len(covered)
+    assert not scores.agreement[~covered].any(), "what the draft does not have is never accepted"

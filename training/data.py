@@ -5,7 +5,8 @@ seen without the break.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Self
 
@@ -15,28 +16,31 @@ import torch
 from datasets import Dataset
 from torch.utils.data import DataLoader, IterableDataset
 
-from pipeline.config import PredistillConfig
+from pipeline.config import DistillConfig, PredistillConfig
 from pipeline.records import ReplaySample
 from pipeline.replay import is_held_out, sample_from_row
 from training.packing import DataError, PackedBatch, grouped, pack
+from training.pools import Pool, everything, pools_of
+from training.record_check import contradictions
+
+logger = logging.getLogger(__name__)
 
 
 class PackedBatches(IterableDataset[PackedBatch]):
     """An endless stream of batches of about `batch_tokens` tokens, from optimiser step `start` on.
 
-    Each batch comes from the newest `window_requests` rows or, with probability `older_fraction` and
-    if there are any, from the rows before them. A step takes `accumulate` batches of each of
-    `processes`, and step s the batches of the same indices however they are shared out.
+    Each batch comes from one of `pools`. A step takes `accumulate` batches of each of `processes`, and step s
+    the batches of the same indices however they are shared out.
     """
 
     def __init__(
         self,
         rows: Dataset,
+        pools: Sequence[Pool],
         *,
         batch_tokens: int,
-        window_requests: int,
-        older_fraction: float,
         rejected_weight: float,
+        undrafted_weight: float,
         seed: int,
         start: int = 0,
         accumulate: int = 1,
@@ -44,10 +48,11 @@ class PackedBatches(IterableDataset[PackedBatch]):
         processes: int = 1,
     ) -> None:
         self._rows = rows.with_format("numpy")
-        self._older = max(len(rows) - window_requests, 0)
+        self._pools = pools
+        self._shares = np.array([pool.share for pool in pools]) / sum(pool.share for pool in pools)
         self._batch_tokens = batch_tokens
-        self._older_fraction = older_fraction
         self._rejected_weight = rejected_weight
+        self._undrafted_weight = undrafted_weight
         self._seed = seed
         self._start = start
         self._accumulate = accumulate
@@ -65,25 +70,30 @@ class PackedBatches(IterableDataset[PackedBatch]):
 
     def batch(self, index: int) -> PackedBatch:
         generator = np.random.default_rng([self._seed, index])
-        from_older = generator.random() < self._older_fraction and self._older > 0
-        pool = np.arange(self._older) if from_older else np.arange(self._older, len(self._rows))
+        pool = self._pools[generator.choice(len(self._pools), p=self._shares)]
         chosen: list[ReplaySample] = []
         room = self._batch_tokens
-        for row in generator.permutation(pool):
+        for row in pool.draw(generator):
             sample = sample_from_row(self._rows[int(row)])
             length = len(sample.prompt_ids) + len(sample.output_ids) - 1
             if chosen and length > room:
                 break
             chosen.append(sample)
             room -= length
-        return pack(chosen, max_length=self._batch_tokens, rejected_weight=self._rejected_weight)
+        return pack(
+            chosen,
+            max_length=self._batch_tokens,
+            rejected_weight=self._rejected_weight,
+            undrafted_weight=self._undrafted_weight,
+        )
 
 
 class ReplayDataModule(lightning.LightningDataModule):
     """Rows of `ReplayBuffer.load`, oldest first, split for good into a training and a held-out part.
 
-    Requests whose prompt alone fills `batch_tokens` are left out of both. An optimiser step takes
-    `accumulate` batches. Validation looks at `validation_requests` held-out requests, drawn uniformly.
+    Requests whose prompt alone fills `batch_tokens` are left out of both, and so are those that contradict
+    themselves, see `training.record_check`; `answered` says that the target wrote every answer. An optimiser
+    step takes `accumulate` batches. Validation looks at `validation_requests` held-out requests, drawn uniformly.
     Raises `DataError` if nothing is left to train on, or nothing to validate on where that is asked for.
     """
 
@@ -93,20 +103,31 @@ class ReplayDataModule(lightning.LightningDataModule):
         *,
         held_out_fraction: float,
         batch_tokens: int,
+        pools: Callable[[Dataset], Sequence[Pool]],
         window_requests: int,
-        older_fraction: float,
-        rejected_weight: float,
         seed: int,
+        rejected_weight: float = 1.0,
+        undrafted_weight: float = 1.0,
         accumulate: int = 1,
         validation_requests: int = 0,
+        vocab_size: int | None = None,
+        answered: bool = True,
     ) -> None:
         super().__init__()
         self.accumulate = accumulate
         self._batch_tokens = batch_tokens
+        faults = list(contradictions(rows, vocab_size=vocab_size, answered=answered))
+        self.left_out = sum(fault is not None for fault in faults)
+        """How many requests contradict themselves."""
+        if self.left_out:
+            first = next(fault for fault in faults if fault is not None)
+            logger.warning(
+                "%d of %d recorded requests are left out, the first: %s", self.left_out, len(rows), first
+            )
         usable = [
             (index, is_held_out(row["request_id"], held_out_fraction))
             for index, row in enumerate(rows.select_columns(["request_id", "prompt_ids"]).with_format("numpy"))
-            if 0 < len(row["prompt_ids"]) <= batch_tokens
+            if 0 < len(row["prompt_ids"]) <= batch_tokens and faults[index] is None
         ]
         train = [index for index, held_out in usable if not held_out]
         if not train:
@@ -115,10 +136,10 @@ class ReplayDataModule(lightning.LightningDataModule):
         self.batches = partial(
             PackedBatches,
             self.train_rows,
+            pools(self.train_rows),
             batch_tokens=batch_tokens,
-            window_requests=window_requests,
-            older_fraction=older_fraction,
             rejected_weight=rejected_weight,
+            undrafted_weight=undrafted_weight,
             seed=seed,
             accumulate=accumulate,
         )
@@ -135,18 +156,35 @@ class ReplayDataModule(lightning.LightningDataModule):
         self.validation_samples = self._held_out(drawn)
 
     @classmethod
+    def online(
+        cls, rows: Dataset, settings: DistillConfig, held_out_fraction: float, vocab_size: int | None = None
+    ) -> Self:
+        """What a job learns from, see `training.pools`. `vocab_size` is the draft's."""
+        return cls(
+            rows,
+            held_out_fraction=held_out_fraction,
+            batch_tokens=settings.batch_tokens,
+            pools=partial(pools_of, settings=settings),
+            window_requests=settings.window_requests,
+            seed=settings.seed,
+            rejected_weight=settings.rejected_weight,
+            undrafted_weight=settings.undrafted_weight,
+            vocab_size=vocab_size,
+        )
+
+    @classmethod
     def offline(cls, rows: Dataset, settings: PredistillConfig, held_out_fraction: float) -> Self:
         """All rows as they come, drawn uniformly and without epochs."""
         return cls(
             rows,
             held_out_fraction=held_out_fraction,
             batch_tokens=settings.batch_tokens,
+            pools=lambda train: everything(len(train)),
             window_requests=len(rows),
-            older_fraction=0.0,
-            rejected_weight=1.0,
             seed=settings.seed,
             accumulate=settings.accumulate,
             validation_requests=settings.validation_requests,
+            answered=False,
         )
 
     def train_dataloader(self) -> DataLoader[PackedBatch]:

@@ -5,7 +5,6 @@ import time
 import uuid
 from collections import Counter
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import lightning
 import numpy as np
@@ -15,17 +14,20 @@ from filelock import FileLock, Timeout
 
 from pipeline.adapters import AdapterBase, AdapterCard, AdapterError, LoadedAdapter, Quantization, load_adapter
 from pipeline.config import HotdraftConfig
-from pipeline.draft_vocabulary import save_vocabulary
 from pipeline.mlflow_store import experiment_id, name_part, open_client
 from pipeline.registry import AdapterRegistry
 from pipeline.replay import ReplayBuffer
+from training.candidate import Candidate, best_candidate, trainable
 from training.data import ReplayDataModule
-from training.evaluate import expected_acceptance_by_request
+from training.evaluate import by_request
 from training.gate import Verdict, judge, refused
 from training.journal import JobJournal, JobState
-from training.lora import build_lora, resolve_quantization, save_lora, target_modules
+from training.lora import build_lora, resolve_quantization, target_modules
+from training.model_size import read_config
 from training.module import NonFiniteLossError
+from training.packing import DataError
 from training.run import JobInterruptedError, StopSignal, train
+from training.served_check import UnlikeServedError, check_served
 from training.served_draft import ServedDraft, load_draft
 
 logger = logging.getLogger(__name__)
@@ -88,49 +90,50 @@ class _Job:
         self._held_out = self._data.held_out_samples(config.gate.max_requests, config.distill.seed)
         if len(self._held_out) < config.gate.min_requests:
             raise JobError(
-                f"the replay buffer has {len(self._held_out)} held-out requests of {len(rows)}, the gate "
-                f"needs {config.gate.min_requests}: let more traffic pass"
+                f"the replay buffer has {len(self._held_out)} held-out requests of {len(rows)}, "
+                f"{self._data.left_out} left out, the gate needs {config.gate.min_requests}: let more traffic pass"
             )
         self._state = unfinished or self._begin(rows)
         journal.save(replace(self._state, attempts=self._state.attempts + 1))
 
     def run(self, progress: bool, stop: StopSignal | None) -> JobResult:
+        began, cpu = time.monotonic(), time.process_time()
         lightning.seed_everything(self._config.distill.seed, verbose=False)
         draft = self._load_draft()
-        champion_scores = self._scores(draft, draft.parent)
+        chances = draft.chances(draft.parent, self._held_out, self._config.distill.batch_tokens)
+        champion_scores = by_request(chances)
         if not np.isfinite(champion_scores).all():
             raise JobError("the draft's expected acceptance before the first step is not finite")
         metrics = {"champion_expected_acceptance": float(champion_scores.mean())}
+        metrics["requests_left_out"] = float(self._data.left_out)
         version = None
         try:
-            adapter = self._train(draft, metrics, progress, stop)
+            check_served(self._held_out, chances, 0 if draft.parent is None else self._state.parent_version)
+            candidate = self._train(draft, metrics, progress, stop)
         except JobInterruptedError:
             self._journal.save(replace(self._state, attempts=0))
             raise
-        except (NonFiniteLossError, AdapterError) as error:
+        except (UnlikeServedError, NonFiniteLossError, AdapterError) as error:
             verdict = refused(str(error), len(self._held_out))
         else:
-            scores = self._scores(draft, adapter)
-            metrics["candidate_expected_acceptance"] = float(scores.mean())
-            verdict = judge(champion_scores, scores, [s.domain for s in self._held_out], self._config.gate)
+            metrics |= {"candidate_expected_acceptance": candidate.score, "blend": candidate.blend}
+            domains = [sample.domain for sample in self._held_out]
+            verdict = judge(champion_scores, candidate.scores, domains, self._config.gate)
             metrics |= _gains(verdict)
-            version = self._publish(verdict, metrics, adapter)
+            version = self._publish(verdict, metrics, candidate)
+        metrics |= {"job_seconds": time.monotonic() - began, "cpu_seconds": time.process_time() - cpu}
         self._close(verdict, version, metrics)
         return JobResult(version, verdict, metrics, self._state.run_id, 0.0)
 
     def _open_data(self, rows: Dataset, unfinished: JobState | None) -> ReplayDataModule:
         if unfinished is not None and unfinished.last_request in (ids := list(rows["request_id"])):
             rows = rows.select(range(ids.index(unfinished.last_request) + 1))
-        distill = self._config.distill
-        return ReplayDataModule(
-            rows,
-            held_out_fraction=self._config.replay.held_out_fraction,
-            batch_tokens=distill.batch_tokens,
-            window_requests=distill.window_requests,
-            older_fraction=distill.older_fraction,
-            rejected_weight=distill.rejected_weight,
-            seed=distill.seed,
-        )
+        config = self._config
+        vocab_size = None if config.draft is None else read_config(config.draft).get_text_config().vocab_size
+        try:
+            return ReplayDataModule.online(rows, config.distill, config.replay.held_out_fraction, vocab_size)
+        except DataError as error:
+            raise JobError(str(error)) from error
 
     def _begin(self, rows: Dataset) -> JobState:
         job_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
@@ -173,12 +176,15 @@ class _Job:
 
     def _train(
         self, draft: ServedDraft, metrics: dict[str, float], progress: bool, stop: StopSignal | None
-    ) -> LoadedAdapter:
-        """Train, write the adapter folder, and read it back as a server would."""
+    ) -> Candidate:
+        """Train, and go as far of the way as does best on the held-out requests."""
         distill = self._config.distill
         quantization = resolve_quantization(distill.quantization, draft.base.device)
         initial = self._initial(draft, quantization)
         model = build_lora(draft.base, distill.lora, quantization, initial=initial)
+        start = trainable(model)
+        rows = self._data.train_rows
+        ranking = None if draft.head_size is None else draft.rank(rows)
         metrics |= train(
             model,
             self._data,
@@ -188,8 +194,8 @@ class _Job:
             checkpoints=self._journal.job_folder(self._state) / "checkpoints",
             progress=progress,
             stop=stop,
+            vocabulary=draft.covered(ranking),
         )
-        rows = self._data.train_rows
         card = AdapterCard(
             base_fingerprint=draft.fingerprint,
             quantization=quantization,
@@ -202,27 +208,14 @@ class _Job:
             domains=dict(Counter(rows["domain"])),
             created_at=time.time(),
         )
-        save_lora(self._adapter_folder, model, card, self._held_out[-1])
-        if draft.head_size is not None:
-            save_vocabulary(self._adapter_folder, draft.rank(rows))
-        return load_adapter(self._adapter_folder, AdapterBase.of(draft.base, draft.fingerprint), distill.lora.rank)
-
-    @property
-    def _adapter_folder(self) -> Path:
-        return self._journal.job_folder(self._state) / "adapter"
-
-    def _scores(self, draft: ServedDraft, adapter: LoadedAdapter | None) -> np.ndarray:
-        return expected_acceptance_by_request(
-            draft.model(adapter),
-            self._held_out,
-            batch_tokens=self._config.distill.batch_tokens,
-            vocabulary=draft.head(adapter),
+        return best_candidate(
+            model, start, draft, card, ranking, self._held_out, distill, self._journal.job_folder(self._state)
         )
 
-    def _publish(self, verdict: Verdict, metrics: dict[str, float], adapter: LoadedAdapter) -> int:
+    def _publish(self, verdict: Verdict, metrics: dict[str, float], candidate: Candidate) -> int:
         tags = {name: f"{value:.4f}" for name, value in metrics.items()}
-        tags |= {"parent": str(adapter.card.parent_version), "held_out_requests": str(verdict.requests)}
-        version = self._registry.publish(self._adapter_folder, run_id=self._state.run_id, tags=tags)
+        tags |= {"parent": str(candidate.card.parent_version), "held_out_requests": str(verdict.requests)}
+        version = self._registry.publish(candidate.folder, run_id=self._state.run_id, tags=tags)
         decide = self._registry.promote if verdict.accepted else self._registry.reject
         decide(version, reason=verdict.reason)
         return version

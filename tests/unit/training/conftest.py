@@ -11,6 +11,8 @@ from pipeline.records import NOT_DRAFTED, ReplaySample
 from tests.conftest import disturbed
 
 VOCABULARY = 64
+UNKNOWN_DRAFT = 99
+"""The version that drafted what these samples make up."""
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +73,7 @@ def served_samples(
                 target_tail_logprob=tail.numpy(),
                 drafted_ids=np.where(np.arange(24) % 2, NOT_DRAFTED, 1).astype(np.int32),
                 accepted=np.arange(24) % 4 == 0,
-                draft_versions=np.zeros(24, np.int32),
+                draft_versions=np.full(24, UNKNOWN_DRAFT, np.int32),
             )
         )
     return samples

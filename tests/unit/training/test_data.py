@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from types import SimpleNamespace
 
@@ -6,16 +7,23 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.config import DistillConfig
 from pipeline.replay import ReplayBuffer, is_held_out
 from tests.unit.training.masked import draft_logits
-from training.data import DataError, PackedBatches, ReplayDataModule, pack
+from training.data import DataError, ReplayDataModule, pack
+from training.pools import pools_of
 
-STREAM = {"batch_tokens": 90, "window_requests": 8, "older_fraction": 0.5, "rejected_weight": 2.0, "seed": 3}
+HALVES = DistillConfig(window_requests=8, older_fraction=0.5)
+STREAM = {"batch_tokens": 90, "pools": partial(pools_of, settings=HALVES), "window_requests": 8, "seed": 3}
 
 
 @pytest.fixture
 def target(make_llama):
     return make_llama(0, scale=0.3)
+
+
+def stream_of(rows, **options):
+    return ReplayDataModule(rows, held_out_fraction=1e-9, **STREAM, **options).batches
 
 
 @pytest.fixture
@@ -69,19 +77,19 @@ def test_samples_with_fewer_kept_tokens_keep_the_mass(target, serve):
 
 
 def test_batches_are_deterministic_and_resume_where_they_stopped(rows):
-    stream = iter(PackedBatches(rows, **STREAM))
+    stream = iter(stream_of(rows)())
     first = [next(stream) for _ in range(4)]
-    resumed = next(iter(PackedBatches(rows, **STREAM, start=3)))
+    resumed = next(iter(stream_of(rows)(start=3)))
     assert torch.equal(first[3].input_ids, resumed.input_ids)
     assert not torch.equal(first[0].input_ids[0, :20], first[1].input_ids[0, :20])
 
 
 @pytest.mark.parametrize(("accumulate", "processes"), [(4, 1), (2, 2), (1, 4)])
 def test_a_step_takes_the_same_batches_however_they_are_shared_out(rows, accumulate, processes):
-    expected = [PackedBatches(rows, **STREAM).batch(index) for index in range(4 * 2, 4 * 3)]
+    expected = [stream_of(rows)().batch(index) for index in range(4 * 2, 4 * 3)]
     got = []
     for rank in range(processes):
-        stream = PackedBatches(rows, **STREAM, start=2, accumulate=accumulate, rank=rank, processes=processes)
+        stream = stream_of(rows, accumulate=accumulate)(start=2, rank=rank, processes=processes)
         own = list(islice(stream, accumulate))
         weight = sum(batch.weight.sum() for batch in own)
         assert all(torch.equal(batch.step_weight, weight) for batch in own)
@@ -120,7 +128,7 @@ def test_nothing_held_out_to_validate_on_is_refused(rows):
 def test_batches_draw_from_the_window_and_from_before_it(rows):
     times = {tuple(row["prompt_ids"]): row["created_at"] for row in rows}
     assert len(times) == len(rows)
-    batches = PackedBatches(rows, **STREAM)
+    batches = stream_of(rows)()
     origins = []
     for index in range(40):
         batch = batches.batch(index)
@@ -131,8 +139,7 @@ def test_batches_draw_from_the_window_and_from_before_it(rows):
         assert len(ages) == 1  # one batch, one side of the window
         origins.append(ages.pop())
     assert 8 < sum(origins) < 32
-    recent = PackedBatches(rows, **{**STREAM, "older_fraction": 0.0})
-    assert torch.equal(recent.batch(0).input_ids, recent.batch(0).input_ids)
+    assert torch.equal(batches.batch(0).input_ids, batches.batch(0).input_ids)
 
 
 def test_held_out_requests_are_never_trained_on(rows):

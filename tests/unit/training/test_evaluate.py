@@ -2,13 +2,17 @@ import numpy as np
 import pytest
 import torch
 
-from training.evaluate import expected_acceptance_by_request
+from training.evaluate import by_request, expected_acceptance_by_position
+
+
+def acceptance_by_request(*arguments, **options):
+    return by_request(expected_acceptance_by_position(*arguments, **options))
 
 
 def test_scores_are_the_mean_overlap_of_each_request(make_llama, serve):
     target, draft = make_llama(0, scale=0.3), make_llama(1, scale=0.3)
     samples = serve(target, 7, top_k=64)
-    scores = expected_acceptance_by_request(draft, samples, batch_tokens=70)
+    scores = acceptance_by_request(draft, samples, batch_tokens=70)
     expected = []
     for sample in samples:
         ids = torch.from_numpy(np.concatenate([sample.prompt_ids, sample.output_ids])).long()[None]
@@ -18,14 +22,14 @@ def test_scores_are_the_mean_overlap_of_each_request(make_llama, serve):
             draft_probs = draft(ids).logits[0, span].softmax(-1)
         expected.append(torch.minimum(target_probs, draft_probs).sum(-1).mean().item())
     assert scores == pytest.approx(expected, abs=2e-3)
-    assert expected_acceptance_by_request(target, samples, batch_tokens=70).min() > 0.99
+    assert acceptance_by_request(target, samples, batch_tokens=70).min() > 0.99
 
 
 def test_greedy_requests_score_their_agreement(make_llama, serve):
     target = make_llama(0, scale=0.3)
     samples = serve(target, 3, temperature=0.0)
-    assert expected_acceptance_by_request(target, samples, batch_tokens=70).tolist() == [1.0, 1.0, 1.0]
-    scores = expected_acceptance_by_request(make_llama(1, scale=0.3), samples, batch_tokens=70)
+    assert acceptance_by_request(target, samples, batch_tokens=70).tolist() == [1.0, 1.0, 1.0]
+    scores = acceptance_by_request(make_llama(1, scale=0.3), samples, batch_tokens=70)
     assert ((scores * 24) % 1 == 0).all()
     assert scores.mean() < 0.5
 
@@ -34,7 +38,7 @@ def test_what_the_head_does_not_cover_is_never_drafted(make_llama, serve):
     target, draft = make_llama(0, scale=0.3), make_llama(1, scale=0.3)
     samples = serve(target, 5, top_k=64)
     covered = torch.arange(0, 64, 3)
-    scores = expected_acceptance_by_request(draft, samples, batch_tokens=70, vocabulary=covered)
+    scores = acceptance_by_request(draft, samples, batch_tokens=70, vocabulary=covered)
     expected = []
     for sample in samples:
         ids = torch.from_numpy(np.concatenate([sample.prompt_ids, sample.output_ids])).long()[None]
@@ -52,9 +56,9 @@ def test_a_greedy_request_needs_its_tokens_in_the_head(make_llama, serve):
     likeliest, counts = np.unique(sample.target_top_ids[:, 0], return_counts=True)
     left_out = int(likeliest[counts.argmax()])
     covered = torch.tensor([token for token in range(64) if token != left_out])
-    (score,) = expected_acceptance_by_request(target, [sample], batch_tokens=70, vocabulary=covered)
+    (score,) = acceptance_by_request(target, [sample], batch_tokens=70, vocabulary=covered)
     assert score == pytest.approx(1 - counts.max() / 24)
 
 
 def test_no_samples_no_scores(make_llama):
-    assert len(expected_acceptance_by_request(make_llama(0), [], batch_tokens=70)) == 0
+    assert len(acceptance_by_request(make_llama(0), [], batch_tokens=70)) == 0

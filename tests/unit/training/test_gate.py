@@ -50,6 +50,14 @@ def test_a_gain_on_the_new_domain_does_not_buy_a_loss_on_the_old_one():
     assert verdict.by_domain == pytest.approx({"old": -0.1, "new": 0.4})
 
 
+@pytest.mark.parametrize(("loss", "accepted"), [(0.06, True), (0.12, False)])
+def test_a_loss_beyond_the_margin_must_be_beyond_chance(loss, accepted):
+    spread = np.tile([-0.12, 0.12], 5)  # a standard error of 0.04
+    change = np.concatenate([spread - loss, np.full(30, 0.4)])
+    verdict = judge(CHAMPION, CHAMPION + change, ["old"] * 10 + ["new"] * 30, CONFIG)
+    assert verdict.accepted is accepted
+
+
 def test_a_domain_of_too_few_requests_has_no_veto():
     change = np.where(np.arange(40) < 3, -0.1, 0.4)
     assert judge(CHAMPION, CHAMPION + change, ["old"] * 3 + ["new"] * 37, CONFIG).accepted

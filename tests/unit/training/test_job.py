@@ -17,7 +17,7 @@ from pipeline.mlflow_store import name_part
 from pipeline.models import fingerprint, load_causal_lm
 from pipeline.registry import AdapterRegistry
 from pipeline.replay import ReplayBuffer, is_held_out
-from training.evaluate import expected_acceptance_by_request
+from training.evaluate import by_request, expected_acceptance_by_position
 from training.job import JobError, run_job
 from training.journal import JobJournal
 from training.lora import merged_model
@@ -90,9 +90,12 @@ def test_a_draft_learns_is_promoted_and_a_spoiled_one_is_refused(config, buffer,
     assert adapter.vocabulary is None
     assert not list((config.run_dir / "jobs").glob("*/job.json"))
 
-    # Later traffic whose logged distributions are false, but which the gate judges by the truth.
+    # Later traffic whose answers and distributions are false together, but which the gate judges by the truth.
     shuffled = np.random.default_rng(0).permutation(64)
-    false = serve(target, 60, prefix="f", seed=2, permutation=shuffled)
+    false = [
+        replace(sample, output_ids=shuffled[sample.output_ids].astype(np.int32))
+        for sample in serve(target, 60, prefix="f", seed=2, permutation=shuffled)
+    ]
     held_out_true = serve(target, 60, prefix="f", seed=2)
     false, held_out_true = (
         [replace(sample, domain=STRANGE_DOMAIN) for sample in samples] for samples in (false, held_out_true)
@@ -127,7 +130,8 @@ def test_with_a_smaller_head_the_adapter_ranks_the_tokens_and_the_gate_judges_by
 
     def score(model, ranking):
         chosen = choose_vocabulary([ranking], 16, 64)
-        return expected_acceptance_by_request(model, held_out, batch_tokens=256, vocabulary=chosen).mean()
+        chances = expected_acceptance_by_position(model, held_out, batch_tokens=256, vocabulary=chosen)
+        return by_request(chances).mean()
 
     found = result.metrics
     assert found["champion_expected_acceptance"] == pytest.approx(score(base, rare_first))

@@ -38,7 +38,8 @@ def judge(
 
     Scores [R] are expected acceptance by request, `domains` has R entries. The lower end of the paired
     percentile bootstrap interval of the mean gain must exceed `min_gain`, and no domain of at least
-    `min_requests` requests may lose more than `max_domain_loss`.
+    `min_requests` requests may lose more than `max_domain_loss`, by more than a standard error: an old domain
+    often has few requests, and chance alone must not keep a draft from learning a new one.
     """
     requests = len(domains)
     if requests < config.min_requests:
@@ -53,7 +54,7 @@ def judge(
     losing = {
         name: group.mean()
         for name, group in groups.items()
-        if len(group) >= config.min_requests and group.mean() < -config.max_domain_loss
+        if len(group) >= config.min_requests and group.mean() + _error(group) < -config.max_domain_loss
     }
     if losing:
         worst = min(losing, key=losing.__getitem__)
@@ -71,3 +72,8 @@ def judge(
         gain_high=float(high),
         by_domain={name: float(group.mean()) for name, group in groups.items()},
     )
+
+
+def _error(gains: np.ndarray) -> float:
+    """Standard error of the mean."""
+    return float(gains.std(ddof=1) / np.sqrt(len(gains))) if len(gains) > 1 else 0.0

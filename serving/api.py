@@ -4,9 +4,9 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from importlib import metadata
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Header, Request, Response
 from fastapi.responses import StreamingResponse
 from prometheus_client import generate_latest
 
@@ -15,7 +15,7 @@ from serving.engine import Engine, QueueFullError
 from serving.errors import ApiError, ErrorResponse, add_error_handlers, context_length_exceeded, unknown_model
 from serving.metrics import ServingMetrics
 from serving.prompts import encode_chat, encode_text
-from serving.request import GenerationRequest, OutputDelta
+from serving.request import DEFAULT_DOMAIN, GenerationRequest, OutputDelta
 from serving.responses import (
     ChatBuilder,
     ChatCompletion,
@@ -40,6 +40,10 @@ _DONE = "data: [DONE]\n\n"
 _PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 """Never OpenMetrics, even where the scraper prefers it: its encoder turns the colon of `vllm:` into `_`."""
 
+DomainHeader = Annotated[
+    str | None,
+    Header(alias="X-Hotdraft-Domain", max_length=200, description="tags the traffic where metadata does not"),
+]
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 404, 500, 503)}
 
@@ -69,19 +73,21 @@ def create_app(engine: Engine, config: HotdraftConfig, *, metrics: ServingMetric
         return card
 
     @app.post("/v1/chat/completions", response_model=None, responses=_responses(ChatCompletion))
-    async def chat_completions(body: ChatCompletionRequest, client: Request) -> Response:
+    async def chat_completions(
+        body: ChatCompletionRequest, client: Request, domain: DomainHeader = None
+    ) -> Response:
         check_model(body)
         prompt_ids = encode_chat(engine.tokenizer, [message.for_template() for message in body.messages])
         left = engine.max_model_len - len(prompt_ids)
-        request = generation_request(body, "chatcmpl", prompt_ids, default_tokens=left, param="messages")
+        request = generation_request(body, domain, "chatcmpl", prompt_ids, default_tokens=left, param="messages")
         return await respond(body, request, ChatBuilder(request.request_id, model_name, int(time.time())), client)
 
     @app.post("/v1/completions", response_model=None, responses=_responses(Completion))
-    async def completions(body: CompletionRequest, client: Request) -> Response:
+    async def completions(body: CompletionRequest, client: Request, domain: DomainHeader = None) -> Response:
         check_model(body)
         prompt_ids = encode_text(engine.tokenizer, body.prompt)
         default = min(DEFAULT_COMPLETION_TOKENS, engine.max_model_len - len(prompt_ids))
-        request = generation_request(body, "cmpl", prompt_ids, default_tokens=default, param="prompt")
+        request = generation_request(body, domain, "cmpl", prompt_ids, default_tokens=default, param="prompt")
         return await respond(body, request, TextBuilder(request.request_id, model_name, int(time.time())), client)
 
     @app.get("/health", responses={503: _ERRORS[503]})
@@ -103,7 +109,13 @@ def create_app(engine: Engine, config: HotdraftConfig, *, metrics: ServingMetric
             raise unknown_model(body.model)
 
     def generation_request(
-        body: GenerationOptions, prefix: str, prompt_ids: list[int], *, default_tokens: int, param: str
+        body: GenerationOptions,
+        domain: str | None,
+        prefix: str,
+        prompt_ids: list[int],
+        *,
+        default_tokens: int,
+        param: str,
     ) -> GenerationRequest:
         max_tokens = body.requested_tokens or max(default_tokens, 1)
         if len(prompt_ids) + max_tokens > engine.max_model_len:
@@ -116,7 +128,7 @@ def create_app(engine: Engine, config: HotdraftConfig, *, metrics: ServingMetric
             request_id=f"{prefix}-{uuid.uuid4().hex}",
             prompt_ids=tuple(prompt_ids),
             params=params,
-            domain=body.domain,
+            domain=body.domain or domain or DEFAULT_DOMAIN,
             record=body.store is not False,
         )
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
+DEFAULT_DOMAIN = "default"
+"""Of traffic that nobody tagged."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class GenerationRequest:
     request_id: str
     prompt_ids: tuple[int, ...]
     params: SamplingParams
-    domain: str = "default"
+    domain: str = DEFAULT_DOMAIN
     record: bool = True
 
 

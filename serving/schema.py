@@ -151,8 +151,8 @@ class GenerationOptions(RequestModel):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
-    def domain(self) -> str:
-        return (self.metadata or {}).get("domain", "default")
+    def domain(self) -> str | None:
+        return (self.metadata or {}).get("domain")
 
     def sampling_params(self, max_tokens: int) -> SamplingParams:
         """Sampling as the engine takes it; a null field keeps the default. Raises ValueError."""

@@ -198,6 +198,18 @@ def test_options_reach_the_engine(client: openai.OpenAI, engine: ScriptedEngine)
     assert not request.record
 
 
+@pytest.mark.parametrize(
+    ("metadata", "domain"), [(None, "billing"), ({"team": "a"}, "billing"), ({"domain": "sql"}, "sql")]
+)
+def test_a_header_tags_traffic_that_metadata_does_not(
+    url: str, engine: ScriptedEngine, metadata: dict[str, str] | None, domain: str
+) -> None:
+    body = {"model": "tiny-chat", "prompt": "hello", "metadata": metadata}
+    headers = {"X-Hotdraft-Domain": "billing"}
+    assert httpx.post(f"{url}/v1/completions", json=body, headers=headers).status_code == 200
+    assert engine.requests[0].domain == domain
+
+
 def test_null_and_harmless_values_are_defaults(url: str, engine: ScriptedEngine) -> None:
     body = {"model": "tiny-chat", "messages": USER, "temperature": None, "top_p": None, "top_k": -1}
     body |= {"stop": None, "seed": None, "n": 1, "tools": [], "logprobs": False, "presence_penalty": 0}

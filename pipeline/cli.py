@@ -9,6 +9,7 @@ import typer
 from pipeline.commands import adapters, models, replay
 from pipeline.commands.bench import bench
 from pipeline.commands.distill import distill
+from pipeline.commands.experiment import experiment
 from pipeline.commands.predistill import predistill
 from pipeline.commands.serve import serve
 from pipeline.commands.simulate import demo, simulate
@@ -19,7 +20,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (serve, simulate, demo, distill, predistill, bench):
+for command in (serve, simulate, demo, distill, predistill, experiment, bench):
     app.command()(command)
 app.add_typer(adapters.app, name="adapters")
 app.add_typer(replay.app, name="replay")

@@ -51,9 +51,7 @@ def answer_requests(
     requests = {}
     too_long = 0
     for index, prompt in enumerate(prompts):
-        temperature = temperatures[index % len(temperatures)]
-        if prompt.temperature is not None:
-            temperature = float(prompt.temperature)
+        temperature = temperature_of(prompt, temperatures[index % len(temperatures)])
         try:
             ids = encode_chat(tokenizer, prompt.messages)
         except PromptError as error:
@@ -62,7 +60,7 @@ def answer_requests(
         if len(ids) + params.max_tokens > config.engine.max_model_len:
             too_long += 1
             continue
-        name = _like(config, _id(prompt.messages), _id(temperature, prompt.messages))
+        name = request_id(config, prompt, temperature)
         requests[name] = GenerationRequest(name, tuple(ids), params, prompt.domain)
     if too_long:
         Console().print(
@@ -72,6 +70,14 @@ def answer_requests(
             soft_wrap=True,
         )
     return requests
+
+
+def request_id(config: HotdraftConfig, prompt: Prompt, temperature: float) -> str:
+    return _like(config, _id(prompt.messages), _id(temperature, prompt.messages))
+
+
+def temperature_of(prompt: Prompt, default: float) -> float:
+    return default if prompt.temperature is None else float(prompt.temperature)
 
 
 def text_pieces(

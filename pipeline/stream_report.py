@@ -1,0 +1,145 @@
+"""What an experiment found: a table of its policies and a chart of acceptance over requests."""
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+WINDOW = 20
+"""Requests behind each point of the chart."""
+
+Result = dict[str, Any]
+"""A `StreamResult` as JSON, of one policy and seed."""
+Results = Mapping[str, Sequence[Result]]
+"""By policy, one for each seed."""
+
+
+def acceptance_rate(served: Sequence[Result]) -> float:
+    """Accepted over drafted tokens, positions after a rejection counted as drafted."""
+    return sum(r["accepted"] for r in served) / max(1, sum(r["drafted"] for r in served))
+
+
+def figures(result: Result) -> dict[str, float]:
+    """The figures of one run. First and last are fifths of the stream; after a shift, of the newest domain."""
+    served = result["served"]
+    shift = _is_shift(served)
+    newest = served[-1]["domain"]
+    part = [request for request in served if request["domain"] == newest] if shift else served
+    fifth = -(-len(part) // 5)
+    last = part[-fifth:]
+    before, after = result["probes_before"], result["probes_after"]
+    learned = {newest} if shift else before.keys()
+    earlier = before.keys() - learned
+    return {
+        "first": acceptance_rate(part[:fifth]),
+        "last": acceptance_rate(last),
+        "gain": statistics.fmean(after[domain] - before[domain] for domain in learned),
+        "lost": statistics.fmean(before[domain] - after[domain] for domain in earlier) if earlier else 0.0,
+        "area": acceptance_rate(served),
+        "tokens_per_round": sum(r["tokens"] for r in last) / sum(r["rounds"] for r in last),
+        "jobs": len(result["jobs"]),
+        "promoted": sum(job["accepted"] for job in result["jobs"]),
+        "steps": sum(job["steps"] for job in result["jobs"]),
+        "seconds": sum(job["seconds"] for job in result["jobs"]),
+    }
+
+
+COLUMNS: tuple[tuple[str, str, str, bool], ...] = (
+    ("first", "first\nfifth", "{:.3f}", True),
+    ("last", "last\nfifth", "{:.3f}", True),
+    ("area", "whole\nstream", "{:.3f}", True),
+    ("gain", "gain,\nunseen", "{:+.3f}", True),
+    ("lost", "lost on\nearlier", "{:+.3f}", True),
+    ("speed", "tokens/s\nat last", "{:.1f}", False),
+    ("promoted", "promo-\nted", "{:.0f}", False),
+    ("jobs", "jobs", "{:.0f}", False),
+    ("steps", "steps", "{:.0f}", False),
+    ("seconds", "training\ns", "{:.0f}", False),
+)
+"""Key of `figures` or `speed`, heading, format, and whether the spread over the seeds is told."""
+
+
+def show(
+    console: Console, results: Results, round_seconds: Mapping[str, float], baseline: str | None = None
+) -> None:
+    """Print means over the seeds, with the standard deviation below where there are several.
+
+    `round_seconds` of each policy make predicted tokens/s of its tokens a round. With a `baseline` among the
+    policies, also the ratio of areas under the acceptance curve, seed by seed.
+    """
+    table = Table("policy", title="Acceptance rate by policy", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for _, heading, _, _ in COLUMNS:
+        table.add_column(heading, justify="right")
+    for name, runs in results.items():
+        found = [figures(run) for run in runs]
+        for run in found:
+            run["speed"] = run["tokens_per_round"] / round_seconds[name]
+        table.add_row(name, *(_cell([run[key] for run in found], form, spread) for key, _, form, spread in COLUMNS))
+    console.print(table)
+    for name, ratios in area_ratios(results, baseline).items():
+        told = f"{name}: {_cell(ratios, '{:.2f}', False)} times the area under the acceptance curve of {baseline}"
+        console.print(f"{told} ({', '.join(f'{ratio:.2f}' for ratio in ratios)})", highlight=False)
+
+
+def area_ratios(results: Results, baseline: str | None) -> dict[str, list[float]]:
+    """By policy, its area under the acceptance curve over the baseline's, by seed; none without one."""
+    if baseline is None or baseline not in results:
+        return {}
+    under = [acceptance_rate(run["served"]) for run in results[baseline]]
+    return {
+        name: [acceptance_rate(run["served"]) / area for run, area in zip(runs, under, strict=True)]
+        for name, runs in results.items()
+        if name != baseline
+    }
+
+
+def _cell(values: Sequence[float], form: str, spread: bool) -> str:
+    told = form.format(statistics.fmean(values))
+    return f"{told}\n± {statistics.stdev(values):.3f}" if spread and len(values) > 1 else told
+
+
+def draw(results: Results, path: Path) -> None:
+    """Acceptance over requests as a PNG: a curve a policy, the mean of its seeds, with their range."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4.6), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for colour, (name, runs) in enumerate(results.items()):
+        curves = [_curve(run["served"]) for run in runs]
+        length = min(map(len, curves))
+        points = [[curve[i] for curve in curves] for i in range(length)]
+        requests = [WINDOW * (i + 1) for i in range(length)]
+        axes.plot(requests, [statistics.fmean(p) for p in points], color=f"C{colour}", linewidth=2, label=name)
+        axes.fill_between(requests, list(map(min, points)), list(map(max, points)), color=f"C{colour}", alpha=0.15)
+    first = next(iter(results.values()))[0]["served"]
+    if _is_shift(first):
+        for start in _starts(first)[1:]:
+            axes.axvline(start, color="0.6", linewidth=1, linestyle=":")
+            axes.annotate(first[start]["domain"], (start, 0.01), xycoords=("data", "axes fraction"), color="0.4")
+    axes.set_xlabel("request")
+    axes.set_ylabel("acceptance rate")
+    axes.set_ylim(bottom=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path)
+
+
+def _curve(served: Sequence[Result]) -> list[float]:
+    return [acceptance_rate(served[i : i + WINDOW]) for i in range(0, len(served) - WINDOW + 1, WINDOW)]
+
+
+def _starts(served: Sequence[Result]) -> list[int]:
+    """Where a run of one domain begins."""
+    pairs = itertools.pairwise([None, *(request["domain"] for request in served)])
+    return [index for index, (before, domain) in enumerate(pairs) if domain != before]
+
+
+def _is_shift(served: Sequence[Result]) -> bool:
+    """Whether domains come one after the other, and not mixed."""
+    return len(_starts(served)) == len({request["domain"] for request in served})

@@ -1,0 +1,39 @@
+"""How far the draft of a small GPT-NeoX pair follows a shift of traffic, with default settings.
+
+    python -m tests.benchmarks.bench_second_pair --out second-pair.json
+
+Trains the pair, plays the built-in shift under several seeds, and shows the figures of each and of all.
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+
+from pipeline.stream_report import figures
+from tests.second_pair import train_pair
+from tests.second_pair_study import play_shift
+
+
+def main(arguments: argparse.Namespace) -> None:
+    torch.set_num_threads(arguments.threads)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        pair = (str(arguments.pair / "target"), str(arguments.pair / "draft")) if arguments.pair else None
+        pair = pair or train_pair(folder / "pair")
+        results = play_shift(pair, folder, arguments.seeds)
+    found = {seed: figures(result) | {"each_job": result["jobs"]} for seed, result in results.items()}
+    for seed, of_seed in found.items():
+        print(f"seed {seed}", {name: round(of_seed[name], 3) for name in ("first", "last", "gain", "lost")})
+    arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="JSON file for the figures")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--pair", type=Path, help="folder of a pair that was trained before")
+    main(parser.parse_args())

@@ -14,7 +14,7 @@ from tests.conftest import tiny_tokenizer
 from training import validation
 from training.data import ReplayDataModule
 from training.draft_init import freeze_shared
-from training.evaluate import expected_acceptance_by_request
+from training.evaluate import by_request, expected_acceptance_by_position
 from training.forward import DraftForward
 from training.offline import RunPlace, train_draft
 from training.processes import DeviceError, check_devices
@@ -53,7 +53,8 @@ def rows(target, serve, tmp_path):
 
 
 def overlap(model, data):
-    return float(expected_acceptance_by_request(model, data.validation_samples, batch_tokens=256).mean())
+    chances = expected_acceptance_by_position(model, data.validation_samples, batch_tokens=256)
+    return float(by_request(chances).mean())
 
 
 def curve(client, place, name):

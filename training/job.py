@@ -62,22 +62,21 @@ def run_job(
     began with. Raises `JobError` if the buffer or the draft does not allow a job or another process
     runs one, and `JobInterruptedError` once `stop` is set.
     """
-    started = time.monotonic()
     if config.distill.threads is not None:
         torch.set_num_threads(config.distill.threads)
     journal = JobJournal(config)
     try:
         with FileLock(journal.folder / ".lock", timeout=0):
-            result = _Job(config, buffer, registry, journal).run(progress, stop)
+            return _Job(config, buffer, registry, journal).run(progress, stop)
     except Timeout as error:
         raise JobError(f"another process runs a job in {config.run_dir}") from error
-    return replace(result, seconds=time.monotonic() - started)
 
 
 class _Job:
     def __init__(
         self, config: HotdraftConfig, buffer: ReplayBuffer, registry: AdapterRegistry, journal: JobJournal
     ) -> None:
+        self._began, self._cpu_began = time.monotonic(), time.process_time()
         self._config = config
         self._registry = registry
         self._journal = journal
@@ -97,7 +96,6 @@ class _Job:
         journal.save(replace(self._state, attempts=self._state.attempts + 1))
 
     def run(self, progress: bool, stop: StopSignal | None) -> JobResult:
-        began, cpu = time.monotonic(), time.process_time()
         lightning.seed_everything(self._config.distill.seed, verbose=False)
         draft = self._load_draft()
         chances = draft.chances(draft.parent, self._held_out, self._config.distill.batch_tokens)
@@ -121,9 +119,10 @@ class _Job:
             verdict = judge(champion_scores, candidate.scores, domains, self._config.gate)
             metrics |= _gains(verdict)
             version = self._publish(verdict, metrics, candidate)
-        metrics |= {"job_seconds": time.monotonic() - began, "cpu_seconds": time.process_time() - cpu}
+        seconds = time.monotonic() - self._began
+        metrics |= {"job_seconds": seconds, "cpu_seconds": time.process_time() - self._cpu_began}
         self._close(verdict, version, metrics)
-        return JobResult(version, verdict, metrics, self._state.run_id, 0.0)
+        return JobResult(version, verdict, metrics, self._state.run_id, seconds)
 
     def _open_data(self, rows: Dataset, unfinished: JobState | None) -> ReplayDataModule:
         if unfinished is not None and unfinished.last_request in (ids := list(rows["request_id"])):

@@ -8,11 +8,11 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipeline.config import HotdraftConfig
+from pipeline.json_file import write_json
 
 logger = logging.getLogger(__name__)
 
@@ -62,20 +62,13 @@ class JobJournal:
         return None
 
     def save(self, state: JobState) -> None:
-        self.job_folder(state).mkdir(parents=True, exist_ok=True)
-        _write_json(self.job_folder(state) / "job.json", asdict(state))
+        write_json(self.job_folder(state) / "job.json", asdict(state))
 
     def finish(self, state: JobState) -> None:
-        _write_json(self.folder / "last.json", {"last_request": state.last_request})
+        write_json(self.folder / "last.json", {"last_request": state.last_request})
         shutil.rmtree(self.job_folder(state))
 
     def last_request(self) -> str | None:
         """The newest request that a finished job has seen."""
         path = self.folder / "last.json"
         return json.loads(path.read_text())["last_request"] if path.is_file() else None
-
-
-def _write_json(path: Path, content: Mapping[str, object]) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n")
-    temporary.replace(path)

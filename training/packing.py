@@ -59,8 +59,8 @@ def pack(
     """Pack `samples`, each cut to its first `max_length` tokens.
 
     Positions whose drafted token was rejected weigh `rejected_weight`, those that no round asked the draft for
-    `undrafted_weight`, all others 1. Where samples keep
-    different numbers of target tokens, all are cut to the fewest and the rest moves to the tail.
+    `undrafted_weight`, all others 1. Where samples keep different numbers of target tokens, all are cut to the
+    fewest and the rest moves to the tail.
     Raises `DataError` for a sample whose prompt leaves no supervised position.
     """
     top_k = min(sample.target_top_ids.shape[1] for sample in samples)

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pipeline.json_file import write_json
+
 FILE = "run.json"
 
 
@@ -30,8 +32,5 @@ def begin_or_resume(checkpoints: Path, recipe: dict[str, Any], begin: Callable[[
             )
         return record["run_id"]
     run_id = begin()
-    checkpoints.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"run_id": run_id, "recipe": recipe}, indent=2) + "\n")
-    temporary.replace(path)
+    write_json(path, {"run_id": run_id, "recipe": recipe})
     return run_id

@@ -4,7 +4,6 @@ All is the real thing but serving: requests are recorded in a replay buffer, the
 are judged and published. Answers are the same for every policy, as speculation does not change them.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -83,14 +82,12 @@ def study(
         ]
         on_served(len(block))
         if trigger.decide().due:
-            began = time.monotonic()
             job = run_job(config, buffer=buffer, registry=registry)
             trigger.reset()
-            seconds = time.monotonic() - began
             result.jobs.append(
                 Job(
                     len(result.served), job.version, job.verdict.accepted, job.verdict.reason,
-                    job.metrics.get("steps", 0.0), seconds,
+                    job.metrics.get("steps", 0.0), job.seconds,
                 )
             )  # fmt: skip
             served.follow_champion()
@@ -112,7 +109,7 @@ class _Draft:
 
     def follow_champion(self) -> None:
         """Swap, if there is a new champion."""
-        version = self._registry.champion() or 0
+        version = self._registry.champion()
         if version == self.version:
             return
         base = AdapterBase.of(self._draft.base, self._draft.fingerprint)

@@ -39,6 +39,7 @@ def experiment(
     )
 
     from pipeline.config import load_config, merged
+    from pipeline.json_file import write_json
     from pipeline.stream_report import draw, show
     from pipeline.streams import read_streams
 
@@ -83,7 +84,7 @@ def experiment(
                     shutil.rmtree(folder, ignore_errors=True)  # what a run left that was stopped
                     played = study(policy_settings, samples, probes, on_served=partial(progress.advance, task))
                     result = {"signature": signature, **asdict(played)}
-                    _write(path, json.dumps(result, indent=1))
+                    write_json(path, result)
                 progress.update(task, completed=len(samples))
                 results[name].append(result)
     seconds = round_seconds({name: load_config(config, chosen[name]) for name in names})
@@ -97,10 +98,3 @@ def _signature(settings: "HotdraftConfig", request_ids: list[str]) -> str:
 
     told = settings.model_dump_json(exclude={"run_dir": True, "experiment": {"policies", "baseline", "seeds"}})
     return hashlib.sha256(" ".join([told, *request_ids]).encode()).hexdigest()
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text + "\n")
-    temporary.replace(path)

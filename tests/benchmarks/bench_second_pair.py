@@ -8,13 +8,34 @@ Trains the pair, plays the built-in shift under several seeds, and shows the fig
 import argparse
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+import yaml
 
+from pipeline.commands.experiment import experiment
 from pipeline.stream_report import figures
-from tests.second_pair import train_pair
-from tests.second_pair_study import play_shift
+from tests.benchmarks.second_pair import train_pair
+
+POLICY = "ours"
+
+
+def play_shift(pair: tuple[str, str], folder: Path, seeds: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """A `StreamResult` as JSON for each seed. Only what names the pair and the experiment's size is set."""
+    config = folder / "config.yaml"
+    content = {
+        "target": pair[0],
+        "draft": pair[1],
+        "device": "cpu",
+        "run_dir": str(folder / "run"),
+        "experiment": {"seeds": list(seeds), "max_tokens": 64, "probes": 20, "policies": {POLICY: {}}},
+    }
+    config.write_text(yaml.safe_dump(content))
+    experiment(config=config, out=folder)
+    results = folder / "results"
+    return {seed: json.loads((results / f"{POLICY}-{seed}.json").read_text()) for seed in seeds}
 
 
 def main(arguments: argparse.Namespace) -> None:

@@ -14,8 +14,8 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerB
 
 from pipeline.generators import arithmetic, text_to_sql
 from pipeline.traffic import Prompt
+from tests.benchmarks.worked_answers import worked_answer
 from tests.conftest import CHAT_TEMPLATE
-from tests.worked_answers import worked_answer
 
 VOCABULARY = 1500
 SEED = 1000

@@ -45,8 +45,9 @@ class DistillTrigger:
     """Counts what the replay buffer gained since the last job, reading each shard once.
 
     A job is due once the draft missed enough tokens, once the newest requests fare worse than those before
-    them, or once enough time has passed. Held-out requests teach nothing and are not counted, but no job is
-    due before the gate has its `min_requests` of them. `last_request` is the newest request that the last job saw.
+    them, which asks for no `min_new_requests`, or once enough time has passed. Held-out requests teach nothing
+    and are not counted, but no job is due before the gate has its `min_requests` of them. `last_request` is the
+    newest request that the last job saw.
     """
 
     def __init__(
@@ -73,33 +74,35 @@ class DistillTrigger:
     def decide(self) -> Decision:
         """Read what is new in the buffer and say whether a job is due."""
         self._read()
-        shortfalls = self._shortfalls()
-        reasons = self._reasons()
+        drift, others = self._drift(), self._reasons()
+        reasons = [*drift, *others]
+        # The first requests of a new kind of traffic are what there is to learn from.
+        shortfalls = self._shortfalls(self._trigger.drift_requests if drift else self._trigger.min_new_requests)
         due = not shortfalls and bool(reasons)
         if not reasons:
             shortfalls.append(f"{self._new_missed} of {self._trigger.min_new_rejected} newly missed tokens")
         reason = "; ".join(reasons) if due else "waiting: " + ", ".join(shortfalls)
         return Decision(due, reason, self._new_requests, self._new_missed)
 
-    def reset(self) -> None:
-        """Start counting anew: a job has taken what is there."""
+    def reset(self, *, new_draft: bool = True) -> None:
+        """Start counting anew: a job has taken what is there. Without a new draft the past stays its past."""
         self._new_requests = self._new_missed = 0
         self._last_job = self._clock()
-        self._before.clear()  # of another draft
+        if new_draft:
+            self._before.clear()
 
-    def _shortfalls(self) -> list[str]:
-        trigger = self._trigger
+    def _shortfalls(self, requests_needed: int) -> list[str]:
         found = [
             f"{have} of {need} {what}"
             for have, need, what in (
-                (self._new_requests, trigger.min_new_requests, "new requests"),
+                (self._new_requests, requests_needed, "new requests"),
                 (self._held_out, self._held_out_needed, "held-out requests"),
             )
             if have < need
         ]
         cooled = math.inf if self._last_job is None else self._clock() - self._last_job
-        if cooled < trigger.cooldown_seconds:
-            found.append(f"{trigger.cooldown_seconds - cooled:.0f} s of cool-down")
+        if cooled < self._trigger.cooldown_seconds:
+            found.append(f"{self._trigger.cooldown_seconds - cooled:.0f} s of cool-down")
         return found
 
     def _reasons(self) -> list[str]:
@@ -107,20 +110,23 @@ class DistillTrigger:
         found = []
         if self._new_missed >= trigger.min_new_rejected:
             found.append(f"{self._new_missed} newly missed tokens in {self._new_requests} requests")
-        fall = self._fall()
-        if trigger.drift is not None and fall is not None and fall > trigger.drift:
-            found.append(f"acceptance of the newest {len(self._recent)} requests fell by {fall:.3f}")
         waited = self._clock() - (self._started if self._last_job is None else self._last_job)
         if trigger.every_seconds is not None and waited >= trigger.every_seconds:
             found.append(f"{waited:.0f} s since the last job")
         return found
 
-    def _fall(self) -> float | None:
-        """Of the acceptance among examined tokens; None while one side has too few requests."""
-        if len(self._recent) < self._trigger.drift_requests or len(self._before) < self._trigger.drift_requests:
-            return None
-        rates = [sum(a for a, _ in side) / max(1, sum(e for _, e in side)) for side in (self._before, self._recent)]
-        return rates[0] - rates[1]
+    def _drift(self) -> list[str]:
+        """That the newest requests fare worse than those before, by accepted among examined tokens, if so."""
+        needed, allowed = self._trigger.drift_requests, self._trigger.drift
+        if allowed is None or min(len(self._recent), len(self._before)) < needed:
+            return []
+        before, recent = (
+            sum(accepted for accepted, _ in side) / max(1, sum(examined for _, examined in side))
+            for side in (self._before, self._recent)
+        )
+        if before - recent <= allowed:
+            return []
+        return [f"acceptance of the newest {needed} requests fell by {before - recent:.3f}"]
 
     def _read(self) -> None:
         shards = self._buffer.shards()

@@ -31,6 +31,7 @@ def follow(config: HotdraftConfig, stop: StopEvent) -> None:
         decision = trigger.decide()
         if decision.due or unfinished:
             logger.info("distilling: %s", "an unfinished job" if unfinished else decision.reason)
+            accepted = False
             try:
                 result = run_job(config, buffer=buffer, registry=registry, stop=stop)
             except JobInterruptedError as interruption:
@@ -39,11 +40,12 @@ def follow(config: HotdraftConfig, stop: StopEvent) -> None:
             except JobError as error:
                 logger.error("no job: %s", error)
             else:
+                accepted = result.verdict.accepted
                 logger.info(
                     "version %s %s after %.0f s: %s",
                     result.version, "accepted" if result.verdict.accepted else "rejected",
                     result.seconds, result.verdict.reason,
                 )  # fmt: skip
-            trigger.reset()
+            trigger.reset(new_draft=accepted)
             unfinished = False
         stop.wait(config.distill.trigger.poll_seconds)

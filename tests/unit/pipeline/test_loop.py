@@ -129,11 +129,12 @@ def changed(config: HotdraftConfig, **trigger: object) -> HotdraftConfig:
 
 
 def test_a_fall_of_the_newest_acceptance_calls_for_a_job(config, buffer):
-    trigger = DistillTrigger(changed(config, min_new_rejected=10_000, drift=0.2, drift_requests=10), buffer)
+    settings = changed(config, min_new_rejected=10_000, min_new_requests=100, drift=0.2, drift_requests=10)
+    trigger = DistillTrigger(settings, buffer)
     buffer.append(samples(0, 30, rejected=2))
     assert not trigger.decide().due, "it has been like that all the time"
     buffer.append(samples(30, 9, rejected=6))
-    assert trigger.decide().due
+    assert trigger.decide().due, "though there are less than 100 new requests"
     assert "acceptance of the newest 10 requests fell by 0.450" in trigger.decide().reason
     trigger.reset()
     buffer.append(samples(39, 9, rejected=8))

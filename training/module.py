@@ -46,6 +46,7 @@ class DistillationModule(lightning.LightningModule):
         accumulate: int = 1,
         elapsed_fraction: Callable[[], float] = lambda: 0.0,
         vocabulary: Tensor | None = None,
+        greedy_temperature: float = 1.0,
     ) -> None:
         super().__init__()
         disable_dropout(model)
@@ -53,6 +54,7 @@ class DistillationModule(lightning.LightningModule):
         self.strict_loading = False
         self._loss: LossName = loss
         self._learning_rate = learning_rate
+        self._greedy_temperature = greedy_temperature
         self._max_steps = max_steps
         self._warmup_steps = warmup_steps
         self._accumulate = accumulate
@@ -66,9 +68,14 @@ class DistillationModule(lightning.LightningModule):
 
     def training_step(self, batch: PackedBatch, batch_idx: int) -> Tensor:
         measure = self.global_step % LOG_EVERY_STEPS == 0
-        scores: PositionScores = self.draft(
-            batch, partial(position_scores, batch=batch, loss=self._loss, measure=measure)
+        read = partial(
+            position_scores,
+            batch=batch,
+            loss=self._loss,
+            measure=measure,
+            greedy_temperature=self._greedy_temperature,
         )
+        scores: PositionScores = self.draft(batch, read)
         loss = scores.loss / self._summed(batch.step_weight)
         if not torch.isfinite(loss):
             raise NonFiniteLossError(f"the loss is {loss.item()} at step {self.global_step}")

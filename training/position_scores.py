@@ -27,9 +27,18 @@ class PositionScores(NamedTuple):
 
 
 def position_scores(
-    hidden: Tensor, head: OutputHead, *, batch: PackedBatch, loss: LossName, measure: bool
+    hidden: Tensor,
+    head: OutputHead,
+    *,
+    batch: PackedBatch,
+    loss: LossName,
+    measure: bool,
+    greedy_temperature: float = 1.0,
 ) -> PositionScores:
     """Scores of the states `hidden` [N, H]; no more than a chunk of logits exists at a time.
+
+    Where the request was greedy the draft learns the target's distribution at `greedy_temperature`: only its
+    likeliest token will be accepted there, and what follows it matters less.
 
     With a trimmed head the draft learns the target's distribution among what it can draft at all, and a position
     weighs as much less as the target has mass elsewhere: up to a constant that is forward KL over what is shared.
@@ -41,6 +50,8 @@ def position_scores(
     if head.is_trimmed:
         learned = learned.masked_fill(~head.knows(batch.top_ids), -torch.inf)
         weight = weight * torch.cat([learned, tail[:, None]], 1).logsumexp(1).exp().clamp_max(1.0)
+    cooled = torch.where(batch.temperature == 0, greedy_temperature, 1.0)
+    learned, tail = learned / cooled[:, None], tail / cooled  # normalised by the loss
 
     def weighted_loss(part: Tensor, rows: slice) -> Tensor:
         logits = head(part)

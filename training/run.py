@@ -75,6 +75,7 @@ def train(
         model,
         loss=settings.loss,
         learning_rate=settings.learning_rate,
+        greedy_temperature=settings.greedy_temperature,
         max_steps=settings.max_steps,
         warmup_steps=warmup_steps,
         accumulate=data.accumulate,

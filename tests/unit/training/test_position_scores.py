@@ -150,3 +150,23 @@ def test_a_trimmed_head_learns_what_target_and_draft_share(make_llama, batch, mo
     covered = torch.isin(batch.top_ids.gather(1, batch.top_logprobs.argmax(1, keepdim=True))[:, 0], vocabulary)
     assert 0 < covered.sum() < len(covered)
     assert not scores.agreement[~covered].any(), "what the draft does not have is never accepted"
+
+
+def test_greedy_requests_teach_a_cooled_target(make_llama, batch):
+    model = make_llama(0, scale=0.1)
+    greedy = torch.arange(len(batch.temperature)) % 2 == 0
+    batch = batch._replace(temperature=torch.where(greedy, 0.0, 1.0))
+    logits = draft_logits(model, batch)
+    as_it_is, cooled = (
+        distillation_loss(
+            logits, batch.top_ids, power * batch.top_logprobs, power * batch.tail_logprob, loss="forward_kl"
+        )
+        for power in (1, 2)
+    )
+    expected = (torch.where(greedy, cooled, as_it_is) * batch.weight).sum()
+    scores = position_scores(
+        hidden_states(model, batch), OutputHead(model), batch=batch, loss="forward_kl", measure=False,
+        greedy_temperature=0.5,
+    )  # fmt: skip
+    torch.testing.assert_close(scores.loss, expected)
+    assert not torch.allclose(as_it_is[greedy], cooled[greedy])

@@ -24,23 +24,17 @@ def expected_acceptance_by_position(
 ) -> list[np.ndarray]:
     """Chance [N] that a drafted token is accepted, at each of the N output positions of each sample.
 
-    At the temperature each request was served with; samples are packed to about `batch_tokens` tokens
-    and cut to at most that many. `vocabulary` (int64 [N]) is what the draft's head covers: nothing else
+    At the temperature each request was served with; samples are packed to about `batch_tokens` tokens, a longer
+    one gets a forward of its own. `vocabulary` (int64 [N]) is what the draft's head covers: nothing else
     can be drafted; None is everything. Not for NF4 models that will train again: see `training.lora`.
     """
     model.eval()
     head = OutputHead(model, vocabulary)
-    return [
-        chances
-        for group in grouped(samples, batch_tokens)
-        for chances in _by_position(model, head, group, batch_tokens)
-    ]
+    return [chances for group in grouped(samples, batch_tokens) for chances in _by_position(model, head, group)]
 
 
-def _by_position(
-    model: PreTrainedModel, head: OutputHead, group: Sequence[ReplaySample], batch_tokens: int
-) -> list[np.ndarray]:
-    batch = pack(group, max_length=batch_tokens).on(model.device)
+def _by_position(model: PreTrainedModel, head: OutputHead, group: Sequence[ReplaySample]) -> list[np.ndarray]:
+    batch = pack(group).on(model.device)
     hidden = hidden_states(model, batch)
     parts = []
     for rows in head.chunks(len(hidden)):

@@ -52,11 +52,11 @@ class PackedBatch(NamedTuple):
 def pack(
     samples: Sequence[ReplaySample],
     *,
-    max_length: int,
+    max_length: int | None = None,
     rejected_weight: float = 1.0,
     undrafted_weight: float = 1.0,
 ) -> PackedBatch:
-    """Pack `samples`, each cut to its first `max_length` tokens.
+    """Pack `samples`, each cut to its first `max_length` tokens if that is given.
 
     Positions whose drafted token was rejected weigh `rejected_weight`, those that no round asked the draft for
     `undrafted_weight`, all others 1. Where samples keep different numbers of target tokens, all are cut to the
@@ -75,7 +75,7 @@ def pack(
         if first < 0 or count <= 0:
             raise DataError(
                 f"request {sample.request_id}: {len(sample.prompt_ids)} prompt tokens leave nothing to "
-                f"learn within {max_length} tokens"
+                f"learn within its first {length} tokens"
             )
         logprobs, tail = _cut_top(sample, count, top_k)
         columns["input_ids"].append(tokens)

@@ -1,4 +1,4 @@
-"""Teacher forcing: what the target thinks of tokens that it did not write."""
+"""Teacher forcing: what a model thinks of tokens that it did not write."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -66,8 +66,7 @@ def _groups(texts: Iterable[ScoredText], batch_tokens: int) -> Iterator[list[Sco
 def _score_pack(
     target: PreTrainedModel, group: list[ScoredText], top_k: int, vocab_size: int | None
 ) -> list[ReplaySample]:
-    longest = max(len(text.prompt_ids) + len(text.output_ids) for text in group)
-    batch = pack([_unscored(text) for text in group], max_length=longest)
+    batch = pack([_unscored(text) for text in group])
     hidden = hidden_states(target, batch.on(target.device))
     head = OutputHead(target)
     chunks = [_log(head(rows)[:, :vocab_size].float(), top_k) for rows in hidden.split(ROWS_PER_CHUNK)]

@@ -80,9 +80,9 @@ class LoraSection(Section):
 class TriggerConfig(Section):
     min_new_rejected: int = Field(600, ge=1, description="tokens newly missed by the draft that start a job")
     min_new_requests: int = Field(24, ge=1, description="newly recorded requests a job needs at least")
-    drift: Annotated[float, Field(gt=0, lt=1)] | None = 0.1
+    drift: Annotated[float, Field(gt=0, lt=1)] | None = 0.15
     """Fall of the newest requests' acceptance, under that of those before, that starts a job; None: none does."""
-    drift_requests: int = Field(24, ge=4, description="newest requests that show a drift")
+    drift_requests: int = Field(8, ge=4, description="newest requests that show a drift")
     every_seconds: Annotated[float, Field(gt=0)] | None = None
     """Time after which a job is due whatever the draft missed, if there are `min_new_requests`."""
     cooldown_seconds: float = Field(0.0, ge=0, description="time between the end of a job and the next")
@@ -97,10 +97,16 @@ class TrainingSection(Section):
 
     loss: LossName = Field("forward_kl", description="what a draft is distilled by, see `training.losses`")
     learning_rate: float = Field(1e-3, gt=0)
-    max_steps: int = Field(60, ge=1)
+    greedy_temperature: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="what the target is cooled to where the request was greedy, see `training.position_scores`",
+    )
+    max_steps: int = Field(120, ge=1)
     max_seconds: Annotated[float, Field(gt=0)] | None = 90.0
-    batch_tokens: int = Field(1024, ge=16, description="packed tokens of one optimiser step")
-    checkpoint_steps: int = Field(10, ge=1)
+    batch_tokens: int = Field(512, ge=16, description="packed tokens of one optimiser step, about")
+    checkpoint_steps: int = Field(20, ge=1)
     seed: int = 0
 
 
@@ -109,8 +115,18 @@ class DistillConfig(TrainingSection):
     """NF4 (QLoRA) or full-precision frozen base; ``auto`` is NF4 on CUDA and none on a CPU."""
     lora: LoraSection = LoraSection()
     learning_rate: float = Field(2e-3, gt=0)
+    greedy_temperature: float = Field(0.5, gt=0, le=1)
     window_requests: int = Field(256, ge=1, description="newest requests a job learns from")
-    older_fraction: float = Field(0.3, ge=0, lt=1, description="share of batches drawn from before the window")
+    mix_requests: int = Field(32, ge=1, description="newest requests whose domains are today's traffic")
+    older_fraction: float = Field(
+        0.3, ge=0, lt=1, description="share of batches from before the window and of other domains than today's"
+    )
+    older_targets: Literal["champion", "target"] = Field(
+        "champion", description="whose distributions these teach, see `training.rehearsal`"
+    )
+    max_length: int = Field(
+        1024, ge=16, description="tokens of a request: what is longer is cut, and left out if its prompt alone is"
+    )
     rejected_fraction: float = Field(
         0.0, ge=0, lt=1, description="share of batches drawn from the window by how many tokens the draft missed"
     )

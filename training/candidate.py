@@ -31,12 +31,8 @@ class Candidate:
     scores: np.ndarray
     """Expected acceptance [R] on the held-out requests."""
 
-    @property
-    def score(self) -> float:
-        return float(self.scores.mean())
 
-
-def best_candidate(
+def candidates(
     model: PeftModel,
     start: Mapping[str, Tensor],
     draft: ServedDraft,
@@ -45,13 +41,13 @@ def best_candidate(
     held_out: Sequence[ReplaySample],
     settings: DistillConfig,
     folder: Path,
-) -> Candidate:
-    """Of the adapters at `settings.blends` from `start` to what `model` has become, the best on `held_out`.
+) -> list[Candidate]:
+    """The adapters at `settings.blends` of the way from `start` to what `model` has become.
 
     Each is written below `folder` and read back as a server would. Raises `AdapterError` if one cannot be served.
     """
     end = trainable(model)
-    candidates = []
+    found = []
     for share in settings.blends:
         blend(model, start, end, share)
         path = folder / f"adapter-{share:g}"
@@ -60,8 +56,8 @@ def best_candidate(
             save_vocabulary(path, ranking)
         adapter = load_adapter(path, AdapterBase.of(draft.base, draft.fingerprint), card.rank)
         scores = by_request(draft.chances(adapter, held_out, settings.batch_tokens))
-        candidates.append(Candidate(path, card, share, scores))
-    return max(candidates, key=lambda candidate: candidate.score)
+        found.append(Candidate(path, card, share, scores))
+    return found
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:

@@ -25,12 +25,17 @@ from training.record_check import contradictions
 
 logger = logging.getLogger(__name__)
 
+Rehearse = Callable[[list[ReplaySample]], list[ReplaySample]]
+"""Gives the same requests with other distributions to learn."""
+
 
 class PackedBatches(IterableDataset[PackedBatch]):
     """An endless stream of batches of about `batch_tokens` tokens, from optimiser step `start` on.
 
-    Each batch comes from one of `pools`. A step takes `accumulate` batches of each of `processes`, and step s
-    the batches of the same indices however they are shared out.
+    Each batch comes from one of `pools`, and one of older requests teaches what `rehearse` says of them, if given.
+    A request is cut to `max_length` tokens; where that is more than a batch, it is one of its own. A step takes
+    `accumulate` batches of each of `processes`, and step s the batches of the same indices however they are
+    shared out.
     """
 
     def __init__(
@@ -39,6 +44,7 @@ class PackedBatches(IterableDataset[PackedBatch]):
         pools: Sequence[Pool],
         *,
         batch_tokens: int,
+        max_length: int,
         rejected_weight: float,
         undrafted_weight: float,
         seed: int,
@@ -46,11 +52,13 @@ class PackedBatches(IterableDataset[PackedBatch]):
         accumulate: int = 1,
         rank: int = 0,
         processes: int = 1,
+        rehearse: Rehearse | None = None,
     ) -> None:
         self._rows = rows.with_format("numpy")
         self._pools = pools
         self._shares = np.array([pool.share for pool in pools]) / sum(pool.share for pool in pools)
         self._batch_tokens = batch_tokens
+        self._max_length = max_length
         self._rejected_weight = rejected_weight
         self._undrafted_weight = undrafted_weight
         self._seed = seed
@@ -58,6 +66,7 @@ class PackedBatches(IterableDataset[PackedBatch]):
         self._accumulate = accumulate
         self._rank = rank
         self._processes = processes
+        self._rehearse = rehearse
 
     def __iter__(self) -> Iterator[PackedBatch]:
         """A step's batches are drawn together, so that each can tell the weight of them all."""
@@ -75,14 +84,16 @@ class PackedBatches(IterableDataset[PackedBatch]):
         room = self._batch_tokens
         for row in pool.draw(generator):
             sample = sample_from_row(self._rows[int(row)])
-            length = len(sample.prompt_ids) + len(sample.output_ids) - 1
+            length = min(self._max_length, len(sample.prompt_ids) + len(sample.output_ids) - 1)
             if chosen and length > room:
                 break
             chosen.append(sample)
             room -= length
+        if pool.older and self._rehearse is not None:
+            chosen = self._rehearse(chosen)
         return pack(
             chosen,
-            max_length=self._batch_tokens,
+            max_length=self._max_length,
             rejected_weight=self._rejected_weight,
             undrafted_weight=self._undrafted_weight,
         )
@@ -91,10 +102,11 @@ class PackedBatches(IterableDataset[PackedBatch]):
 class ReplayDataModule(lightning.LightningDataModule):
     """Rows of `ReplayBuffer.load`, oldest first, split for good into a training and a held-out part.
 
-    Requests whose prompt alone fills `batch_tokens` are left out of both, and so are those that contradict
-    themselves, see `training.record_check`; `answered` says that the target wrote every answer. An optimiser
-    step takes `accumulate` batches. Validation looks at `validation_requests` held-out requests, drawn uniformly.
-    Raises `DataError` if nothing is left to train on, or nothing to validate on where that is asked for.
+    Requests whose prompt alone fills `max_length` (`batch_tokens` if not given) are left out of both, and so are
+    those that contradict themselves, see `training.record_check`; `answered` says that the target wrote every
+    answer. An optimiser step takes `accumulate` batches. Validation looks at `validation_requests` held-out
+    requests, drawn uniformly. Raises `DataError` if nothing is left to train on, or nothing to validate on where
+    that is asked for.
     """
 
     def __init__(
@@ -108,6 +120,7 @@ class ReplayDataModule(lightning.LightningDataModule):
         seed: int,
         rejected_weight: float = 1.0,
         undrafted_weight: float = 1.0,
+        max_length: int | None = None,
         accumulate: int = 1,
         validation_requests: int = 0,
         vocab_size: int | None = None,
@@ -116,6 +129,7 @@ class ReplayDataModule(lightning.LightningDataModule):
         super().__init__()
         self.accumulate = accumulate
         self._batch_tokens = batch_tokens
+        self._max_length = max_length = max_length or batch_tokens
         faults = list(contradictions(rows, vocab_size=vocab_size, answered=answered))
         self.left_out = sum(fault is not None for fault in faults)
         """How many requests contradict themselves."""
@@ -127,8 +141,10 @@ class ReplayDataModule(lightning.LightningDataModule):
         usable = [
             (index, is_held_out(row["request_id"], held_out_fraction))
             for index, row in enumerate(rows.select_columns(["request_id", "prompt_ids"]).with_format("numpy"))
-            if 0 < len(row["prompt_ids"]) <= batch_tokens and faults[index] is None
+            if 0 < len(row["prompt_ids"]) <= max_length and faults[index] is None
         ]
+        self.domains = list(rows.select([index for index, _ in usable])["domain"])
+        """Of all requests that are used, oldest first."""
         train = [index for index, held_out in usable if not held_out]
         if not train:
             raise DataError(f"none of {len(rows)} recorded requests can be trained on")
@@ -138,6 +154,7 @@ class ReplayDataModule(lightning.LightningDataModule):
             self.train_rows,
             pools(self.train_rows),
             batch_tokens=batch_tokens,
+            max_length=max_length,
             rejected_weight=rejected_weight,
             undrafted_weight=undrafted_weight,
             seed=seed,
@@ -164,6 +181,7 @@ class ReplayDataModule(lightning.LightningDataModule):
             rows,
             held_out_fraction=held_out_fraction,
             batch_tokens=settings.batch_tokens,
+            max_length=settings.max_length,
             pools=partial(pools_of, settings=settings),
             window_requests=settings.window_requests,
             seed=settings.seed,
@@ -187,6 +205,10 @@ class ReplayDataModule(lightning.LightningDataModule):
             answered=False,
         )
 
+    def rehearse(self, older: Rehearse) -> None:
+        """Have batches of older requests teach what `older` makes of them, and not what the target said."""
+        self.batches = partial(self.batches, rehearse=older)
+
     def train_dataloader(self) -> DataLoader[PackedBatch]:
         # The trainer has restored its step by now: the stream goes on from there.
         start = self.trainer.global_step if self.trainer else 0
@@ -195,7 +217,7 @@ class ReplayDataModule(lightning.LightningDataModule):
 
     def val_dataloader(self) -> DataLoader[PackedBatch]:
         groups = grouped(self.validation_samples, self._batch_tokens)
-        batches = [pack(group, max_length=self._batch_tokens) for group in groups]
+        batches = [pack(group, max_length=self._max_length) for group in groups]
         rank, processes = self._place
         # Sharded weights are gathered by all processes together: none may have a batch less.
         missing = -len(batches) % processes

@@ -1,6 +1,6 @@
 """The verdict on a candidate: paired with the champion on the same held-out requests."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,14 +32,20 @@ def refused(reason: str, requests: int = 0) -> Verdict:
 
 
 def judge(
-    champion_scores: np.ndarray, candidate_scores: np.ndarray, domains: Sequence[str], config: GateConfig
+    champion_scores: np.ndarray,
+    candidate_scores: np.ndarray,
+    domains: Sequence[str],
+    config: GateConfig,
+    mix: Mapping[str, float] | None = None,
 ) -> Verdict:
-    """Accept a candidate that is better beyond doubt on the whole and not much worse anywhere.
+    """Accept a candidate that is better beyond doubt on today's traffic and not much worse anywhere.
 
-    Scores [R] are expected acceptance by request, `domains` has R entries. The lower end of the paired
-    percentile bootstrap interval of the mean gain must exceed `min_gain`, and no domain of at least
-    `min_requests` requests may lose more than `max_domain_loss`, by more than a standard error: an old domain
-    often has few requests, and chance alone must not keep a draft from learning a new one.
+    Scores [R] are expected acceptance by request, `domains` has R entries. The gain is the mean over domains,
+    weighted by their shares in `mix`, the newest traffic's (over all requests if there is none): a domain that
+    is new counts for what it is today, however few of its requests are held out so far. The lower
+    end of its paired percentile bootstrap interval, drawn within domains, must exceed `min_gain`. No domain of
+    at least `min_requests` requests may lose more than `max_domain_loss`, by more than a standard error: an old
+    domain often has few requests, and chance alone must not keep a draft from learning a new one.
     """
     requests = len(domains)
     if requests < config.min_requests:
@@ -48,9 +54,12 @@ def judge(
     if not np.isfinite(gains).all():
         return refused("scores are not finite", requests)
     groups = {str(name): gains[np.asarray(domains) == name] for name in sorted(set(domains))}
-    draws = np.random.default_rng(0).integers(requests, size=(RESAMPLES, requests))
+    strata = _strata(groups, mix or {}) or [(1.0, gains)]
+    generator = np.random.default_rng(0)
+    draws = sum(share * generator.choice(group, (RESAMPLES, len(group))).mean(axis=1) for share, group in strata)
+    gain = float(sum(share * group.mean() for share, group in strata))
     outside = (1 - config.confidence) / 2
-    low, high = np.quantile(gains[draws].mean(axis=1), [outside, 1 - outside])
+    low, high = np.quantile(draws, [outside, 1 - outside])
     losing = {
         name: group.mean()
         for name, group in groups.items()
@@ -60,18 +69,24 @@ def judge(
         worst = min(losing, key=losing.__getitem__)
         reason = f"loses {-losing[worst]:.3f} on {worst}, allowed are {config.max_domain_loss:.3f}"
     elif low <= config.min_gain:
-        reason = f"gain {gains.mean():+.3f}, at least {low:+.3f}, is not above {config.min_gain:+.3f}"
+        reason = f"gain {gain:+.3f}, at least {low:+.3f}, is not above {config.min_gain:+.3f}"
     else:
-        reason = f"gain {gains.mean():+.3f}, at least {low:+.3f}, on {requests} held-out requests"
+        reason = f"gain {gain:+.3f}, at least {low:+.3f}, on {requests} held-out requests"
     return Verdict(
         accepted=not losing and bool(low > config.min_gain),
         reason=reason,
         requests=requests,
-        gain=float(gains.mean()),
+        gain=gain,
         gain_low=float(low),
         gain_high=float(high),
         by_domain={name: float(group.mean()) for name, group in groups.items()},
     )
+
+
+def _strata(groups: Mapping[str, np.ndarray], mix: Mapping[str, float]) -> list[tuple[float, np.ndarray]]:
+    """Weights, together 1, and gains of the domains of `mix`; of one request alone chance cannot be told."""
+    known = {name: mix[name] for name, group in groups.items() if name in mix and len(group) > 1}
+    return [(weight / sum(known.values()), groups[name]) for name, weight in known.items()]
 
 
 def _error(gains: np.ndarray) -> float:

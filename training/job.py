@@ -5,6 +5,7 @@ import time
 import uuid
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 
 import lightning
 import numpy as np
@@ -17,7 +18,7 @@ from pipeline.config import HotdraftConfig
 from pipeline.mlflow_store import experiment_id, name_part, open_client
 from pipeline.registry import AdapterRegistry
 from pipeline.replay import ReplayBuffer
-from training.candidate import Candidate, best_candidate, trainable
+from training.candidate import Candidate, candidates, trainable
 from training.data import ReplayDataModule
 from training.evaluate import by_request
 from training.gate import Verdict, judge, refused
@@ -26,6 +27,8 @@ from training.lora import build_lora, resolve_quantization, target_modules
 from training.model_size import read_config
 from training.module import NonFiniteLossError
 from training.packing import DataError
+from training.pools import mix_of
+from training.rehearsal import rehearsed
 from training.run import JobInterruptedError, StopSignal, train
 from training.served_check import UnlikeServedError, check_served
 from training.served_draft import ServedDraft, load_draft
@@ -107,16 +110,19 @@ class _Job:
         version = None
         try:
             check_served(self._held_out, chances, 0 if draft.parent is None else self._state.parent_version)
-            candidate = self._train(draft, metrics, progress, stop)
+            offered = self._train(draft, metrics, progress, stop)
         except JobInterruptedError:
             self._journal.save(replace(self._state, attempts=0))
             raise
         except (UnlikeServedError, NonFiniteLossError, AdapterError) as error:
             verdict = refused(str(error), len(self._held_out))
         else:
-            metrics |= {"candidate_expected_acceptance": candidate.score, "blend": candidate.blend}
-            domains = [sample.domain for sample in self._held_out]
-            verdict = judge(champion_scores, candidate.scores, domains, self._config.gate)
+            gate, domains = self._config.gate, [sample.domain for sample in self._held_out]
+            mix = mix_of(self._data.domains, self._config.distill)
+            judged = [(judge(champion_scores, one.scores, domains, gate, mix), one) for one in offered]
+            verdict, candidate = max(judged, key=lambda pair: (pair[0].accepted, pair[0].gain))
+            metrics["candidate_expected_acceptance"] = float(candidate.scores.mean())
+            metrics["blend"] = candidate.blend
             metrics |= _gains(verdict)
             version = self._publish(verdict, metrics, candidate)
         seconds = time.monotonic() - self._began
@@ -175,8 +181,8 @@ class _Job:
 
     def _train(
         self, draft: ServedDraft, metrics: dict[str, float], progress: bool, stop: StopSignal | None
-    ) -> Candidate:
-        """Train, and go as far of the way as does best on the held-out requests."""
+    ) -> list[Candidate]:
+        """Train, and offer what came of it to the gate."""
         distill = self._config.distill
         quantization = resolve_quantization(distill.quantization, draft.base.device)
         initial = self._initial(draft, quantization)
@@ -184,6 +190,8 @@ class _Job:
         start = trainable(model)
         rows = self._data.train_rows
         ranking = None if draft.head_size is None else draft.rank(rows)
+        if distill.older_targets == "champion":
+            self._data.rehearse(partial(rehearsed, draft.model(draft.parent)))
         metrics |= train(
             model,
             self._data,
@@ -207,7 +215,7 @@ class _Job:
             domains=dict(Counter(rows["domain"])),
             created_at=time.time(),
         )
-        return best_candidate(
+        return candidates(
             model, start, draft, card, ranking, self._held_out, distill, self._journal.job_folder(self._state)
         )
 

@@ -1,6 +1,7 @@
 """Which recorded requests a job learns from: recent ones, those that were drafted badly, and old domains."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,8 @@ class Pool:
     """int64 [R]: row indices."""
     weights: np.ndarray
     """float64 [R], positive: how much likelier than others a row is drawn early."""
+    older: bool = False
+    """Whether it is what came before today's traffic."""
 
     def draw(self, generator: np.random.Generator) -> np.ndarray:
         """All rows in random order, those of higher weight sooner: drawing by weight without putting back.
@@ -34,31 +37,38 @@ def everything(count: int) -> list[Pool]:
     return [Pool(1.0, np.arange(count), np.ones(count))]
 
 
-def pools_of(rows: Dataset, settings: DistillConfig) -> list[Pool]:
-    """Pools of `rows`, oldest first: the window of the newest, the same by missed tokens, and what came before.
+def mix_of(domains: Sequence[str], settings: DistillConfig) -> dict[str, float]:
+    """Share of each domain in today's traffic: the newest `mix_requests` of `domains`, oldest first."""
+    counts = Counter(domains[-settings.mix_requests :])
+    return {domain: count / counts.total() for domain, count in counts.items()}
 
-    Before the window every domain weighs the same, however much of it was recorded, and a domain that is
-    in the window weighs no more. Of requests with the same prompt only the newest counts. Pools without
-    rows are left out.
+
+def pools_of(rows: Dataset, settings: DistillConfig) -> list[Pool]:
+    """Pools of `rows`, oldest first: today's traffic, the same by missed tokens, and older traffic.
+
+    Today's are the rows of the window whose domain is in the newest `mix_requests`, each domain drawn by its share
+    of these. All else is older, and every domain of it drawn alike, however much of it was recorded. Of requests
+    with the same prompt only the newest counts. Pools without rows are left out.
     """
     newest = _newest_by_prompt(rows)
-    recent, older = newest[-settings.window_requests :], newest[: -settings.window_requests]
-    misses = np.array([_misses(row) for row in rows.select(recent).select_columns(MISSES).with_format("numpy")])
-    domains = rows.select(older)["domain"] if len(older) else []
-    counts = Counter(domains)
+    domains = np.array(rows["domain"])[newest]
+    mix = mix_of(domains.tolist(), settings)
+    today = np.isin(domains, list(mix)) & (np.arange(len(newest)) >= len(newest) - settings.window_requests)
+    records = rows.select(newest[today]).select_columns(["drafted_ids", "accepted"]).with_format("numpy")
+    misses = np.array([missed(row["drafted_ids"], row["accepted"]).sum() for row in records])
+    by_mix = np.array([mix[domain] for domain in domains[today]]) * _rarity(domains[today])
     pools = [
-        Pool(1 - settings.older_fraction - settings.rejected_fraction, recent, np.ones(len(recent))),
-        Pool(settings.rejected_fraction, recent, misses + 1.0),
-        Pool(settings.older_fraction, older, np.array([1 / counts[domain] for domain in domains])),
+        Pool(1 - settings.older_fraction - settings.rejected_fraction, newest[today], by_mix),
+        Pool(settings.rejected_fraction, newest[today], misses + 1.0),
+        Pool(settings.older_fraction, newest[~today], _rarity(domains[~today]), older=True),
     ]
     return [pool for pool in pools if pool.share > 0 and len(pool.rows)]
 
 
-MISSES = ["drafted_ids", "accepted"]
-
-
-def _misses(row: dict) -> int:
-    return int(missed(row["drafted_ids"], row["accepted"]).sum())
+def _rarity(domains: np.ndarray) -> np.ndarray:
+    """Weights by which every domain is drawn alike."""
+    counts = Counter(domains)
+    return np.array([1 / counts[domain] for domain in domains])
 
 
 def _newest_by_prompt(rows: Dataset) -> np.ndarray:

@@ -83,7 +83,7 @@ def study(
         on_served(len(block))
         if trigger.decide().due:
             job = run_job(config, buffer=buffer, registry=registry)
-            trigger.reset()
+            trigger.reset(new_draft=job.verdict.accepted)
             result.jobs.append(
                 Job(
                     len(result.served), job.version, job.verdict.accepted, job.verdict.reason,

@@ -23,7 +23,7 @@ def target(make_llama):
 
 
 def stream_of(rows, **options):
-    return ReplayDataModule(rows, held_out_fraction=1e-9, **STREAM, **options).batches
+    return ReplayDataModule(rows, held_out_fraction=1e-9, **STREAM | options).batches
 
 
 @pytest.fixture
@@ -125,21 +125,46 @@ def test_nothing_held_out_to_validate_on_is_refused(rows):
         ReplayDataModule(rows, held_out_fraction=1e-9, **STREAM, validation_requests=1)
 
 
-def test_batches_draw_from_the_window_and_from_before_it(rows):
+def ages_of(batch, rows):
+    """When the requests of `batch` were recorded."""
     times = {tuple(row["prompt_ids"]): row["created_at"] for row in rows}
     assert len(times) == len(rows)
+    starts = (batch.position_ids[0] == 0).nonzero()[:, 0].tolist()
+    prompts = [tuple(batch.input_ids[0, start : start + 4 + n].tolist()) for start in starts for n in range(5)]
+    return [times[prompt] for prompt in prompts if prompt in times]
+
+
+def test_batches_draw_from_the_window_and_from_before_it(rows):
     batches = stream_of(rows)()
     origins = []
     for index in range(40):
         batch = batches.batch(index)
         assert batch.input_ids.shape[1] <= 90
-        starts = (batch.position_ids[0] == 0).nonzero()[:, 0].tolist()
-        prompts = [tuple(batch.input_ids[0, start : start + 4 + n].tolist()) for start in starts for n in range(5)]
-        ages = {times[prompt] < 32 for prompt in prompts if prompt in times}
-        assert len(ages) == 1  # one batch, one side of the window
-        origins.append(ages.pop())
+        [older] = {age < 32 for age in ages_of(batch, rows)}  # one batch, one side of the window
+        origins.append(older)
     assert 8 < sum(origins) < 32
     assert torch.equal(batches.batch(0).input_ids, batches.batch(0).input_ids)
+
+
+def test_a_request_longer_than_a_batch_is_one_of_its_own_and_cut(rows):
+    lengths = {len(row["prompt_ids"]) + len(row["output_ids"]) - 1 for row in rows}
+    assert min(lengths) > 20
+    batch = stream_of(rows, batch_tokens=16, max_length=25)().batch(0)
+    assert batch.lengths.tolist() == [25]
+
+
+def test_batches_of_older_requests_teach_what_is_said_of_them_now(rows):
+    data = ReplayDataModule(rows, held_out_fraction=1e-9, **STREAM)
+    before = [data.batches().batch(index) for index in range(20)]
+    data.rehearse(lambda samples: [replace(sample, temperature=5.0) for sample in samples])
+    seen = set()
+    for index, batch in enumerate(before):
+        again = data.batches().batch(index)
+        assert torch.equal(again.input_ids, batch.input_ids)
+        [older] = {age < 32 for age in ages_of(again, rows)}
+        seen |= {(older, temperature) for temperature in again.temperature.tolist()}
+    assert {older for older, _ in seen} == {False, True}
+    assert all((temperature == 5) is older for older, temperature in seen)
 
 
 def test_held_out_requests_are_never_trained_on(rows):

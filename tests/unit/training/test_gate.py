@@ -58,6 +58,24 @@ def test_a_loss_beyond_the_margin_must_be_beyond_chance(loss, accepted):
     assert verdict.accepted is accepted
 
 
+def test_todays_mix_weighs_the_gain():
+    change = np.where(np.arange(40) < 4, 0.2, -0.03) + 0.05 * NOISE
+    domains = ["new"] * 4 + ["old"] * 36
+    of_all = judge(CHAMPION, CHAMPION + change, domains, CONFIG)
+    assert not of_all.accepted
+    assert of_all.gain == pytest.approx(-0.007, abs=0.005)
+    today = judge(CHAMPION, CHAMPION + change, domains, CONFIG, {"new": 0.75, "unseen": 0.25})
+    assert today.accepted
+    assert today.gain == pytest.approx(0.2, abs=0.01)
+    assert today.gain_low < today.gain < today.gain_high
+
+
+def test_one_request_of_a_domain_tells_nothing():
+    change = np.where(np.arange(40) < 1, 0.5, -0.01)
+    verdict = judge(CHAMPION, CHAMPION + change, ["new"] + ["old"] * 39, CONFIG, {"new": 1.0})
+    assert not verdict.accepted
+
+
 def test_a_domain_of_too_few_requests_has_no_veto():
     change = np.where(np.arange(40) < 3, -0.1, 0.4)
     assert judge(CHAMPION, CHAMPION + change, ["old"] * 3 + ["new"] * 37, CONFIG).accepted

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.config import DistillConfig
 from pipeline.replay import ReplayBuffer
-from training.pools import Pool, everything, pools_of
+from training.pools import Pool, everything, mix_of, pools_of
 
 
 @pytest.fixture
@@ -45,8 +45,27 @@ def test_the_newest_are_a_pool_and_what_came_before_another(load):
 
 
 def test_older_domains_are_drawn_alike_however_much_there_is_of_them(load):
-    _, older = pools_of(load(["often"] * 9 + ["rare"] + ["new"] * 4), DistillConfig(window_requests=4))
+    _, older = pools_of(load(["often"] * 9 + ["rare"] + ["new"] * 4), DistillConfig(mix_requests=4))
     assert first_drawn(older)[9] / 4000 == pytest.approx(0.5, abs=0.03)
+
+
+def test_a_domain_weighs_what_it_is_of_todays_traffic(load):
+    domains = ["often"] * 9 + ["new", "often", "new", "new"]
+    [today] = pools_of(load(domains), DistillConfig(mix_requests=4))
+    new = sum(first_drawn(today)[row] for row in (9, 11, 12))
+    assert new / 4000 == pytest.approx(0.75, abs=0.03)
+
+
+def test_a_domain_that_comes_no_more_is_older_however_recent(load):
+    domains = ["gone"] * 3 + ["new"] * 4
+    today, older = pools_of(load(domains), DistillConfig(mix_requests=4, window_requests=100))
+    assert today.rows.tolist() == [3, 4, 5, 6]
+    assert older.rows.tolist() == [0, 1, 2]
+
+
+def test_the_mix_is_that_of_the_newest():
+    settings = DistillConfig(mix_requests=4)
+    assert mix_of(["b", "c", "a", "a", "a", "d"], settings) == {"a": 0.75, "d": 0.25}
 
 
 def test_what_was_missed_most_is_drawn_first(load):

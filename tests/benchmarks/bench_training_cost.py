@@ -37,7 +37,7 @@ def measured(config: Path, folder: Path, *, train: bool) -> dict[str, float]:
         "distill": {
             "max_steps": NEVER,
             "max_seconds": 3600.0,
-            "trigger": {"min_new_requests": 8 if train else NEVER, "min_new_rejected": 1},
+            "trigger": {"min_new_requests": 8 if train else NEVER, "min_new_rejected": 1, "drift": None},
         },
     }
     prompts = arithmetic(WARM_REQUESTS + REQUESTS, seed=0)

@@ -18,7 +18,9 @@ def write_adapter(folder: Path, draft: str, *, seed: int = 0, rank: int = 4, sca
     """An adapter for `draft` whose update is random, of about `scale` times the size of an activation."""
     base = load_causal_lm(draft)
     section = LoraSection(rank=rank, alpha=2 * rank)
-    model = build_lora(base, section, "none")
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = build_lora(base, section, "none")
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:

@@ -103,13 +103,21 @@ def _cell(values: Sequence[float], form: str, spread: bool) -> str:
 
 
 def draw(results: Results, path: Path) -> None:
-    """Acceptance over requests as a PNG: a curve a policy, the mean of its seeds, with their range."""
+    """Acceptance over requests as a PNG: a curve a policy, the mean of its seeds, with their range.
+
+    After a shift, beside it, what each policy ends with on unseen requests of either domain.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 4.6), dpi=150, layout="constrained")
+    first = next(iter(results.values()))[0]["served"]
+    figure = Figure(figsize=(10, 4.2), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    if shift := _is_shift(first):
+        axes, beside = figure.subplots(1, 2, sharey=True, width_ratios=(2.6, 1))
+        _draw_kept(beside, results)
+    else:
+        axes = figure.add_subplot()
     for colour, (name, runs) in enumerate(results.items()):
         curves = [_curve(run["served"]) for run in runs]
         length = min(map(len, curves))
@@ -117,17 +125,31 @@ def draw(results: Results, path: Path) -> None:
         requests = [WINDOW * (i + 1) for i in range(length)]
         axes.plot(requests, [statistics.fmean(p) for p in points], color=f"C{colour}", linewidth=2, label=name)
         axes.fill_between(requests, list(map(min, points)), list(map(max, points)), color=f"C{colour}", alpha=0.15)
-    first = next(iter(results.values()))[0]["served"]
-    if _is_shift(first):
+    if shift:
         for start in _starts(first)[1:]:
             axes.axvline(start, color="0.6", linewidth=1, linestyle=":")
             axes.annotate(first[start]["domain"], (start, 0.01), xycoords=("data", "axes fraction"), color="0.4")
+    axes.set_title("served", fontsize="medium")
     axes.set_xlabel("request")
     axes.set_ylabel("acceptance rate")
     axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     figure.savefig(path)
+
+
+def _draw_kept(axes: Any, results: Results) -> None:
+    width = 0.8 / len(results)
+    domains = list(next(iter(results.values()))[0]["probes_after"])
+    for colour, runs in enumerate(results.values()):
+        for place, domain in enumerate(domains):
+            ends = [run["probes_after"][domain] for run in runs]
+            left = place + (colour - (len(results) - 1) / 2) * width
+            error = [[statistics.fmean(ends) - min(ends)], [max(ends) - statistics.fmean(ends)]]
+            axes.bar(left, statistics.fmean(ends), width * 0.9, color=f"C{colour}", yerr=error, ecolor="0.4")
+    axes.set_xticks(range(len(domains)), domains)
+    axes.set_title("unseen requests, at the end", fontsize="medium")
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _curve(served: Sequence[Result]) -> list[float]:

@@ -136,7 +136,7 @@ class DistillConfig(TrainingSection):
     )
     continue_from_champion: bool = True
     blends: list[Annotated[float, Field(gt=0, le=1)]] = Field(
-        [1.0, 0.5], min_length=1, description="shares of the way to a job's last step, of which the best is judged"
+        [1.0, 0.5], min_length=1, description="shares of the way to a job's last step, all judged by the gate"
     )
     device: str | None = None
     """Where a job trains, `cuda:1` for one; where the server decodes if unset."""

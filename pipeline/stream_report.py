@@ -145,8 +145,9 @@ def _draw_kept(axes: Any, results: Results) -> None:
         for place, domain in enumerate(domains):
             ends = [run["probes_after"][domain] for run in runs]
             left = place + (colour - (len(results) - 1) / 2) * width
-            error = [[statistics.fmean(ends) - min(ends)], [max(ends) - statistics.fmean(ends)]]
-            axes.bar(left, statistics.fmean(ends), width * 0.9, color=f"C{colour}", yerr=error, ecolor="0.4")
+            mean = statistics.fmean(ends)
+            spread = [[mean - min(ends)], [max(ends) - mean]]
+            axes.bar(left, mean, width * 0.9, color=f"C{colour}", yerr=spread, ecolor="0.4")
     axes.set_xticks(range(len(domains)), domains)
     axes.set_title("unseen requests, at the end", fontsize="medium")
     axes.spines[["top", "right"]].set_visible(False)

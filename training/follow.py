@@ -43,7 +43,7 @@ def follow(config: HotdraftConfig, stop: StopEvent) -> None:
                 accepted = result.verdict.accepted
                 logger.info(
                     "version %s %s after %.0f s: %s",
-                    result.version, "accepted" if result.verdict.accepted else "rejected",
+                    result.version, "accepted" if accepted else "rejected",
                     result.seconds, result.verdict.reason,
                 )  # fmt: skip
             trigger.reset(new_draft=accepted)

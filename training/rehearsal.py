@@ -20,8 +20,5 @@ def rehearsed(champion: PreTrainedModel, samples: Sequence[ReplaySample]) -> lis
     """
     texts = [ScoredText(s.request_id, s.domain, 1.0, s.prompt_ids, s.output_ids) for s in samples]
     top_k = min(sample.target_top_ids.shape[1] for sample in samples)
-    return list(score(champion, texts, top_k, batch_tokens=sum(map(_length, samples))))
-
-
-def _length(sample: ReplaySample) -> int:
-    return len(sample.prompt_ids) + len(sample.output_ids)
+    together = sum(len(s.prompt_ids) + len(s.output_ids) for s in samples)
+    return list(score(champion, texts, top_k, batch_tokens=together))

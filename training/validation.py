@@ -91,7 +91,7 @@ def greedy_answers(draft: DraftForward, samples: list[ReplaySample], tokens: int
     device = next(draft.parameters()).device
     rows = [_first_position(sample) for sample in samples]
     for _ in range(tokens):
-        batch = pack(rows, max_length=max(len(row.prompt_ids) for row in rows)).on(device)
+        batch = pack(rows).on(device)
         chosen: Tensor = draft(batch, lambda hidden, head: head(hidden).argmax(-1))
         rows = [
             replace(row, prompt_ids=np.append(row.prompt_ids, token))

@@ -6,6 +6,8 @@ from typing import Literal
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 DEFAULT_DOMAIN = "default"
 """Of traffic that nobody tagged."""
+MAX_LOGPROBS = 20
+"""Likeliest tokens that a request may ask for at a position, as OpenAI has it."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,14 @@ class SamplingParams:
     """Equal seeds give equal text, in whatever batch; None draws a seed."""
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    """Taken from the logits of the tokens that the answer has already, as OpenAI defines it."""
+    frequency_penalty: float = 0.0
+    """Taken from a token's logit for each time that the answer has it."""
+    logprobs: int | None = None
+    """None: not wanted. n: the log-probs of the answer's tokens, and at each of them the n likeliest tokens."""
+    prompt_logprobs: int | None = None
+    """The same of the prompt's tokens."""
 
     def __post_init__(self) -> None:
         checks = {
@@ -32,10 +42,22 @@ class SamplingParams:
             "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
             "min_p": (0 <= self.min_p < 1, "at least 0 and below 1"),
             "stop": (all(self.stop), "non-empty strings"),
+            "presence_penalty": (-2 <= self.presence_penalty <= 2, "between -2 and 2"),
+            "frequency_penalty": (-2 <= self.frequency_penalty <= 2, "between -2 and 2"),
+            "logprobs": _is_number_of_logprobs(self.logprobs),
+            "prompt_logprobs": _is_number_of_logprobs(self.prompt_logprobs),
         }
         for field, (ok, allowed) in checks.items():
             if not ok:
                 raise ValueError(f"{field} must be {allowed}, not {getattr(self, field)!r}")
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+def _is_number_of_logprobs(number: int | None) -> tuple[bool, str]:
+    return number is None or 0 <= number <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}"
 
 
 @dataclass(frozen=True)
@@ -45,6 +67,17 @@ class GenerationRequest:
     params: SamplingParams
     domain: str = DEFAULT_DOMAIN
     record: bool = True
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """What the target thought of a token: at temperature 1, before penalties and filters."""
+
+    token_id: int
+    logprob: float | None
+    """Natural log; None for a prompt's first token, which nothing precedes."""
+    top: tuple[tuple[int, float], ...]
+    """(token id, log-prob), likeliest first, as many as asked for."""
 
 
 @dataclass(frozen=True)
@@ -71,3 +104,7 @@ class OutputDelta:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
     stats: RequestStats
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """One for each of `token_ids`; None if they were not asked for."""
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    """One for each token of the prompt: in the first delta of a request that asked for them, else None."""

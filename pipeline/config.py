@@ -9,9 +9,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     YamlConfigSettingsSource,
@@ -28,11 +37,24 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _by_comma(value: Any) -> Any:
+    return [key.strip() for key in value.split(",") if key.strip()] if isinstance(value, str) else value
+
+
 class ServerConfig(Section):
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
     served_model_name: str | None = None
     """Name clients use for the model; the target's name by default."""
+    api_keys: Annotated[list[SecretStr], BeforeValidator(_by_comma), NoDecode] = Field(
+        [], description="any of which /v1 and /admin ask for; by comma in the environment; none: open to everybody"
+    )
+    api_key_file: Path | None = Field(None, description="file with more keys, one a line")
+    max_body_bytes: int = Field(8_000_000, ge=1, description="of a request's body, above which it is refused")
+    drain_seconds: float = Field(
+        25.0, ge=0, description="that accepted requests have to finish in after SIGTERM, before they are cancelled"
+    )
+    log_format: Literal["text", "json"] = "text"
 
 
 class EngineConfig(Section):

@@ -1,156 +1,89 @@
-"""The HTTP face: OpenAI's endpoints over an `Engine`, with health, version and Prometheus metrics."""
+"""The HTTP face: OpenAI's endpoints and others over an `Engine`, with probes, version and Prometheus metrics."""
 
-import time
-import uuid
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from importlib import metadata
-from typing import Annotated, Any
 
-from fastapi import FastAPI, Header, Request, Response
-from fastapi.responses import StreamingResponse
+from asgi_correlation_id import CorrelationIdMiddleware
+from fastapi import APIRouter, Depends, FastAPI, Response
+from fastapi.security import HTTPBearer
 from prometheus_client import generate_latest
+from prometheus_fastapi_instrumentator import Instrumentator
 
 from pipeline.config import HotdraftConfig
-from serving.engine import Engine, QueueFullError
-from serving.errors import ApiError, ErrorResponse, add_error_handlers, context_length_exceeded, unknown_model
+from serving.access import GUARDED, ApiKeyGuard, BodyLimit
+from serving.engine import Engine
+from serving.errors import ApiError, add_error_handlers, error_responses
+from serving.logs import PROBES
 from serving.metrics import ServingMetrics
-from serving.prompts import encode_chat, encode_text
-from serving.request import DEFAULT_DOMAIN, GenerationRequest, OutputDelta
-from serving.responses import (
-    ChatBuilder,
-    ChatCompletion,
-    ChatCompletionChunk,
-    Completion,
-    Envelope,
-    FinishReason,
-    ModelCard,
-    ModelList,
-    ResponseBuilder,
-    TextBuilder,
-    speculation,
-    usage,
-)
-from serving.schema import ChatCompletionRequest, CompletionRequest, GenerationOptions
-from serving.token_stream import TokenStream
+from serving.openai_routes import openai_router
 
-DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's default `max_tokens` of /v1/completions."""
-
-_DONE = "data: [DONE]\n\n"
 _PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 """Never OpenMetrics, even where the scraper prefers it: its encoder turns the colon of `vllm:` into `_`."""
-
-DomainHeader = Annotated[
-    str | None,
-    Header(alias="X-Hotdraft-Domain", max_length=200, description="tags the traffic where metadata does not"),
-]
-_STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 404, 500, 503)}
+MAX_REQUEST_ID = 128
 
 
-def create_app(engine: Engine, config: HotdraftConfig, *, metrics: ServingMetrics) -> FastAPI:
-    """The application that serves `engine`; starting and stopping the engine stays with the caller."""
-    app = FastAPI(title="hotdraft", version=installed_version())
-    add_error_handlers(app)
-    model_name = config.served_model_name
-    started = int(time.time())
-    card = ModelCard(
-        id=model_name,
-        object="model",
-        created=started,
-        owned_by="hotdraft",
-        max_model_len=engine.max_model_len,
+def create_app(
+    engine: Engine,
+    config: HotdraftConfig,
+    *,
+    metrics: ServingMetrics,
+    api_keys: Sequence[str] = (),
+    routers: Sequence[APIRouter] = (),
+) -> FastAPI:
+    """The application that serves `engine`, with `routers` beside OpenAI's.
+
+    Starting and stopping the engine stays with the caller. Without `api_keys` it is open to everybody.
+    """
+    app = FastAPI(
+        title="hotdraft",
+        version=installed_version(),
+        description="OpenAI-compatible serving whose speculative draft learns from its traffic.",
     )
+    add_error_handlers(app)
+    # Applied from the last to the first: every answer, a refusal too, has a request id.
+    app.add_middleware(BodyLimit, max_bytes=config.server.max_body_bytes)
+    if api_keys:
+        app.add_middleware(ApiKeyGuard, keys=api_keys)
+    instrumentator = Instrumentator(
+        should_group_status_codes=False, excluded_handlers=list(PROBES), registry=metrics.registry
+    )
+    instrumentator.instrument(app)
+    app.add_middleware(CorrelationIdMiddleware, header_name="X-Request-Id", validator=is_request_id)
 
-    @app.get("/v1/models")
-    async def list_models() -> ModelList:
-        return ModelList(object="list", data=[card])
+    bearer = Depends(HTTPBearer(auto_error=False, description="one of the server's API keys"))
+    for router in (openai_router(engine, config), *routers):
+        guarded = bool(api_keys) and f"{router.prefix}/".startswith(GUARDED)
+        app.include_router(router, dependencies=[bearer] if guarded else None)
 
-    @app.get("/v1/models/{name:path}", responses={404: _ERRORS[404]})
-    async def retrieve_model(name: str) -> ModelCard:
-        if name != model_name:
-            raise unknown_model(name)
-        return card
-
-    @app.post("/v1/chat/completions", response_model=None, responses=_responses(ChatCompletion))
-    async def chat_completions(
-        body: ChatCompletionRequest, client: Request, domain: DomainHeader = None
-    ) -> Response:
-        check_model(body)
-        prompt_ids = encode_chat(engine.tokenizer, [message.for_template() for message in body.messages])
-        left = engine.max_model_len - len(prompt_ids)
-        request = generation_request(body, domain, "chatcmpl", prompt_ids, default_tokens=left, param="messages")
-        return await respond(body, request, ChatBuilder(request.request_id, model_name, int(time.time())), client)
-
-    @app.post("/v1/completions", response_model=None, responses=_responses(Completion))
-    async def completions(body: CompletionRequest, client: Request, domain: DomainHeader = None) -> Response:
-        check_model(body)
-        prompt_ids = encode_text(engine.tokenizer, body.prompt)
-        default = min(DEFAULT_COMPLETION_TOKENS, engine.max_model_len - len(prompt_ids))
-        request = generation_request(body, domain, "cmpl", prompt_ids, default_tokens=default, param="prompt")
-        return await respond(body, request, TextBuilder(request.request_id, model_name, int(time.time())), client)
-
-    @app.get("/health", responses={503: _ERRORS[503]})
+    @app.get("/health", responses=error_responses(503), tags=["operation"])
     async def health() -> dict[str, str]:
+        """Whether the process works: restart it if not."""
         if not engine.is_alive:
             raise ApiError(503, "The engine is not running.", code="engine_dead")
         return {"status": "ok"}
 
-    @app.get("/version")
+    @app.get("/ready", responses=error_responses(503), tags=["operation"])
+    async def ready() -> dict[str, str]:
+        """Whether to send requests here: not any more once the server was asked to end."""
+        await health()
+        if engine.is_draining:
+            raise ApiError(503, "The server is shutting down.", code="shutting_down")
+        return {"status": "ready"}
+
+    @app.get("/version", tags=["operation"])
     async def version() -> dict[str, str | int]:
         return {"version": app.version, "draft_version": engine.draft_version}
 
-    @app.get("/metrics", response_class=Response)
+    @app.get("/metrics", response_class=Response, tags=["operation"])
     async def prometheus() -> Response:
         return Response(generate_latest(metrics.registry), headers={"Content-Type": _PROMETHEUS_TEXT})
 
-    def check_model(body: GenerationOptions) -> None:
-        if body.model != model_name:
-            raise unknown_model(body.model)
-
-    def generation_request(
-        body: GenerationOptions,
-        domain: str | None,
-        prefix: str,
-        prompt_ids: list[int],
-        *,
-        default_tokens: int,
-        param: str,
-    ) -> GenerationRequest:
-        max_tokens = body.requested_tokens or max(default_tokens, 1)
-        if len(prompt_ids) + max_tokens > engine.max_model_len:
-            raise context_length_exceeded(engine.max_model_len, len(prompt_ids), max_tokens, param=param)
-        try:
-            params = body.sampling_params(max_tokens)
-        except ValueError as error:
-            raise ApiError(400, str(error)) from error
-        return GenerationRequest(
-            request_id=f"{prefix}-{uuid.uuid4().hex}",
-            prompt_ids=tuple(prompt_ids),
-            params=params,
-            domain=body.domain or domain or DEFAULT_DOMAIN,
-            record=body.store is not False,
-        )
-
-    async def respond(
-        body: GenerationOptions, request: GenerationRequest, builder: ResponseBuilder, client: Request
-    ) -> Response:
-        try:
-            stream = TokenStream(engine, request, client)
-        except QueueFullError as error:
-            raise ApiError(503, str(error), code="queue_full", headers={"Retry-After": "1"}) from error
-        except ValueError as error:
-            raise ApiError(400, str(error)) from error
-        if body.stream:
-            return StreamingResponse(
-                sse_events(stream, builder, include_usage=body.include_usage),
-                media_type="text/event-stream",
-                headers=_STREAM_HEADERS,
-            )
-        completion = await whole_completion(stream, builder)
-        return Response(completion.model_dump_json(exclude_unset=True), media_type="application/json")
-
     return app
+
+
+def is_request_id(text: str) -> bool:
+    """Whether a client's request id may go to logs and headers as it is."""
+    return len(text) <= MAX_REQUEST_ID and text.isascii() and text.isprintable()
 
 
 def installed_version() -> str:
@@ -159,56 +92,3 @@ def installed_version() -> str:
         return metadata.version("hotdraft")
     except metadata.PackageNotFoundError:
         return "unknown"
-
-
-async def whole_completion(stream: TokenStream, builder: ResponseBuilder) -> Envelope:
-    """All of a request's text in one response. Raises `ApiError` if it did not finish."""
-    text = []
-    async for delta in stream:
-        text.append(delta.text)
-    return builder.whole("".join(text), finish_reason(delta), delta.stats)
-
-
-async def sse_events(stream: TokenStream, builder: ResponseBuilder, *, include_usage: bool) -> AsyncIterator[str]:
-    """Server-sent events of a request, ended by [DONE]; a failure on the way is an event with an error.
-
-    With `include_usage`, as OpenAI defines it, every chunk has a null `usage` but the last, which has
-    no choices. The last chunk with or without it says how the request was speculated.
-    """
-    unknown_usage: dict[str, Any] = {"usage": None} if include_usage else {}
-    opened = False
-    try:
-        async for delta in stream:
-            finish = finish_reason(delta) if delta.finish_reason else None
-            if not opened:
-                for chunk in builder.opening(delta.stats, **unknown_usage):
-                    yield _event(chunk)
-                opened = True
-            info = {"hotdraft": speculation(delta.stats)} if finish else {}
-            if finish and include_usage:
-                yield _event(builder.chunk(delta.text, finish, delta.stats, **unknown_usage))
-                yield _event(builder.closing(delta.stats, usage=usage(delta.stats), **info))
-            elif finish or delta.text:
-                yield _event(builder.chunk(delta.text, finish, delta.stats, **unknown_usage, **info))
-    except ApiError as error:
-        yield f"data: {error.body.model_dump_json()}\n\n"
-    yield _DONE
-
-
-def finish_reason(delta: OutputDelta) -> FinishReason:
-    """Why a request ended well. Raises `ApiError` if it did not."""
-    if delta.finish_reason == "stop" or delta.finish_reason == "length":
-        return delta.finish_reason
-    if delta.finish_reason == "cancelled":
-        raise ApiError(503, "The request was cancelled before it was finished.", code="cancelled")
-    raise ApiError(500, "The server had an error while processing your request.")
-
-
-def _event(chunk: Envelope) -> str:
-    return f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
-
-
-def _responses(whole: type[Envelope]) -> dict[int | str, dict[str, Any]]:
-    chunk = ChatCompletionChunk if whole is ChatCompletion else whole
-    stream = {"schema": {"type": "string", "description": f"events with a {chunk.__name__} each, then [DONE]"}}
-    return {200: {"model": whole, "content": {"text/event-stream": stream}}, **_ERRORS}

@@ -34,6 +34,10 @@ class QueueFullError(RuntimeError):
     """More requests wait than `max_queue` allows; try again later."""
 
 
+class ShuttingDownError(RuntimeError):
+    """No request is taken any more; ask another server."""
+
+
 class Engine:
     """Decodes requests from any thread, with continuous batching."""
 
@@ -78,6 +82,7 @@ class Engine:
         self._outputs = OutputThread(recorder, self._notify)
         self.listeners = self._outputs.listeners
         """Who hears of rounds, finished requests and swaps, in the output thread."""
+        self._draining = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -103,6 +108,17 @@ class Engine:
         return len(self._waiting)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no request waits or runs."""
+        with self._wake:
+            return not self._waiting and not self.num_running
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether no more requests are taken."""
+        return self._draining or self._stopping
+
+    @property
     def is_alive(self) -> bool:
         return self._thread.is_alive() and not self._outputs.has_failed
 
@@ -121,6 +137,10 @@ class Engine:
         if measured is not None:
             measured.result()
 
+    def stop_accepting(self) -> None:
+        """Take no more requests; those that wait or run go on."""
+        self._draining = True
+
     def stop(self) -> None:
         """End after the current round; unfinished requests are told `cancelled`."""
         with self._wake:
@@ -135,7 +155,8 @@ class Engine:
         """Queue a request. `on_delta` is called in the output thread; the last call has a finish reason.
 
         Raises ValueError for a prompt that is empty, leaves no room for `max_tokens` or has a token the
-        models do not know, and `QueueFullError` when too many requests wait.
+        models do not know, `QueueFullError` when too many requests wait, and `ShuttingDownError` once the
+        engine takes no more.
         """
         prompt, wanted = len(request.prompt_ids), request.params.max_tokens
         if prompt == 0:
@@ -155,8 +176,8 @@ class Engine:
             acceptance=AcceptanceEstimate(self.decoder.max_k, prior=self._acceptance),
         )
         with self._wake:
-            if self._stopping:
-                raise QueueFullError("the engine is stopping")
+            if self.is_draining:
+                raise ShuttingDownError("the server is shutting down")
             if len(self._waiting) >= self._max_queue:
                 raise QueueFullError(f"{self._max_queue} requests are waiting already")
             self._waiting.append(sequence)

@@ -44,6 +44,11 @@ class ApiError(Exception):
         return JSONResponse(self.body.model_dump(), status_code=self.status, headers=self.headers)
 
 
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What a route declares of the errors it may answer with."""
+    return {status: {"model": ErrorResponse} for status in statuses}
+
+
 def unknown_model(name: str) -> ApiError:
     return ApiError(404, f"The model `{name}` does not exist.", param="model", code="model_not_found")
 

@@ -35,3 +35,8 @@ def encode_text(tokenizer: Any, prompt: str | list[int]) -> list[int]:
     if unknown is not None:
         raise PromptError(f"prompt: token id {unknown} is not in 0..{vocabulary - 1}", "prompt")
     return prompt_ids
+
+
+def decode(tokenizer: Any, token_ids: Sequence[int]) -> str:
+    """The text of tokens, special ones included."""
+    return tokenizer.backend_tokenizer.decode(list(token_ids), skip_special_tokens=False)

@@ -1,14 +1,16 @@
-"""What clients get back: OpenAI's response shapes, and the two builders that fill them.
+"""What clients get back: OpenAI's response shapes.
 
 Responses are serialised with `exclude_unset`: a field that was never given is absent, while one given
 as None is null, which is how OpenAI's stream chunks tell `finish_reason` and `usage`.
 """
 
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
 
 from pydantic import BaseModel
 
+from serving.logprobs import ChatLogprobs, TextLogprobs
 from serving.request import RequestStats
 
 FinishReason = Literal["stop", "length"]
@@ -43,7 +45,7 @@ class AssistantMessage(BaseModel):
 class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason
 
 
@@ -55,14 +57,14 @@ class MessageDelta(BaseModel):
 class ChatChunkChoice(BaseModel):
     index: int
     delta: MessageDelta
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
 
 
 class TextChoice(BaseModel):
     index: int
     text: str
-    logprobs: None
+    logprobs: TextLogprobs | None
     finish_reason: FinishReason | None
 
 
@@ -126,84 +128,13 @@ def speculation(stats: RequestStats) -> SpeculationInfo:
     )
 
 
-class ResponseBuilder(Protocol):
-    """Turns an endpoint's text into that endpoint's responses; `extra` is `usage` and `hotdraft`."""
-
-    @property
-    def request_id(self) -> str: ...
-
-    def whole(self, text: str, finish_reason: FinishReason, stats: RequestStats) -> Envelope: ...
-
-    def opening(self, stats: RequestStats, **extra: Any) -> list[Envelope]: ...
-
-    def chunk(
-        self, text: str, finish_reason: FinishReason | None, stats: RequestStats, **extra: Any
-    ) -> Envelope: ...
-
-    def closing(self, stats: RequestStats, **extra: Any) -> Envelope:
-        """The chunk without choices that carries the usage."""
-        ...
-
-
-@dataclass(frozen=True)
-class _Builder:
-    request_id: str
-    model: str
-    created: int
-
-    def _head(self, stats: RequestStats) -> dict[str, Any]:
-        return {
-            "id": self.request_id,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": f"hotdraft-draft-v{stats.draft_version}",
-        }
-
-
-class ChatBuilder(_Builder):
-    def whole(self, text: str, finish_reason: FinishReason, stats: RequestStats) -> ChatCompletion:
-        choice = ChatChoice(
-            index=0,
-            message=AssistantMessage(role="assistant", content=text),
-            logprobs=None,
-            finish_reason=finish_reason,
-        )
-        return ChatCompletion(
-            object="chat.completion",
-            choices=[choice],
-            usage=usage(stats),
-            hotdraft=speculation(stats),
-            **self._head(stats),
-        )
-
-    def opening(self, stats: RequestStats, **extra: Any) -> list[Envelope]:
-        return [self._chunk(MessageDelta(role="assistant", content=""), None, stats, **extra)]
-
-    def chunk(
-        self, text: str, finish_reason: FinishReason | None, stats: RequestStats, **extra: Any
-    ) -> ChatCompletionChunk:
-        return self._chunk(MessageDelta(content=text) if text else MessageDelta(), finish_reason, stats, **extra)
-
-    def closing(self, stats: RequestStats, **extra: Any) -> ChatCompletionChunk:
-        return ChatCompletionChunk(object="chat.completion.chunk", choices=[], **extra, **self._head(stats))
-
-    def _chunk(
-        self, delta: MessageDelta, finish_reason: FinishReason | None, stats: RequestStats, **extra: Any
-    ) -> ChatCompletionChunk:
-        choice = ChatChunkChoice(index=0, delta=delta, logprobs=None, finish_reason=finish_reason)
-        return ChatCompletionChunk(object="chat.completion.chunk", choices=[choice], **extra, **self._head(stats))
-
-
-class TextBuilder(_Builder):
-    def whole(self, text: str, finish_reason: FinishReason, stats: RequestStats) -> Completion:
-        return self.chunk(text, finish_reason, stats, usage=usage(stats), hotdraft=speculation(stats))
-
-    def opening(self, stats: RequestStats, **extra: Any) -> list[Envelope]:
-        return []
-
-    def chunk(self, text: str, finish_reason: FinishReason | None, stats: RequestStats, **extra: Any) -> Completion:
-        choice = TextChoice(index=0, text=text, logprobs=None, finish_reason=finish_reason)
-        return Completion(object="text_completion", choices=[choice], **extra, **self._head(stats))
-
-    def closing(self, stats: RequestStats, **extra: Any) -> Completion:
-        return Completion(object="text_completion", choices=[], **extra, **self._head(stats))
+def combined(stats: Sequence[RequestStats], choices: int) -> RequestStats:
+    """Of several answers as of one request: `choices` answers in a row share a prompt, which counts once."""
+    return replace(
+        max(stats, key=lambda one: one.draft_version),
+        prompt_tokens=sum(one.prompt_tokens for one in stats[::choices]),
+        completion_tokens=sum(one.completion_tokens for one in stats),
+        rounds=sum(one.rounds for one in stats),
+        drafted_tokens=sum(one.drafted_tokens for one in stats),
+        accepted_tokens=sum(one.accepted_tokens for one in stats),
+    )

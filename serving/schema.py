@@ -5,6 +5,7 @@ field is ignored, as OpenAI-compatible servers do.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -19,8 +20,6 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
     "chat_template": (),
     "continue_final_message": (False,),
-    "echo": (False,),
-    "frequency_penalty": (0, 0.0),
     "function_call": ("none",),
     "functions": ([],),
     "guided_choice": (),
@@ -29,11 +28,8 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = {
     "guided_regex": (),
     "length_penalty": (1, 1.0),
     "logit_bias": ({},),
-    "logprobs": (False,),
     "min_tokens": (0,),
     "modalities": (["text"],),
-    "n": (1,),
-    "presence_penalty": (0, 0.0),
     "prompt_logprobs": (),
     "repetition_penalty": (1, 1.0),
     "response_format": ({"type": "text"},),
@@ -42,7 +38,6 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = {
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "web_search_options": (),
@@ -70,15 +65,16 @@ def _stop_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def _only_prompt(value: Any) -> Any:
-    """A text or token ids; the list of one prompt that some clients send is unwrapped."""
-    if isinstance(value, list) and value and isinstance(value[0], str | list):
-        if len(value) > 1:
-            raise ValueError("one prompt a request is supported; send the others separately")
-        value = value[0]
-    if isinstance(value, str) or (isinstance(value, list) and all(type(token) is int for token in value)):
-        return value
-    raise ValueError("must be a text or a list of token ids")
+def _prompts(value: Any) -> Any:
+    """A list of prompts, each a text or token ids; one prompt may come without the list around it."""
+    prompts = value if isinstance(value, list) and value and not isinstance(value[0], int) else [value]
+    if all(isinstance(prompt, str) for prompt in prompts) or all(_is_token_ids(prompt) for prompt in prompts):
+        return prompts
+    raise ValueError("must be a text, a list of token ids, or a list of either")
+
+
+def _is_token_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(token) is int for token in value)
 
 
 class RequestModel(BaseModel):
@@ -116,7 +112,10 @@ class GenerationOptions(RequestModel):
     top_p: float | None = Field(1.0, gt=0, le=1)
     top_k: int | None = Field(0, ge=-1, description="0 or -1 keeps every token")
     min_p: float | None = Field(0.0, ge=0, lt=1)
+    presence_penalty: float | None = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    n: int | None = Field(1, ge=1, le=128, description="answers to each prompt")
     stop: Annotated[
         list[Annotated[Text, Field(min_length=1)]] | None,
         BeforeValidator(_stop_list, json_schema_input_type=str | list[str] | None),
@@ -125,7 +124,9 @@ class GenerationOptions(RequestModel):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     store: bool | None = Field(None, description="false keeps the request out of the replay buffer")
-    metadata: dict[str, Text] | None = Field(None, description='{"domain": name} tags the traffic')
+    metadata: dict[str, Annotated[Text, Field(max_length=512)]] | None = Field(
+        None, description='{"domain": name} tags the traffic'
+    )
     user: str | None = None
 
     @model_validator(mode="after")
@@ -147,6 +148,16 @@ class GenerationOptions(RequestModel):
         return self.max_completion_tokens or self.max_tokens
 
     @property
+    def choices(self) -> int:
+        """Answers to each prompt."""
+        return self.n or 1
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """Likeliest tokens to tell beside each token's own log-probability; None tells neither."""
+        raise NotImplementedError
+
+    @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
@@ -154,21 +165,53 @@ class GenerationOptions(RequestModel):
     def domain(self) -> str | None:
         return (self.metadata or {}).get("domain")
 
-    def sampling_params(self, max_tokens: int) -> SamplingParams:
-        """Sampling as the engine takes it; a null field keeps the default. Raises ValueError."""
-        names = ("temperature", "top_p", "min_p", "seed", "ignore_eos")
+    def sampling_params(self, max_tokens: int, choice: int = 0) -> SamplingParams:
+        """Sampling of a prompt's answer `choice` as the engine takes it; a null field keeps the default.
+
+        Answers differ in their seeds, the first of them has that of the request. Raises ValueError.
+        """
+        names = ("temperature", "top_p", "min_p", "ignore_eos", "presence_penalty", "frequency_penalty")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return SamplingParams(
-            max_tokens=max_tokens, top_k=max(self.top_k or 0, 0), stop=tuple(self.stop or ()), **given
+            max_tokens=max_tokens,
+            top_k=max(self.top_k or 0, 0),
+            stop=tuple(self.stop or ()),
+            logprobs=self.wanted_logprobs,
+            seed=None if self.seed is None else (self.seed + choice + 2**63) % 2**64 - 2**63,
+            **given,
         )
 
 
 class ChatCompletionRequest(GenerationOptions):
     messages: list[ChatMessage] = Field(min_length=1)
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+
+    @model_validator(mode="after")
+    def _top_needs_logprobs(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise PydanticCustomError(
+                "top_logprobs", "{param} is only allowed with logprobs: true", {"param": "top_logprobs"}
+            )
+        return self
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class CompletionRequest(GenerationOptions):
     prompt: Annotated[
-        Text | list[int],
-        BeforeValidator(_only_prompt, json_schema_input_type=str | list[int] | list[str] | list[list[int]]),
-    ] = Field(description="text, or token ids; a list may hold one prompt")
+        list[Text | list[int]],
+        BeforeValidator(_prompts, json_schema_input_type=str | list[int] | list[str] | list[list[int]]),
+    ] = Field(description="text or token ids, or a list of either: each prompt is answered")
+    logprobs: int | None = Field(None, ge=0, le=20)
+    echo: bool | None = Field(False, description="answers begin with their prompts, logprobs too")
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        return self.logprobs
+
+    def sampling_params(self, max_tokens: int, choice: int = 0) -> SamplingParams:
+        params = super().sampling_params(max_tokens, choice)
+        return replace(params, prompt_logprobs=params.logprobs) if self.echo else params

@@ -1,12 +1,11 @@
 """The serving process: engine, HTTP face, tracking and the loop, started and stopped together."""
 
+import logging
 import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import uvicorn
 
 from pipeline.config import HotdraftConfig
 from pipeline.models import fingerprint
@@ -15,13 +14,18 @@ from pipeline.replay import ReplayBuffer
 from pipeline.supervisor import TrainerSupervisor
 from pipeline.tracking import ServingTracker
 from pipeline.watchdog import AcceptanceWatch
+from serving.access import read_api_keys
 from serving.adapter_sync import AdapterSync
 from serving.api import create_app
 from serving.app import build_engine, draft_ranking
+from serving.drain import DrainingServer
 from serving.events import RoundStats, SwapEvent
 from serving.hot_swap import HotSwapper
+from serving.logs import configure_logging
 from serving.metrics import ServingMetrics
 from serving.request import GenerationRequest, RequestStats
+
+logger = logging.getLogger(__name__)
 
 
 class TrackingListener:
@@ -51,8 +55,9 @@ def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, 
 
     Raises ValueError subclasses, before anything is started, for a configuration that cannot serve.
     """
-    # Once it has shut down, uvicorn raises the signal it got again: that must not end us before we clean up.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the server runs
+    configure_logging(config.server.log_format)
+    api_keys = read_api_keys(config.server)
     config.run_dir.mkdir(parents=True, exist_ok=True)
     buffer = ReplayBuffer.of(config)
     engine = build_engine(config, buffer)
@@ -69,6 +74,8 @@ def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, 
     if self_improve and config.draft is not None:
         supervisor = metrics.trainer = TrainerSupervisor(config_path, config, overrides)
 
+    app = create_app(engine, config, metrics=metrics, api_keys=api_keys)
+
     engine.start()
     tracker.start()
     try:
@@ -76,9 +83,10 @@ def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, 
             sync.start()
         if supervisor is not None:
             supervisor.start()
-        app = create_app(engine, config, metrics=metrics)
-        uvicorn.run(app, host=config.server.host, port=config.server.port, log_level="warning")
+        logger.info("serving %s at http://%s:%d", config.served_model_name, config.server.host, config.server.port)
+        DrainingServer(app, config.server, engine).run()
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are about to end
         if supervisor is not None:
             supervisor.stop()
         if sync is not None:

@@ -1,46 +1,64 @@
-"""One request's output, carried from the engine's thread to the event loop."""
+"""What the engine says of a client's requests, carried from its thread to the event loop."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 from starlette.requests import Request
 
 from serving.engine import Engine
 from serving.request import GenerationRequest, OutputDelta
 
+logger = logging.getLogger(__name__)
+
 
 class TokenStream:
-    """Submits `request` on construction and yields its deltas, the last of which has a finish reason.
+    """Submits `requests` on construction and yields their deltas as they come, each with its request's index.
 
-    The request is cancelled when `client` disconnects, whether or not anything is being sent to it,
-    and when the iteration is abandoned. After a cancellation the engine's own last delta ends the
-    iteration. Raises what `Engine.submit` raises. Must be made in a running event loop.
+    The last delta of each has a finish reason. All are cancelled when `client` disconnects, whether or not
+    anything is being sent to it, when the iteration is abandoned, and when one of them cannot be submitted;
+    after a cancellation the engine's own last deltas end the iteration. Raises what `Engine.submit` raises.
+    Must be made in a running event loop.
     """
 
-    def __init__(self, engine: Engine, request: GenerationRequest, client: Request) -> None:
+    def __init__(self, engine: Engine, requests: Sequence[GenerationRequest], client: Request) -> None:
         self._engine = engine
-        self._request_id = request.request_id
         self._loop = asyncio.get_running_loop()
-        self._deltas: asyncio.Queue[OutputDelta] = asyncio.Queue()
-        self._finished = False
-        engine.submit(request, self._on_delta)
+        self._deltas: asyncio.Queue[tuple[int, OutputDelta]] = asyncio.Queue()
+        self._unfinished: dict[int, str] = {}
+        """Request ids by index."""
+        with contextlib.ExitStack() as on_refusal:
+            on_refusal.callback(self._cancel)
+            for index, request in enumerate(requests):
+                engine.submit(request, partial(self._on_delta, index))
+                self._unfinished[index] = request.request_id
+            on_refusal.pop_all()
         self._watcher = asyncio.create_task(self._cancel_on_disconnect(client))
 
-    async def __aiter__(self) -> AsyncIterator[OutputDelta]:
+    @property
+    def is_finished(self) -> bool:
+        """Whether every request has told its last delta."""
+        return not self._unfinished
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, OutputDelta]]:
         try:
-            while not self._finished:
-                delta = await self._deltas.get()
-                self._finished = delta.finish_reason is not None
-                yield delta
+            while self._unfinished:
+                index, delta = await self._deltas.get()
+                if delta.finish_reason is not None:
+                    _log(self._unfinished.pop(index), delta)
+                yield index, delta
         finally:
             self._watcher.cancel()
             self._cancel()
+            for request_id in self._unfinished.values():
+                logger.info("%s was abandoned by its client", request_id)
 
-    def _on_delta(self, delta: OutputDelta) -> None:
+    def _on_delta(self, index: int, delta: OutputDelta) -> None:
         # The loop may close while the engine finishes its last round; nobody reads this delta then.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._deltas.put_nowait, delta)
+            self._loop.call_soon_threadsafe(self._deltas.put_nowait, (index, delta))
 
     async def _cancel_on_disconnect(self, client: Request) -> None:
         while (await client.receive())["type"] != "http.disconnect":
@@ -48,5 +66,24 @@ class TokenStream:
         self._cancel()
 
     def _cancel(self) -> None:
-        if not self._finished:
-            self._engine.cancel(self._request_id)
+        for request_id in self._unfinished.values():
+            self._engine.cancel(request_id)
+
+
+def _log(request_id: str, last: OutputDelta) -> None:
+    stats = last.stats
+    fields = {
+        "finish_reason": last.finish_reason,
+        "prompt_tokens": stats.prompt_tokens,
+        "completion_tokens": stats.completion_tokens,
+        "drafted_tokens": stats.drafted_tokens,
+        "accepted_tokens": stats.accepted_tokens,
+        "draft_version": stats.draft_version,
+        "queued_seconds": round(stats.queued_seconds, 4),
+        "total_seconds": round(stats.total_seconds, 4),
+    }
+    logger.info(
+        "%s ended (%s): %d tokens after %d, %d of %d drafted ones accepted, %.3f s", request_id,
+        last.finish_reason, stats.completion_tokens, stats.prompt_tokens, stats.accepted_tokens,
+        stats.drafted_tokens, stats.total_seconds, extra={"generation_id": request_id, **fields},
+    )  # fmt: skip

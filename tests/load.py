@@ -1,0 +1,96 @@
+"""Many streaming clients at once, and what became of each of their requests."""
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import httpx
+
+LEAVES = 0.05
+"""Share of the requests whose client hangs up in the middle."""
+
+
+@dataclass
+class Outcome:
+    """Requests by what became of them.
+
+    `200` is a stream that ended with [DONE] and a finish reason, other numbers are statuses, `told 503` a
+    stream that ended with such an error, `left` a client that hung up, `refused` a connection that the server
+    did not take, `broken` a request that was accepted and never answered in full.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    first_tokens: list[float] = field(default_factory=list)
+    """Seconds to the first chunk with text, of each stream."""
+    completion_tokens: int = 0
+
+
+async def load(url: str, model: str, *, clients: int, seconds: float, max_tokens: int = 48) -> Outcome:
+    """`clients` that ask one request after another for `seconds`, and wait a moment where they are told to."""
+    outcome = Outcome()
+    until = time.monotonic() + seconds
+    limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
+    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=120.0) as http:
+        await asyncio.gather(
+            *(_client(http, model, random.Random(number), until, max_tokens, outcome) for number in range(clients))
+        )
+    return outcome
+
+
+async def _client(
+    http: httpx.AsyncClient, model: str, chance: random.Random, until: float, max_tokens: int, outcome: Outcome
+) -> None:
+    while time.monotonic() < until:
+        what = await _request(http, model, chance, max_tokens, outcome)
+        outcome.counts[what] += 1
+        if what == "refused":
+            return
+        if what == "503":
+            await asyncio.sleep(chance.uniform(0.2, 1.0))
+
+
+async def _request(
+    http: httpx.AsyncClient, model: str, chance: random.Random, max_tokens: int, outcome: Outcome
+) -> str:
+    leaves_after = chance.randint(1, 5) if chance.random() < LEAVES else None
+    words = " ".join(chance.choices(["alpha", "beta", "gamma", "delta", "epsilon"], k=chance.randint(2, 8)))
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": words}],
+        "max_tokens": max_tokens,
+        "seed": chance.getrandbits(32),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    began = time.monotonic()
+    chunks, finished = 0, False
+    try:
+        async with http.stream("POST", "/v1/chat/completions", json=body) as reply:
+            if reply.status_code != 200:
+                await reply.aread()
+                return str(reply.status_code)
+            async for line in reply.aiter_lines():
+                if not line.startswith("data: "):
+                    continue
+                if line == "data: [DONE]":
+                    return "200" if finished else "broken"
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    return "told 503" if event["error"]["code"] == "cancelled" else "broken"
+                if event["usage"]:
+                    outcome.completion_tokens += event["usage"]["completion_tokens"]
+                for choice in event["choices"]:
+                    finished = finished or choice["finish_reason"] is not None
+                    if choice["delta"].get("content") and not chunks:
+                        outcome.first_tokens.append(time.monotonic() - began)
+                    chunks += 1
+                if leaves_after is not None and chunks > leaves_after:
+                    return "left"
+    except httpx.ConnectError:
+        return "refused"
+    except httpx.HTTPError:
+        return "broken"
+    return "broken"

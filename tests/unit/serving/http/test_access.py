@@ -1,0 +1,88 @@
+"""API keys, the limit on bodies, request ids."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from pipeline.config import ConfigError, HotdraftConfig, ServerConfig
+from serving.access import read_api_keys
+from serving.api import create_app
+from serving.metrics import ServingMetrics
+from tests.unit.serving.http.scripted import USER, ScriptedEngine, served
+
+KEYS = ["first-key", "zweiter-schlüssel"]
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[str]:
+    engine = ScriptedEngine()
+    config = HotdraftConfig(target="tiny-chat", server={"max_body_bytes": 1000})
+    with served(create_app(engine, config, metrics=ServingMetrics(engine, "tiny-chat"), api_keys=KEYS)) as url:
+        yield url
+
+
+def test_any_of_the_keys_opens(guarded: str) -> None:
+    with openai.OpenAI(base_url=f"{guarded}/v1", api_key="first-key", max_retries=0) as client:
+        assert client.chat.completions.create(model="tiny-chat", messages=USER).choices
+    headers = {"Authorization": f"bearer {KEYS[1]}".encode()}
+    assert httpx.get(f"{guarded}/v1/models", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "authorization", [None, "Bearer wrong", "Bearer", "Bearer first-key2", "Basic first-key", "first-key"]
+)
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/nothing", "/admin/status"])
+def test_nothing_else_does(guarded: str, path: str, authorization: str | None) -> None:
+    headers = {"Authorization": authorization} if authorization else {}
+    reply = httpx.get(guarded + path, headers=headers)
+    assert reply.status_code == 401
+    assert reply.headers["www-authenticate"] == "Bearer"
+    assert reply.json()["error"]["code"] == "invalid_api_key"
+    assert reply.headers["x-request-id"]
+
+
+def test_probes_need_no_key(guarded: str) -> None:
+    for path in ("/health", "/ready", "/version", "/metrics", "/docs", "/openapi.json"):
+        assert httpx.get(guarded + path).status_code == 200
+    secured = httpx.get(f"{guarded}/openapi.json").json()["paths"]["/v1/models"]["get"]["security"]
+    assert secured == [{"HTTPBearer": []}]
+
+
+def test_keys_come_from_a_file_too(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# team a\nkey-a\n\n key-b \n")
+    assert read_api_keys(ServerConfig(api_keys="one, two", api_key_file=path)) == ["one", "two", "key-a", "key-b"]
+    path.write_text("# none yet\n")
+    with pytest.raises(ConfigError, match="has no key"):
+        read_api_keys(ServerConfig(api_key_file=path))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_api_keys(ServerConfig(api_key_file=tmp_path / "missing"))
+    assert "hidden" not in repr(ServerConfig(api_keys=["hidden"]))
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_large_bodies_are_refused(guarded: str, declared: bool) -> None:
+    body = b'{"model": "tiny-chat", "prompt": "' + b"x" * 1000 + b'"}'
+    content = body if declared else iter([body[:600], body[600:]])
+    headers = {"Authorization": "Bearer first-key", "Content-Type": "application/json"}
+    reply = httpx.post(f"{guarded}/v1/completions", content=content, headers=headers)
+    assert reply.status_code == 413
+    assert reply.json()["error"]["message"] == "The body is larger than 1000 bytes."
+
+
+def test_request_ids_come_back(url: str) -> None:
+    assert httpx.get(f"{url}/health", headers={"X-Request-Id": "trace-7"}).headers["x-request-id"] == "trace-7"
+    own = httpx.get(f"{url}/health", headers={"X-Request-Id": "x" * 200}).headers["x-request-id"]
+    assert len(own) == 32
+
+
+def test_answers_are_counted_by_status(url: str) -> None:
+    httpx.get(f"{url}/v1/models")
+    httpx.get(f"{url}/v1/models/none")
+    text = httpx.get(f"{url}/metrics").text
+    assert 'http_requests_total{handler="/v1/models",method="GET",status="200"}' in text
+    assert 'http_requests_total{handler="/v1/models/{name:path}",method="GET",status="404"}' in text
+    assert 'handler="/health"' not in text

@@ -1,0 +1,161 @@
+"""What the HTTP face refuses, and how it says so."""
+
+import httpx
+import openai
+import pytest
+
+from serving.engine import QueueFullError, ShuttingDownError
+from tests.unit.serving.http.scripted import USER, ScriptedEngine
+
+
+def test_unknown_model(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="The model `nope` does not exist") as caught:
+        client.chat.completions.create(model="nope", messages=USER)
+    assert caught.value.code == "model_not_found"
+    assert caught.value.param == "model"
+    assert caught.value.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "hello"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type"),
+        ({"messages": [{"role": "assistant", "content": "hello"}]}, "messages"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"stop": [""]}, "stop.0"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"seed": 2**63}, "seed"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": -2.5}, "frequency_penalty"),
+        ({"extra_body": {"guided_regex": "a*"}}, "guided_regex"),
+        ({"extra_body": {"top_k": -2}}, "top_k"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ],
+)
+def test_bad_chat_requests_name_the_field(
+    client: openai.OpenAI, engine: ScriptedEngine, options: dict, param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**({"model": "tiny-chat", "messages": USER} | options))
+    assert caught.value.param == param
+    assert caught.value.type == "invalid_request_error"
+    assert param in caught.value.message or param == "messages"
+    assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompt": ""}, "at least one token"),
+        ({"prompt": []}, "at least one token"),
+        ({"prompt": ["hello", [5]]}, "must be a text, a list of token ids, or a list of either"),
+        ({"prompt": ["hello", ""]}, "at least one token"),
+        ({"prompt": [5, 900]}, "token id 900 is not in 0..8"),
+        ({"prompt": [-1]}, "token id -1"),
+        ({"prompt": {"text": "hello"}}, "prompt: must be a text, a list of token ids"),
+        ({"prompt": "hello", "logprobs": 21}, "logprobs"),
+        ({"prompt": ["hello"] * 9, "n": 128}, "1152 answers are asked for at once, 1024 are allowed"),
+    ],
+)
+def test_bad_completion_requests(
+    client: openai.OpenAI, engine: ScriptedEngine, options: dict, message: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=message):
+        client.completions.create(model="tiny-chat", **options)
+    assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"{", b"[]", b'{"model": "tiny-chat"}', b'{"model": "tiny-chat", "prompt": "\\ud800"}', b"\xff"],
+)
+def test_broken_bodies(url: str, engine: ScriptedEngine, content: bytes) -> None:
+    reply = httpx.post(f"{url}/v1/completions", content=content, headers={"content-type": "application/json"})
+    assert reply.status_code == 400
+    assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_framework_errors_have_the_same_shape(url: str, engine: ScriptedEngine) -> None:
+    for method, path, status in [("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405)]:
+        reply = httpx.request(method, url + path)
+        assert reply.status_code == status
+        assert reply.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_context_length(client: openai.OpenAI) -> None:
+    for create in (
+        lambda: client.completions.create(model="tiny-chat", prompt=[5] * 64),
+        lambda: client.completions.create(model="tiny-chat", prompt=[5] * 60, max_tokens=5),
+        lambda: client.chat.completions.create(
+            model="tiny-chat", messages=[{"role": "user", "content": "hello " * 99}]
+        ),
+    ):
+        with pytest.raises(openai.BadRequestError, match="maximum context length is 64 tokens") as caught:
+            create()
+        assert caught.value.code == "context_length_exceeded"
+
+
+def test_no_chat_template(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    engine.tokenizer.chat_template = None
+    with pytest.raises(openai.BadRequestError, match="no chat template"):
+        client.chat.completions.create(model="tiny-chat", messages=USER)
+
+
+def test_full_queue(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    engine.refusal = QueueFullError("1024 requests are waiting")
+    for stream in (False, True):
+        with pytest.raises(openai.InternalServerError, match="1024 requests are waiting") as caught:
+            client.chat.completions.create(model="tiny-chat", messages=USER, stream=stream)
+        assert caught.value.status_code == 503
+        assert int(caught.value.response.headers["retry-after"]) >= 1
+
+
+def test_an_engine_that_ends_sends_clients_elsewhere(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    engine.refusal = ShuttingDownError("the server is shutting down")
+    with pytest.raises(openai.InternalServerError) as caught:
+        client.chat.completions.create(model="tiny-chat", messages=USER)
+    assert (caught.value.status_code, caught.value.code) == (503, "shutting_down")
+    assert caught.value.response.headers["connection"] == "close"
+
+
+def test_a_refused_choice_takes_the_others_with_it(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    engine.ending, engine.room = None, 2
+    with pytest.raises(openai.InternalServerError, match="no room"):
+        client.chat.completions.create(model="tiny-chat", messages=USER, n=3)
+    assert len(engine.requests) == 2
+    assert all(event.is_set() for event in engine.cancelled.values())
+
+
+def test_refusal_by_the_engine(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    engine.refusal = ValueError("the engine knows better")
+    with pytest.raises(openai.BadRequestError, match="the engine knows better"):
+        client.chat.completions.create(model="tiny-chat", messages=USER)
+
+
+def test_failure_of_the_engine(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    engine.ending = "error"
+    with pytest.raises(openai.InternalServerError) as caught:
+        client.chat.completions.create(model="tiny-chat", messages=USER)
+    assert caught.value.type == "server_error"
+
+    heard = []
+    with pytest.raises(openai.APIError, match="The server had an error"):  # noqa: PT012
+        for chunk in client.chat.completions.create(model="tiny-chat", messages=USER, stream=True):
+            heard.append(chunk.choices[0].delta.content)
+    assert "".join(heard) == "Hi you there"
+
+    engine.refusal = RuntimeError("a bug")
+    with pytest.raises(openai.InternalServerError) as caught:
+        client.chat.completions.create(model="tiny-chat", messages=USER)
+    assert caught.value.status_code == 500
+    assert "a bug" not in caught.value.message

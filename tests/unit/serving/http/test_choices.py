@@ -1,0 +1,102 @@
+"""Several answers to a prompt, several prompts, log-probabilities and echo."""
+
+from typing import Any
+
+import openai
+import pytest
+
+from tests.unit.serving.http.scripted import USER, WORDS, ScriptedEngine
+
+SAID = [WORDS[token] for token in (1, 2, 3, 4, 0)]
+"""The scripted engine's tokens."""
+
+
+def test_n_answers_share_a_prompt_and_differ_in_their_seeds(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    reply = client.chat.completions.create(model="tiny-chat", messages=USER, n=3, seed=5)
+    assert [choice.index for choice in reply.choices] == [0, 1, 2]
+    assert all(choice.message.content == "Hi you there!" for choice in reply.choices)
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (4, 15)
+    assert reply.model_extra["hotdraft"]["drafted_tokens"] == 18
+    assert sorted(request.params.seed for request in engine.requests) == [5, 6, 7]
+    assert len({request.request_id for request in engine.requests}) == 3
+
+
+def test_the_last_seed_wraps(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    client.chat.completions.create(model="tiny-chat", messages=USER, n=2, seed=2**63 - 1)
+    assert {request.params.seed for request in engine.requests} == {2**63 - 1, -(2**63)}
+
+
+def test_n_answers_in_a_stream(client: openai.OpenAI) -> None:
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last = client.chat.completions.create(model="tiny-chat", messages=USER, n=2, **options)
+    texts, roles, ends = {0: "", 1: ""}, [], []
+    for chunk in chunks:
+        [choice] = chunk.choices
+        texts[choice.index] += choice.delta.content or ""
+        roles += [choice.index] if choice.delta.role else []
+        ends += [choice.index] if choice.finish_reason else []
+    assert texts == {0: "Hi you there!", 1: "Hi you there!"}
+    assert sorted(roles) == sorted(ends) == [0, 1]
+    assert (last.choices, last.usage.prompt_tokens, last.usage.completion_tokens) == ([], 4, 10)
+
+
+def test_several_prompts(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    reply = client.completions.create(model="tiny-chat", prompt=["hello", "be brief"], n=2, echo=True)
+    assert [choice.text for choice in reply.choices] == [
+        "helloHi you there!",
+        "helloHi you there!",
+        "be briefHi you there!",
+        "be briefHi you there!",
+    ]
+    assert sorted(request.prompt_ids for request in engine.requests) == [(5,), (5,), (7, 8), (7, 8)]
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (3, 20)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_chat_logprobs(client: openai.OpenAI, stream: bool) -> None:
+    reply: Any = client.chat.completions.create(
+        model="tiny-chat", messages=USER, logprobs=True, top_logprobs=2, stream=stream
+    )
+    parts = [choice for chunk in reply for choice in chunk.choices] if stream else reply.choices
+    content = [token for part in parts if part.logprobs for token in part.logprobs.content]
+    assert [token.token for token in content] == SAID
+    assert [token.logprob for token in content] == [-0.5, -1.0, -1.5, -2.0, -3.0]
+    assert content[0].bytes == list(b"<s>")
+    assert [(top.token, top.logprob) for top in content[0].top_logprobs] == [("hello", -0.1), ("there", -0.2)]
+
+
+def test_logprobs_only_where_asked_for(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    assert client.chat.completions.create(model="tiny-chat", messages=USER).choices[0].logprobs is None
+    reply = client.chat.completions.create(model="tiny-chat", messages=USER, logprobs=True)
+    assert reply.choices[0].logprobs.content[0].top_logprobs == []
+    assert [request.params.logprobs for request in engine.requests] == [None, 0]
+
+
+def test_completion_logprobs(client: openai.OpenAI) -> None:
+    told = client.completions.create(model="tiny-chat", prompt="hello there", logprobs=1).choices[0].logprobs
+    assert told.tokens == SAID
+    assert told.token_logprobs == [-0.5, -1.0, -1.5, -2.0, -3.0]
+    assert told.top_logprobs[0] == {"hello": -0.1, "<s>": -0.5}
+    assert told.text_offset == [0, 3, 10, 15, 25]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echoed_logprobs_begin_with_the_prompt(client: openai.OpenAI, engine: ScriptedEngine, stream: bool) -> None:
+    reply: Any = client.completions.create(
+        model="tiny-chat", prompt=[5, 6], echo=True, logprobs=1, max_tokens=5, stream=stream
+    )
+    choices = [chunk.choices[0] for chunk in (reply if stream else [reply])]
+    assert "".join(choice.text for choice in choices) == "hello thereHi you there!"
+    assert [token for choice in choices for token in choice.logprobs.tokens] == ["hello", "there", *SAID]
+    logprobs = [logprob for choice in choices for logprob in choice.logprobs.token_logprobs]
+    assert logprobs == [None, -1.0, -0.5, -1.0, -1.5, -2.0, -3.0]
+    assert choices[0].logprobs.top_logprobs[0] is None
+    offsets = [offset for choice in choices for offset in choice.logprobs.text_offset]
+    assert offsets == [0, 5, 10, 13, 20, 25, 35]
+    assert engine.requests[0].params.prompt_logprobs == 1
+
+
+def test_penalties_reach_the_engine(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    client.chat.completions.create(model="tiny-chat", messages=USER, presence_penalty=0.5, frequency_penalty=-1)
+    params = engine.requests[0].params
+    assert (params.presence_penalty, params.frequency_penalty) == (0.5, -1)

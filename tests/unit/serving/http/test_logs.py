@@ -1,0 +1,40 @@
+"""The server's log lines, by a process of its own: logging is the whole process's."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+LOGS = """
+import logging
+from asgi_correlation_id import correlation_id
+from serving.logs import configure_logging
+configure_logging({log_format!r})
+correlation_id.set("trace-7")
+logging.getLogger("serving.x").info("ended", extra={{"completion_tokens": 3}})
+access = logging.getLogger("uvicorn.access")
+for path, status in (("/health", 200), ("/health", 503), ("/v1/models", 200)):
+    access.info('%s - "%s %s HTTP/%s" %d', "1.2.3.4:5", "GET", path, "1.1", status)
+"""
+
+
+def lines(log_format: str) -> list[str]:
+    program = "import logging; logging.basicConfig(level=logging.INFO)" + LOGS.format(log_format=log_format)
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stderr.splitlines()
+
+
+def test_json_has_fields_and_the_request_id() -> None:
+    ended, sick, models = map(json.loads, lines("json"))
+    assert (ended["request_id"], ended["logger"], ended["message"]) == ("trace-7", "serving.x", "ended")
+    assert (ended["level"], ended["completion_tokens"]) == ("INFO", 3)
+    assert ended["time"]
+    assert (sick["path"], sick["status"]) == ("/health", 503)
+    assert (models["method"], models["path"], models["status"]) == ("GET", "/v1/models", 200)
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_text_is_one_line_with_the_request_id(index: int) -> None:
+    assert "[trace-7]" in lines("text")[index]

@@ -177,7 +177,9 @@ class Engine:
         )
         with self._wake:
             if self.is_draining:
-                raise ShuttingDownError("the server is shutting down")
+                raise ShuttingDownError(
+                    "the server is shutting down" if self._draining else "the engine has stopped"
+                )
             if len(self._waiting) >= self._max_queue:
                 raise QueueFullError(f"{self._max_queue} requests are waiting already")
             self._waiting.append(sequence)

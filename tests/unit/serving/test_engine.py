@@ -11,7 +11,7 @@ from pipeline.config import HotdraftConfig
 from pipeline.models import ModelError
 from pipeline.replay import ReplayBuffer, sample_from_row
 from serving.app import build_engine
-from serving.engine import Engine, QueueFullError
+from serving.engine import Engine, QueueFullError, ShuttingDownError
 from serving.events import RoundStats, SwapEvent
 from serving.request import GenerationRequest, OutputDelta, RequestStats, SamplingParams
 from tests.conftest import tiny_llama, tiny_tokenizer
@@ -203,7 +203,7 @@ def test_an_engine_that_breaks_tells_every_request(config: HotdraftConfig, monke
     engine.start()
     assert ask(engine, request("r")).wait().finish_reason == "error"
     assert not engine.is_alive or engine._thread.join(5) is None
-    with pytest.raises(QueueFullError):
+    with pytest.raises(ShuttingDownError):
         ask(engine, request("later"))
 
 

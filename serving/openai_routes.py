@@ -148,5 +148,6 @@ def openai_router(engine: Engine, config: HotdraftConfig) -> APIRouter:
 
 def _responses(whole: type[Envelope]) -> dict[int | str, dict[str, Any]]:
     chunk = ChatCompletionChunk if whole is ChatCompletion else whole
-    stream = {"schema": {"type": "string", "description": f"events with a {chunk.__name__} each, then [DONE]"}}
-    return {200: {"model": whole, "content": {"text/event-stream": stream}}, **_ERRORS}
+    data = {"type": "string", "description": f"a {chunk.__name__} as JSON; of the last event [DONE]"}
+    event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
+    return {200: {"model": whole, "content": {"text/event-stream": {"itemSchema": event}}}, **_ERRORS}

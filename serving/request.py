@@ -9,6 +9,9 @@ DEFAULT_DOMAIN = "default"
 MAX_LOGPROBS = 20
 """Likeliest tokens that a request may ask for at a position, as OpenAI has it."""
 
+MIN_TEMPERATURE = 1e-5
+"""vLLM's bound as well."""
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -16,7 +19,7 @@ class SamplingParams:
 
     max_tokens: int = 16
     temperature: float = 1.0
-    """0 is greedy."""
+    """0 is greedy, and so is what is below `MIN_TEMPERATURE`: logits divided by it would overflow."""
     top_k: int = 0
     """0 keeps every token."""
     top_p: float = 1.0
@@ -35,10 +38,12 @@ class SamplingParams:
     """The same of the prompt's tokens."""
 
     def __post_init__(self) -> None:
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            object.__setattr__(self, "temperature", 0.0)
         checks = {
             "max_tokens": (self.max_tokens >= 1, "at least 1"),
             "temperature": (0 <= self.temperature <= 100, "between 0 and 100"),
-            "top_k": (self.top_k >= 0, "0 (off) or more"),
+            "top_k": (0 <= self.top_k < 2**31, "0 (off) or more, below 2^31"),
             "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
             "min_p": (0 <= self.min_p < 1, "at least 0 and below 1"),
             "stop": (all(self.stop), "non-empty strings"),

@@ -6,7 +6,7 @@ field is ignored, as OpenAI-compatible servers do.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -100,17 +100,29 @@ class StreamOptions(RequestModel):
     include_usage: bool | None = False
 
 
+def _tell_needs(schema: dict[str, Any], model: type["GenerationOptions"]) -> None:
+    schema["allOf"] = [
+        {
+            "if": {"properties": {name: {"not": {"type": "null"}}}, "required": [name]},
+            "then": {"properties": {needed: {"const": True}}, "required": [needed]},
+        }
+        for name, needed in model.needs.items()
+    ]
+
+
 class GenerationOptions(RequestModel):
     """What both endpoints share."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", json_schema_extra=_tell_needs)
+    needs: ClassVar[dict[str, str]] = {"stream_options": "stream"}
+    """Fields that go only with another one, which must be true."""
 
     model: str
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1, description="newer name of max_tokens; wins over it")
     temperature: float | None = Field(1.0, ge=0, le=2)
     top_p: float | None = Field(1.0, gt=0, le=1)
-    top_k: int | None = Field(0, ge=-1, description="0 or -1 keeps every token")
+    top_k: int | None = Field(0, ge=-1, lt=2**31, description="0 or -1 keeps every token")
     min_p: float | None = Field(0.0, ge=0, lt=1)
     presence_penalty: float | None = Field(0.0, ge=-2, le=2)
     frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
@@ -137,10 +149,10 @@ class GenerationOptions(RequestModel):
                 continue
             if not any(type(value) is type(allowed) and value == allowed for allowed in harmless):
                 raise PydanticCustomError("unsupported", "{param} is not supported by this server", {"param": name})
-        if self.stream_options is not None and not self.stream:
-            raise PydanticCustomError(
-                "stream_options", "{param} is only allowed with stream: true", {"param": "stream_options"}
-            )
+        for name, needed in self.needs.items():
+            if getattr(self, name) is not None and not getattr(self, needed):
+                facts = {"param": name, "needed": needed}
+                raise PydanticCustomError("alone", "{param} is only allowed with {needed}: true", facts)
         return self
 
     @property
@@ -183,17 +195,11 @@ class GenerationOptions(RequestModel):
 
 
 class ChatCompletionRequest(GenerationOptions):
+    needs = {**GenerationOptions.needs, "top_logprobs": "logprobs"}
+
     messages: list[ChatMessage] = Field(min_length=1)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
-
-    @model_validator(mode="after")
-    def _top_needs_logprobs(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
-            raise PydanticCustomError(
-                "top_logprobs", "{param} is only allowed with logprobs: true", {"param": "top_logprobs"}
-            )
-        return self
 
     @property
     def wanted_logprobs(self) -> int | None:

@@ -56,3 +56,10 @@ def test_sampling_never_draws_a_token_of_probability_zero() -> None:
 def test_bad_parameters_are_named(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=field):
         SamplingParams(**{field: value})
+
+
+def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
+    assert SamplingParams(temperature=1e-38).temperature == 0
+    assert SamplingParams(temperature=1e-4).temperature == 1e-4
+    with pytest.raises(ValueError, match="top_k must be 0"):
+        SamplingParams(top_k=2**31)

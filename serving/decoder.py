@@ -7,19 +7,20 @@ nothing the draft is behind, and its first step is fed what it missed as well.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pipeline.records import MIN_LOG_MASS, NOT_DRAFTED
 from serving.build import make_runners
 from serving.logits import SamplingBatch, process_logits, sample
 from serving.noise import Stream, uniform
+from serving.penalties import count_drafted, count_tokens, penalise
 from serving.rejection import match_greedy, rejection_sample
+from serving.rounds import Proposal, Round
 from serving.runner import Runner, Window
+from serving.target_log import TargetLog, pack, unpack
 from serving.trimmed_head import TrimmedHead
 
 KEY_BLOCK = 64
@@ -28,52 +29,6 @@ MIN_SHARED = 16
 """Tokens of a common beginning from which on it is copied instead of read again."""
 MAX_MISSED = 32
 """Tokens that the draft's first step reads at most beside its own two."""
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """What the draft proposes for B rows."""
-
-    token_ids: Tensor
-    """int64 [B, k]."""
-    probs: Tensor | None
-    """float32 [B, k, V]: the distributions they were drawn from; None if every row is greedy."""
-
-
-@dataclass(frozen=True)
-class TargetLog:
-    """The target's distribution at the first T output positions of a round (temperature 1, unfiltered)."""
-
-    top_ids: np.ndarray
-    """int32 [B, T, K]."""
-    top_logprobs: np.ndarray
-    """float16 [B, T, K]."""
-    tail_logprob: np.ndarray
-    """float32 [B, T]: log of the mass outside the K tokens."""
-
-    @classmethod
-    def of(cls, columns: np.ndarray, positions: int) -> "TargetLog":
-        """From int32 [B, T * (2K + 1)]: the ids of all positions, the bits of the log-probs, then of the tails."""
-        ids, logprobs, tail = np.split(columns, [split := (columns.shape[1] - positions) // 2, 2 * split], axis=1)
-        by_position = (len(columns), positions, -1)
-        return cls(
-            top_ids=ids.reshape(by_position),
-            top_logprobs=logprobs.view(np.float32).reshape(by_position).astype(np.float16),
-            tail_logprob=tail.view(np.float32),
-        )
-
-
-@dataclass(frozen=True)
-class Round:
-    """What one round did to B rows, on the host. Row b's new tokens are `token_ids[b, :num_accepted[b] + 1]`."""
-
-    token_ids: np.ndarray
-    """int32 [B, k+1]."""
-    num_accepted: np.ndarray
-    """int32 [B]."""
-    drafted_ids: np.ndarray
-    """int32 [B, k+1]; the last column is `NOT_DRAFTED`."""
-    target_log: TargetLog | None
 
 
 class Track:
@@ -118,16 +73,18 @@ class SpeculativeDecoder:
         self.draft = None if draft_runner is None else Track(draft_runner, num_slots)
         self.tokens = torch.zeros(num_slots, self.max_length, dtype=torch.int64, device=self.device)
         self.lengths = [0] * num_slots
+        self._prompt_lengths = [0] * num_slots
         self._device_lengths = torch.zeros(num_slots, 1, dtype=torch.int64, device=self.device)
         self.log_top_k = log_top_k
         self._reuse_prefixes = reuse_prefixes
         self._host_tokens = np.zeros((num_slots, self.max_length), np.int32)
 
     @torch.inference_mode()
-    def load(self, row: int, prompt_ids: Sequence[int]) -> None:
+    def load(self, row: int, prompt_ids: Sequence[int], *, read_whole: bool = False) -> None:
         """Start a request in a slot; `prefill` must follow before it joins a round.
 
-        What some slot, in use or not, has read already of the same tokens is copied.
+        What some slot, in use or not, has read already of the same tokens is copied, unless the target is
+        to `read_whole` the prompt.
         """
         length = len(prompt_ids)
         prompt = np.asarray(prompt_ids, np.int32)
@@ -135,10 +92,11 @@ class SpeculativeDecoder:
         for track, needed in zip(self._tracks(), (length - 1, length - 2), strict=False):
             shared = np.minimum(np.minimum(same, track.lengths), needed)
             source = int(shared.argmax())
-            track.lengths[row] = self._reuse(track, source, row, int(shared[source]))
+            reused = 0 if read_whole and track is self.target else int(shared[source])
+            track.lengths[row] = self._reuse(track, source, row, reused)
         self._host_tokens[row, :length] = prompt
         self.tokens[row, :length] = torch.from_numpy(prompt).to(self.device, torch.int64)
-        self.lengths[row] = length
+        self.lengths[row] = self._prompt_lengths[row] = length
         self._device_lengths[row] = length
 
     def _reuse(self, track: Track, source: int, row: int, length: int) -> int:
@@ -149,13 +107,18 @@ class SpeculativeDecoder:
         return length
 
     @torch.inference_mode()
-    def prefill(self, row: int, budget: int, *, with_draft: bool) -> bool:
-        """Process up to `budget` prompt tokens of a row with each model; True once it may join a round."""
+    def prefill(
+        self, row: int, budget: int, *, with_draft: bool, prompt_log: list[TargetLog] | None = None
+    ) -> bool:
+        """Process up to `budget` prompt tokens of a row with each model; True once it may join a round.
+
+        What the target thought of the tokens that follow those it read is added to `prompt_log`.
+        """
         goals = [(self.target, self.lengths[row] - 1)]
         if with_draft and self.draft is not None:
             goals.append((self.draft, self.lengths[row] - 2))
         for track, until in goals:
-            self._advance(track, row, until, budget)
+            self._advance(track, row, until, budget, prompt_log if track is self.target else None)
         return all(track.lengths[row] >= until for track, until in goals)
 
     def rewind(self, row: int, length: int) -> None:
@@ -172,6 +135,7 @@ class SpeculativeDecoder:
         self.tokens[destination, :length] = self.tokens[source, :length]
         self._host_tokens[destination] = self._host_tokens[source]
         self.lengths[destination] = length
+        self._prompt_lengths[destination] = self._prompt_lengths[source]
         self._device_lengths[destination] = length
         for track in self._tracks():
             track.runner.move(source, destination, length)
@@ -179,7 +143,10 @@ class SpeculativeDecoder:
 
     @torch.inference_mode()
     def round(self, rows: int, k: int, sampling: SamplingBatch, *, log: bool) -> Round:
-        """Draft k tokens, verify them in one target forward, commit 1..k+1 tokens in each of the first rows."""
+        """Draft k tokens, verify them in one target forward, commit 1..k+1 tokens in each of the first rows.
+
+        The target's distributions are brought along with `log`, or where a request asks for log-probs.
+        """
         assert max(self.lengths[:rows]) + k < self.max_length, "a round's tokens fit their slots"
         proposal = self.propose(rows, k, sampling)
         outcome = self._verify(rows, k, proposal, sampling, log)
@@ -207,11 +174,14 @@ class SpeculativeDecoder:
         fed = self.tokens[:rows].gather(1, positions)
         ids: list[Tensor] = []
         probs: list[Tensor] = []
+        counts = self._count_answered(rows) if sampling.any_penalised else None
         for step in range(k):
             logits = self.draft.runner.forward(Window(slice(0, rows), positions, key_length), fed, 1)
-            fed, step_probs = self._draw(logits, lengths + step, sampling)
+            fed, step_probs = self._draw(logits, lengths + step, sampling, counts)
             positions = lengths + step
             ids.append(fed)
+            if counts is not None:
+                counts.scatter_add_(1, fed, torch.ones_like(fed, dtype=counts.dtype))
             probs += [] if step_probs is None else [step_probs]
         return Proposal(torch.cat(ids, 1), torch.cat(probs, 1) if probs else None)
 
@@ -224,11 +194,19 @@ class SpeculativeDecoder:
         window = Window(spare, positions, self._key_length(token_ids.shape[1]))
         return self.draft.runner.forward(window, token_ids, keep)[0]
 
-    def _draw(self, logits: Tensor, position: Tensor, sampling: SamplingBatch) -> tuple[Tensor, Tensor | None]:
-        """Drafted ids [B, 1] and their distribution [B, 1, V], None if greedy, from logits [B, 1, N]."""
+    def _draw(
+        self, logits: Tensor, position: Tensor, sampling: SamplingBatch, counts: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Drafted ids [B, 1] and their distribution [B, 1, V], None if greedy, from logits [B, 1, N].
+
+        They are penalised by the `counts` [B, V] of answered tokens, if there are any.
+        """
         assert self.draft is not None
         vocabulary = self.draft.token_ids
         logits = logits.float() if vocabulary is not None else logits[..., : self.vocab_size].float()
+        if counts is not None:
+            known = counts if vocabulary is None else counts[:, vocabulary]
+            logits = penalise(logits, known[:, None], sampling)
         if not sampling.any_sampled:
             chosen = logits.argmax(-1)
             return (chosen if vocabulary is None else vocabulary[chosen]), None
@@ -246,12 +224,16 @@ class SpeculativeDecoder:
         fed = torch.cat([self.tokens[:rows].gather(1, lengths - 1), proposal.token_ids], 1)
         window = Window(slice(0, rows), positions, self._key_length(max(self.lengths[:rows]) + k))
         logits = self.target.runner.forward(window, fed, k + 1)[..., : self.vocab_size].float()
+        penalised = logits
+        if sampling.any_penalised:
+            counts = count_drafted(self._count_answered(rows), proposal.token_ids)
+            penalised = penalise(logits, counts, sampling)
         if proposal.probs is None:
-            verification = match_greedy(logits.argmax(-1), proposal.token_ids)
+            verification = match_greedy(penalised.argmax(-1), proposal.token_ids)
         else:
             seeds = sampling.seeds[:, None]
             verification = rejection_sample(
-                process_logits(logits, sampling),
+                process_logits(penalised, sampling),
                 proposal.probs,
                 proposal.token_ids,
                 uniform(seeds, drawn_at[:, :k], Stream.ACCEPT),
@@ -262,28 +244,21 @@ class SpeculativeDecoder:
         token_ids = torch.where(drawn_at - lengths < accepted, padded, following)
         self.tokens[:rows].scatter_(1, drawn_at, token_ids)
         lengths += accepted + 1
-        decided = torch.cat([accepted, token_ids, proposal.token_ids], 1)
-        if not log:
-            return self._to_host(decided, k, None)
+        decided = torch.cat([accepted, token_ids, proposal.token_ids], 1).to(torch.int32)
+        with_tokens = sampling.any_logprobs
+        if not (log or with_tokens):
+            return Round.of(decided.cpu().numpy(), k, 0, with_tokens=False)
         # what comes after the last token that some row keeps need not be logged; a CPU knows without waiting
         kept = int(accepted.max()) + 1 if self.device.type == "cpu" else k + 1
-        return self._to_host(decided, k, logits[:, :kept])
+        packed = pack(logits[:, :kept], self.log_top_k, token_ids[:, :kept] if with_tokens else None)
+        columns = torch.cat([decided, packed.flatten(1)], 1)  # the round's only copy from the device
+        return Round.of(columns.cpu().numpy(), k, kept, with_tokens=with_tokens)
 
-    def _to_host(self, decided: Tensor, k: int, logits: Tensor | None) -> Round:
-        """The round's only copy from the device. `decided` [B, 1 + k+1 + k]: accepted, new and drafted ids."""
-        columns = [decided.to(torch.int32)]
-        if logits is not None:
-            logprobs, top_ids = logits.log_softmax(-1).topk(min(self.log_top_k, logits.shape[-1]), dim=-1)
-            tail = (1 - logprobs.double().exp().sum(-1)).clamp_min(0).log().clamp_min(MIN_LOG_MASS).float()
-            columns += [part.flatten(1).view(torch.int32) for part in (top_ids.int(), logprobs, tail)]
-        host = torch.cat(columns, 1).cpu().numpy()
-        num_accepted, token_ids, drafted_ids, rest = np.split(host, [1, k + 2, 2 * k + 2], axis=1)
-        return Round(
-            token_ids=token_ids,
-            num_accepted=num_accepted[:, 0],
-            drafted_ids=np.pad(drafted_ids, ((0, 0), (0, 1)), constant_values=NOT_DRAFTED),
-            target_log=None if logits is None else TargetLog.of(rest, logits.shape[1]),
-        )
+    def _count_answered(self, rows: int) -> Tensor:
+        """How often each token came in the answers of the first rows: float32 [B, V]."""
+        start = torch.tensor(self._prompt_lengths[:rows], device=self.device)[:, None]
+        token_ids = self.tokens[:rows, : max(self.lengths[:rows])]
+        return count_tokens(token_ids, start, self._device_lengths[:rows], self.vocab_size)
 
     def _catch_up(self, rows: int) -> int:
         """How many tokens the draft has missed, at most; rows that are far behind are read here."""
@@ -297,7 +272,7 @@ class SpeculativeDecoder:
                 missed = max(missed, behind)
         return missed
 
-    def _advance(self, track: Track, row: int, until: int, budget: int) -> None:
+    def _advance(self, track: Track, row: int, until: int, budget: int, log: list[TargetLog] | None = None) -> None:
         """Feed a row's committed tokens to a model until its cache holds `until` positions."""
         start = track.lengths[row]
         end = min(until, start + budget)
@@ -305,8 +280,13 @@ class SpeculativeDecoder:
             return
         positions = torch.arange(start, end, device=self.device)[None]
         window = Window(slice(row, row + 1), positions, self._key_length(end))
-        track.runner.forward(window, self.tokens[row : row + 1, start:end], 1)
+        keep = 1 if log is None else end - start
+        logits = track.runner.forward(window, self.tokens[row : row + 1, start:end], keep)
         track.lengths[row] = end
+        if log is not None:
+            following = self.tokens[row : row + 1, start + 1 : end + 1]
+            packed = pack(logits[..., : self.vocab_size].float(), self.log_top_k, following)
+            log.append(unpack(packed.cpu().numpy(), with_tokens=True))
 
     def _key_length(self, length: int) -> int:
         return min(-(-length // KEY_BLOCK) * KEY_BLOCK, self.max_length)

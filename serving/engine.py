@@ -24,7 +24,7 @@ from serving.logits import SamplingBatch
 from serving.output import Output
 from serving.output_thread import OutputThread
 from serving.recorder import Recorder
-from serving.request import FinishReason, GenerationRequest, OutputDelta
+from serving.request import MAX_LOGPROBS, FinishReason, GenerationRequest, OutputDelta
 from serving.sequence import Sequence
 
 T = TypeVar("T")
@@ -64,6 +64,8 @@ class Engine:
         self.eos_ids = eos_ids
         self.num_slots = num_slots
         self.max_model_len = max_model_len
+        self.max_logprobs = min(MAX_LOGPROBS, decoder.log_top_k)
+        """Likeliest tokens that a request may ask for at a position."""
         self.draft_version = 0
         self.recorder = recorder
         self._max_queue = max_queue
@@ -155,8 +157,8 @@ class Engine:
         """Queue a request. `on_delta` is called in the output thread; the last call has a finish reason.
 
         Raises ValueError for a prompt that is empty, leaves no room for `max_tokens` or has a token the
-        models do not know, `QueueFullError` when too many requests wait, and `ShuttingDownError` once the
-        engine takes no more.
+        models do not know and for more log-probs than `max_logprobs`, `QueueFullError` when too many
+        requests wait, and `ShuttingDownError` once the engine takes no more.
         """
         prompt, wanted = len(request.prompt_ids), request.params.max_tokens
         if prompt == 0:
@@ -168,9 +170,13 @@ class Engine:
             )
         if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < self.decoder.vocab_size:
             raise ValueError(f"the prompt has token ids outside 0..{self.decoder.vocab_size - 1}")
+        for field in ("logprobs", "prompt_logprobs"):
+            number = getattr(request.params, field)
+            if number is not None and number > self.max_logprobs:
+                raise ValueError(f"{field} must be at most {self.max_logprobs} on this server, not {number}")
         seed = request.params.seed
         sequence = Sequence(
-            Output(request, on_delta, self.tokenizer.backend_tokenizer),
+            Output(request, on_delta, self.tokenizer.backend_tokenizer, record=self.recorder is not None),
             seed=seed if seed is not None else random.getrandbits(62),
             eos_ids=self.eos_ids,
             acceptance=AcceptanceEstimate(self.decoder.max_k, prior=self._acceptance),
@@ -293,11 +299,14 @@ class Engine:
                     if budget < min(self._prefill_chunk, len(self._waiting[0].request.prompt_ids)):
                         return
                     self._prefilling = self._waiting.popleft()
-                self._prefilling.output.admitted = time.perf_counter()
-                self.decoder.load(row, self._prefilling.request.prompt_ids)
-            length = len(self._prefilling.request.prompt_ids)
-            chunk = budget if self._running else length  # without running requests nobody waits
-            done = self.decoder.prefill(row, chunk, with_draft=self.k != 0)
+                output = self._prefilling.output
+                output.admitted = time.perf_counter()
+                self.decoder.load(row, output.request.prompt_ids, read_whole=output.prompt_log is not None)
+            output = self._prefilling.output
+            length = len(output.request.prompt_ids)
+            # without running requests nobody waits, but the logits of a long prompt would not fit memory
+            chunk = budget if self._running or output.prompt_log is not None else length
+            done = self.decoder.prefill(row, chunk, with_draft=self.k != 0, prompt_log=output.prompt_log)
             budget -= min(budget, length)
             if done:
                 self._running.append(self._prefilling)
@@ -313,7 +322,7 @@ class Engine:
         if k == "auto":
             assert self.adaptive_k is not None
             k = self.adaptive_k.choose([s.acceptance for s in running], max(s.left for s in running))
-        log = self.recorder is not None and any(s.request.record for s in running)
+        log = any(sequence.output.is_recorded for sequence in running)
         outcome = self.decoder.round(len(running), k, self._sampling, log=log)
         accepted = outcome.num_accepted.tolist()
         for sequence, count in zip(running, accepted, strict=True):

@@ -17,11 +17,16 @@ class SamplingBatch:
     top_k: torch.Tensor
     top_p: torch.Tensor
     min_p: torch.Tensor
+    presence_penalty: torch.Tensor
+    frequency_penalty: torch.Tensor
     seeds: torch.Tensor
     """int64 [B]."""
     any_sampled: bool
     """False: every row is greedy, and probabilities need not be computed at all."""
     any_filtered: bool
+    any_penalised: bool
+    any_logprobs: bool
+    """True: some request is told the log-probs of its tokens."""
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], seeds: Sequence[int], device: torch.device) -> "SamplingBatch":
@@ -33,16 +38,21 @@ class SamplingBatch:
             top_k=torch.tensor([p.top_k for p in params], device=device)[:, None],
             top_p=column([p.top_p for p in params]),
             min_p=column([p.min_p for p in params]),
+            presence_penalty=column([p.presence_penalty for p in params]),
+            frequency_penalty=column([p.frequency_penalty for p in params]),
             seeds=torch.tensor(seeds, dtype=torch.int64, device=device),
             any_sampled=any(p.temperature > 0 for p in params),
             any_filtered=any(p.temperature > 0 and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0) for p in params),
+            any_penalised=any(p.has_penalties for p in params),
+            any_logprobs=any(p.logprobs is not None for p in params),
         )
 
 
 def process_logits(logits: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:
     """Probabilities float32 [B, T, V] of logits [B, T, V]; a greedy row is one-hot at its argmax.
 
-    Filters apply in the usual order: temperature, top-k, top-p on what is left, min-p.
+    Filters apply in the usual order: temperature, top-k, top-p on what is left, min-p. Penalties come
+    before all of them: penalised logits are what is passed in.
     """
     one_hot = F.one_hot(logits.argmax(-1), logits.shape[-1]).float()
     if not sampling.any_sampled:

@@ -3,25 +3,38 @@
 All of it happens in the output thread, while the engine already runs the next round.
 """
 
+import logging
 import time
 from collections.abc import Callable
 
 import numpy as np
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from pipeline.records import NOT_DRAFTED, ReplaySample
-from serving.decoder import Round
-from serving.request import FinishReason, GenerationRequest, OutputDelta, RequestStats
+from serving.detokenizer import Detokenizer
+from serving.request import FinishReason, GenerationRequest, OutputDelta, RequestStats, TokenLogprob
+from serving.rounds import Round
+from serving.target_log import TargetLog
+
+logger = logging.getLogger(__name__)
 
 
 class Output:
     """The client's side of a request. Its client hears of a round by `send`, which calls `on_delta`."""
 
     def __init__(
-        self, request: GenerationRequest, on_delta: Callable[[OutputDelta], None], tokenizer: Tokenizer
+        self,
+        request: GenerationRequest,
+        on_delta: Callable[[OutputDelta], None],
+        tokenizer: Tokenizer,
+        *,
+        record: bool = True,
     ) -> None:
         self.request = request
+        self.is_recorded = record and request.record and not request.params.has_penalties
+        """Whether a sample is kept. A penalised answer is not: it does not follow the logged distributions."""
+        self.prompt_log: list[TargetLog] | None = None if request.params.prompt_logprobs is None else []
+        """What the target thought of the prompt, chunk by chunk, if the client asked; filled by the engine."""
         self.output_ids: list[int] = []
         self.admitted: float | None = None
         """When the request got its slot, by `time.perf_counter`."""
@@ -30,11 +43,11 @@ class Output:
         self._rounds = self._drafted = self._examined = self._accepted = 0
         self._draft_version = 0
         self._on_delta = on_delta
-        self._tokenizer = tokenizer
-        self._decode = DecodeStream(skip_special_tokens=True)
+        self._detokenizer = Detokenizer(tokenizer)
         self._held = ""
         """Text not yet sent because a stop string might begin in it."""
         self._unsent_ids: list[int] = []
+        self._unsent_logprobs: list[TokenLogprob] | None = None if request.params.logprobs is None else []
         self._log: list[tuple[np.ndarray, ...]] = []
         self._submitted = time.perf_counter()
         self._first_token: float | None = None
@@ -54,25 +67,42 @@ class Output:
         stopped = False
         for token in outcome.token_ids[row, :length].tolist():
             taken.append(token)
-            self._held += self._decode.step(self._tokenizer, token) or ""
+            self._held += self._detokenizer.step(token)
             stopped = self._cut_at_stop_string()
             if stopped:
                 break
         self.output_ids += taken
         self._unsent_ids += taken
-        if outcome.target_log is not None and self.request.record:
-            self._keep(outcome, row, len(taken), draft_version)
+        log = outcome.target_log
+        if log is not None and self.is_recorded:
+            self._keep(outcome, log, row, len(taken), draft_version)
+        if self._unsent_logprobs is not None:
+            assert log is not None
+            self._unsent_logprobs += log.of_tokens(row, taken, self.request.params.logprobs or 0)
         return "stop" if stopped else None
 
     def send(self, reason: FinishReason | None) -> None:
-        """Send new text, if there is any that no stop string may begin in; at the end all, with the reason."""
+        """Send new text, if there is any that no stop string may begin in; at the end all, with the reason.
+
+        Where the client's `on_delta` raises, the request ends: `finish_reason` is "error" if it had none.
+        """
         self.finish_reason = reason
+        if reason:
+            self._held += self._detokenizer.finish()
         text = self._held if reason else self._held[: len(self._held) - self._possible_stop()]
         if not (text or reason):
             return
         self._held = self._held[len(text) :]
         ids, self._unsent_ids = tuple(self._unsent_ids), []
-        self._on_delta(OutputDelta(text, ids, reason, self.stats()))
+        logprobs = None
+        if self._unsent_logprobs is not None:
+            logprobs, self._unsent_logprobs = tuple(self._unsent_logprobs), []
+        delta = OutputDelta(text, ids, reason, self.stats(), logprobs, self._take_prompt_logprobs())
+        try:
+            self._on_delta(delta)
+        except Exception:
+            logger.exception("request %s ends here: what it is told with raised", self.request.request_id)
+            self.finish_reason = reason or "error"
 
     def stats(self) -> RequestStats:
         now = time.perf_counter()
@@ -91,7 +121,7 @@ class Output:
         )
 
     def sample(self) -> ReplaySample | None:
-        """What the replay buffer keeps of the request; None if it was not to be recorded."""
+        """What the replay buffer keeps of the request; None if it was not to be recorded or was penalised."""
         if not self._log:
             return None
         top_ids, top_logprobs, tail, drafted, accepted, versions = (
@@ -105,16 +135,27 @@ class Output:
             prompt_ids=np.asarray(self.request.prompt_ids, np.int32),
             output_ids=np.asarray(self.output_ids, np.int32),
             target_top_ids=top_ids,
-            target_top_logprobs=top_logprobs,
+            target_top_logprobs=top_logprobs.astype(np.float16),
             target_tail_logprob=tail,
             drafted_ids=drafted,
             accepted=accepted,
             draft_versions=versions,
         )
 
-    def _keep(self, outcome: Round, row: int, length: int, version: int) -> None:
-        log = outcome.target_log
-        assert log is not None
+    def _take_prompt_logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        """Those of the whole prompt, once; None if nobody asked or the prompt was not read to its end."""
+        if self.prompt_log is None or self._rounds == 0:
+            return None
+        chunks, self.prompt_log = self.prompt_log, None
+        first, *following = self.request.prompt_ids
+        logprobs = [TokenLogprob(first, None, ())]
+        for log in chunks:
+            start = len(logprobs) - 1
+            tokens = following[start : start + log.top_ids.shape[1]]
+            logprobs += log.of_tokens(0, tokens, self.request.params.prompt_logprobs or 0)
+        return tuple(logprobs)
+
+    def _keep(self, outcome: Round, log: TargetLog, row: int, length: int, version: int) -> None:
         accepted = np.arange(length) < outcome.num_accepted[row]
         drafted = outcome.drafted_ids[row, :length]
         self._log.append(

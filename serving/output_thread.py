@@ -5,19 +5,20 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from serving.decoder import Round
 from serving.events import EngineListener, RoundStats, SwapEvent
 from serving.output import Output
 from serving.recorder import Recorder
 from serving.request import FinishReason
+from serving.rounds import Round
 
 
 class OutputThread:
     """Tells listeners, clients and the recorder, in the order of the calls.
 
     A round is told before the requests that finish in it, and a request is recorded and counted before
-    its client hears the end, so that it finds what it looks for. Until it is started, and once it is
-    stopped, calls do their work on the spot.
+    its client hears the end, so that it finds what it looks for. A client that cannot be told ends its own
+    request only, which is counted as an "error". Until it is started, and once it is stopped, calls do
+    their work on the spot.
     """
 
     def __init__(self, recorder: Recorder | None, on_failure: Callable[[], None] = lambda: None) -> None:
@@ -87,6 +88,8 @@ class OutputThread:
             reason = output.take(outcome, row, count, stats.draft_version) or reason
             if reason is None:
                 output.send(None)
+                if output.finish_reason is not None:
+                    self._count(output, output.finish_reason)
             else:
                 self._finish(output, reason)
 
@@ -97,9 +100,12 @@ class OutputThread:
             sample = output.sample()
             if sample is not None:
                 self._recorder.record(sample)
+        self._count(output, reason)
+        output.send(reason)
+
+    def _count(self, output: Output, reason: FinishReason) -> None:
         for listener in self.listeners:
             listener.on_finish(output.request, output.stats(), reason)
-        output.send(reason)
 
     def _tell_swap(self, event: SwapEvent) -> None:
         for listener in self.listeners:

@@ -1,9 +1,9 @@
 """One running request as the scheduler sees it: how far it is, and whether its tokens end it."""
 
 from serving.adaptive_k import AcceptanceEstimate
-from serving.decoder import Round
 from serving.output import Output
 from serving.request import FinishReason, GenerationRequest
+from serving.rounds import Round
 
 
 class Sequence:

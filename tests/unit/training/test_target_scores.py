@@ -77,7 +77,7 @@ def test_scores_are_those_that_the_decoder_logs(tiny_target, top_k):
     samples = score(load_causal_lm(tiny_target), texts, top_k, 64)
     for row, sample in enumerate(samples):
         logs = [outcome.target_log for outcome in rounds]
-        logged = np.concatenate([log.top_logprobs[row] for log in logs])
+        logged = np.concatenate([log.top_logprobs[row] for log in logs]).astype(np.float16)  # as it is recorded
         assert sample.target_top_logprobs.dtype == logged.dtype
         assert sample.target_top_ids.dtype == logs[0].top_ids.dtype
         np.testing.assert_allclose(sample.target_top_logprobs, logged, atol=1e-3, rtol=1e-3)

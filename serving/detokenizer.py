@@ -1,0 +1,41 @@
+"""Text out of tokens as they come.
+
+The library's own `DecodeStream` raises where a byte token breaks a character that was whole before, as
+the decoders of Llama 2 and Mistral have it, and at the end it keeps an unfinished character to itself.
+"""
+
+from tokenizers import Tokenizer
+
+UNFINISHED = "\ufffd"
+"""What a decoder makes of bytes that are no character, or not yet."""
+
+
+class Detokenizer:
+    """Each token is decoded behind those of the last text: some decoders treat a first token differently."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        """Those of the last text, then those whose text is yet to come."""
+        self._known = 0
+        """How many of them are of the last text."""
+        self._known_text = ""
+
+    def step(self, token: int) -> str:
+        """The text that a token completes; nothing while its character may go on, and for a special token."""
+        self._ids.append(token)
+        text = self._decode()
+        if len(text) <= len(self._known_text) or text.endswith(UNFINISHED):
+            return ""
+        new = text[len(self._known_text) :]
+        del self._ids[: self._known]
+        self._known = len(self._ids)
+        self._known_text = self._decode()
+        return new
+
+    def finish(self) -> str:
+        """What is left when no token follows: an unfinished character is U+FFFD."""
+        return self._decode()[len(self._known_text) :]
+
+    def _decode(self) -> str:
+        return self._tokenizer.decode(self._ids, skip_special_tokens=True)

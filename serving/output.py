@@ -101,7 +101,7 @@ class Output:
         try:
             self._on_delta(delta)
         except Exception:
-            logger.exception("request %s ends here: what it is told with raised", self.request.request_id)
+            logger.exception("request %s ends: its callback raised", self.request.request_id)
             self.finish_reason = reason or "error"
 
     def stats(self) -> RequestStats:

@@ -1,11 +1,13 @@
 """At a temperature, speculation draws from the target's own distribution, whichever draft is live."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
 import torch
 from scipy.stats import chisquare
+from torch.nn.functional import one_hot
 
 from pipeline.models import fingerprint, load_causal_lm
 from serving.adaptive_k import AdaptiveK
@@ -24,7 +26,9 @@ from tests.integration.stepping import run, swap
 VOCABULARY = 12
 LENGTH = 4
 SAMPLES = 4000
-TEMPERATURE = 0.8
+PLAIN = SamplingParams(max_tokens=LENGTH, temperature=0.8, ignore_eos=True)
+PENALISED = replace(PLAIN, presence_penalty=0.5, frequency_penalty=-1.5)
+"""Which makes an answer repeat itself."""
 PROMPT = (1, 2, 3, 4)
 RANK = 4
 KNOWN = torch.tensor([0, 2, 3, 5, 8, 10])
@@ -42,14 +46,17 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return str(folder / "target"), str(folder / "draft")
 
 
-def exact_marginals(target: str) -> torch.Tensor:
+def exact_marginals(target: str, params: SamplingParams) -> torch.Tensor:
     """[LENGTH, V]: the probability of each token at each output position, summed over all that may precede it."""
     model = load_causal_lm(target)
     contexts, weights = torch.tensor([PROMPT]), torch.ones(1, dtype=torch.float64)
     marginals = []
     for _ in range(LENGTH):
         with torch.no_grad():
-            probs = (model(contexts).logits[:, -1].double() / TEMPERATURE).softmax(-1)
+            logits = model(contexts).logits[:, -1].double()
+        counts = one_hot(contexts[:, len(PROMPT) :], VOCABULARY).sum(1)
+        logits -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
+        probs = (logits / params.temperature).softmax(-1)
         joint = weights[:, None] * probs
         marginals.append(joint.sum(0))
         tokens = torch.arange(VOCABULARY).repeat(len(contexts))[:, None]
@@ -59,7 +66,13 @@ def exact_marginals(target: str) -> torch.Tensor:
 
 
 def frequencies(
-    target: str, draft: str, k: int | Literal["auto"], trimmed: bool, adapters: list[Path], first_seed: int
+    target: str,
+    draft: str,
+    k: int | Literal["auto"],
+    trimmed: bool,
+    adapters: list[Path],
+    params: SamplingParams,
+    first_seed: int,
 ) -> tuple[torch.Tensor, float]:
     """How often each token came at each position, [LENGTH, V], and the acceptance rate; a swap every 20 turns."""
     register_attention()
@@ -76,7 +89,8 @@ def frequencies(
     engine.adaptive_k = AdaptiveK(COSTS)
     swapper = HotSwapper(engine, fingerprint(draft), RANK, KNOWN if trimmed else None)
     drafts = [swapper.stage(version, folder) for version, folder in enumerate([None, *adapters])]
-    requests = [sampled_request(seed) for seed in range(first_seed, first_seed + SAMPLES)]
+    seeds = range(first_seed, first_seed + SAMPLES)
+    requests = [GenerationRequest(f"r{seed}", PROMPT, replace(params, seed=seed)) for seed in seeds]
     counts = Counts()
     engine.listeners.append(counts)
 
@@ -88,11 +102,6 @@ def frequencies(
     assert counts.swaps >= 5
     found = torch.stack([outputs[:, position].bincount(minlength=VOCABULARY) for position in range(LENGTH)])
     return found, counts.accepted / max(counts.drafted, 1)
-
-
-def sampled_request(seed: int) -> GenerationRequest:
-    params = SamplingParams(max_tokens=LENGTH, temperature=TEMPERATURE, seed=seed, ignore_eos=True)
-    return GenerationRequest(f"r{seed}", PROMPT, params)
 
 
 class Counts:
@@ -111,15 +120,25 @@ class Counts:
         self.swaps += 1
 
 
-@pytest.mark.parametrize(("k", "trimmed"), [(0, False), (3, False), ("auto", True)])
+@pytest.mark.parametrize(
+    ("k", "trimmed", "params"),
+    [
+        (0, False, PLAIN),
+        (3, False, PLAIN),
+        ("auto", True, PLAIN),
+        (0, False, PENALISED),
+        (3, False, PENALISED),
+        (3, True, PENALISED),
+    ],
+)
 def test_tokens_come_as_often_as_the_target_says(
-    pair: tuple[str, str], tmp_path: Path, k: int | Literal["auto"], trimmed: bool
+    pair: tuple[str, str], tmp_path: Path, k: int | Literal["auto"], trimmed: bool, params: SamplingParams
 ) -> None:
     target, draft = pair
     adapters = [write_adapter(tmp_path / f"a{seed}", draft, seed=seed, rank=RANK) for seed in (1, 2)]
-    found, rate = frequencies(target, draft, k, trimmed, adapters, first_seed=30_000 if k else 0)
+    found, rate = frequencies(target, draft, k, trimmed, adapters, params, first_seed=30_000 if k else 0)
     assert k == 0 or 0.2 < rate < 0.9, "a draft that is never or always right shows little"
-    for position, (observed, exact) in enumerate(zip(found, exact_marginals(target), strict=True)):
+    for position, (observed, exact) in enumerate(zip(found, exact_marginals(target, params), strict=True)):
         expected = SAMPLES * exact.numpy()
         common = expected >= 5
         pooled = [observed.numpy()[~common].sum(), *observed.numpy()[common]]

@@ -3,7 +3,7 @@
 import pytest
 
 from serving.costs import RoundCosts, profile_costs, rows_to_measure
-from tests.unit.serving.test_decoder import GREEDY, PROMPTS, batch, greedy_reference, make_decoder, run, start
+from tests.unit.serving.decoders import GREEDY, PROMPTS, batch, greedy_reference, make_decoder, run, start
 
 
 def test_between_and_beyond_what_was_measured_lies_a_straight_line() -> None:

@@ -3,71 +3,21 @@
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from pipeline.models import load_causal_lm
-from serving.attention import ATTENTION, register_attention
-from serving.decoder import MAX_MISSED, SpeculativeDecoder
-from serving.logits import SamplingBatch
+from serving.decoder import MAX_MISSED
 from serving.request import SamplingParams
 from serving.transformers_runner import TransformersRunner
-
-PROMPTS = [[1], [5, 6, 7], list(range(10, 50)), [9, 9, 9, 9, 9, 9]]
-NEW_TOKENS = 24
-GREEDY = SamplingParams(temperature=0)
-
-
-def load(path: str) -> PreTrainedModel:
-    register_attention()
-    return load_causal_lm(path, attn_implementation=ATTENTION)
-
-
-def make_decoder(
-    target: str, draft: str | None, max_k: int = 4, draft_vocabulary: torch.Tensor | None = None
-) -> SpeculativeDecoder:
-    return SpeculativeDecoder(
-        load(target),
-        load(draft) if draft else None,
-        num_slots=len(PROMPTS),
-        max_model_len=100,
-        max_k=max_k,
-        log_top_k=8,
-        draft_vocabulary=draft_vocabulary,
-    )
-
-
-def start(decoder: SpeculativeDecoder, prompts: list[list[int]], chunk: int = 7, with_draft: bool = True) -> None:
-    for row, prompt in enumerate(prompts):
-        decoder.load(row, prompt)
-        while not decoder.prefill(row, chunk, with_draft=with_draft):
-            pass
-
-
-def batch(params: list[SamplingParams], seeds: list[int] | None = None) -> SamplingBatch:
-    return SamplingBatch.of(params, seeds or list(range(len(params))), torch.device("cpu"))
-
-
-def run(decoder: SpeculativeDecoder, ks: list[int], sampling: SamplingBatch, rows: int) -> list[list[int]]:
-    """Rounds with the k of `ks` in turn until every row has `NEW_TOKENS`."""
-    outputs: list[list[int]] = [[] for _ in range(rows)]
-    turn = 0
-    while min(map(len, outputs)) < NEW_TOKENS:
-        outcome = decoder.round(rows, ks[turn % len(ks)], sampling, log=False)
-        turn += 1
-        for row in range(rows):
-            outputs[row] += outcome.token_ids[row, : outcome.num_accepted[row] + 1].tolist()
-    return [output[:NEW_TOKENS] for output in outputs]
-
-
-def greedy_reference(target: str, prompts: list[list[int]]) -> list[list[int]]:
-    model = load_causal_lm(target)
-    outputs = []
-    for prompt in prompts:
-        ids = model.generate(
-            torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
-        )
-        outputs.append(ids[0, len(prompt) :].tolist())
-    return outputs
+from tests.unit.serving.decoders import (
+    GREEDY,
+    NEW_TOKENS,
+    PROMPTS,
+    batch,
+    greedy_reference,
+    make_decoder,
+    run,
+    start,
+)
 
 
 @pytest.mark.parametrize("ks", [[0], [1], [2], [4], [3, 0, 0, 2, 1, 0, 4]], ids=str)

@@ -19,6 +19,7 @@ KNOWN = torch.tensor([0, 2, 3, 5, 8, 10])
 PARAMS = {
     "plain": SamplingParams(temperature=0.8),
     "filtered": SamplingParams(temperature=1.2, top_k=7, top_p=0.95),
+    "penalised": SamplingParams(temperature=1.2, top_k=7, presence_penalty=-1.0, frequency_penalty=2.0),
 }
 
 
@@ -27,7 +28,9 @@ def pairs(model: LlamaForCausalLM, params: SamplingParams) -> Tensor:
     one = SamplingBatch.of([params], [0], torch.device("cpu"))
     contexts = torch.tensor([[*PROMPT, token] for token in range(VOCABULARY)])
     with torch.no_grad():
-        probs = process_logits(model(contexts).logits[:, -2:], one).double()
+        logits = model(contexts).logits[:, -2:]
+    logits[:, 1].diagonal().sub_(params.presence_penalty + params.frequency_penalty)  # it came once before
+    probs = process_logits(logits, one).double()
     probs /= probs.sum(-1, keepdim=True)
     return probs[0, 0][:, None] * probs[:, 1]
 

@@ -51,7 +51,19 @@ def test_sampling_never_draws_a_token_of_probability_zero() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("max_tokens", 0), ("temperature", -1.0), ("top_k", -1), ("top_p", 0.0), ("min_p", 1.0), ("stop", ("",))],
+    [
+        ("max_tokens", 0),
+        ("temperature", -1.0),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("min_p", 1.0),
+        ("stop", ("",)),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("frequency_penalty", float("nan")),
+        ("logprobs", -1),
+        ("prompt_logprobs", 21),
+    ],
 )
 def test_bad_parameters_are_named(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=field):

@@ -1,7 +1,7 @@
 """Text as it comes out of tokens: stop strings, held text, characters of several tokens; and what is kept of it."""
 
 from serving.output import Output
-from serving.request import GenerationRequest, OutputDelta, SamplingParams
+from serving.request import GenerationRequest, OutputDelta, SamplingParams, TokenLogprob
 from tests.conftest import tiny_tokenizer
 from tests.unit.serving.rounds import a_round
 
@@ -73,6 +73,16 @@ def test_characters_of_several_tokens_are_sent_whole() -> None:
     assert [len(delta.token_ids) for delta in spoken.deltas] == [1, 2, 3]
 
 
+def test_a_character_cut_off_by_the_end_is_told_as_transformers_does() -> None:
+    spoken = Spoken(stop=("<end>",))
+    tokens = TOKENIZER("né☃").input_ids[:-1]
+    spoken.output.take(a_round(tokens), 0, len(tokens), 1)
+    spoken.output.send(None)
+    spoken.output.send("length")
+    assert spoken.texts == ["né", "\ufffd"]
+    assert "".join(spoken.texts) == TOKENIZER.decode(tokens, skip_special_tokens=True)
+
+
 def test_no_more_is_taken_than_the_engine_says() -> None:
     spoken = Spoken()
     spoken.output.take(a_round(TOKENIZER("abcdef").input_ids), 0, 4, 1)
@@ -119,3 +129,22 @@ def test_who_asks_not_to_be_recorded_is_not() -> None:
     spoken = Spoken(record=False)
     spoken.output.take(a_round([70, 71], log=True), 0, 2, 3)
     assert spoken.output.sample() is None
+
+
+def test_a_penalised_answer_is_not_recorded() -> None:
+    spoken = Spoken(presence_penalty=0.5)
+    spoken.output.take(a_round([70, 71], log=True), 0, 2, 3)
+    assert spoken.output.sample() is None
+
+
+def test_logprobs_go_with_the_tokens_they_are_of() -> None:
+    spoken = Spoken(stop=("d",), logprobs=2)
+    tokens = TOKENIZER("abcde").input_ids
+    for start, length in ((0, 1), (1, 4)):
+        part = tokens[start : start + length]
+        reason = spoken.output.take(a_round(part, log=True), 0, length, 1)
+        spoken.output.send(reason)
+    assert [delta.logprobs for delta in spoken.deltas] == [
+        (TokenLogprob(tokens[0], -5.0, ((0, -1.0), (1, -2.0))),),
+        tuple(TokenLogprob(tokens[1 + n], -5.0 - n, ((0, -1.0), (1, -2.0))) for n in range(3)),
+    ]

@@ -17,7 +17,7 @@ from serving.output import Output
 from serving.output_thread import OutputThread
 from serving.request import FinishReason, GenerationRequest, OutputDelta, RequestStats, SamplingParams
 from tests.conftest import tiny_tokenizer
-from tests.unit.serving.clients import ask, request
+from tests.unit.serving.clients import Client, ask, request
 from tests.unit.serving.rounds import a_round
 
 TOKENIZER = tiny_tokenizer()
@@ -121,6 +121,53 @@ def test_a_listener_that_raises_ends_the_engine_and_every_client_hears(
     assert [client.deltas[-1].finish_reason for client in clients] == ["error"] * 5
     assert not engine.is_alive
     engine.stop()
+
+
+class Leaving(Client):
+    """Raises when it hears its second delta, or its last."""
+
+    def __init__(self, at_the_end: bool) -> None:
+        super().__init__()
+        self.at_the_end = at_the_end
+
+    def __call__(self, delta: OutputDelta) -> None:
+        super().__call__(delta)
+        if bool(delta.finish_reason) if self.at_the_end else len(self.deltas) == 2:
+            raise ValueError("gone")
+
+
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_a_client_that_raises_ends_its_own_request_only(
+    config: HotdraftConfig, caplog: pytest.LogCaptureFixture, at_the_end: bool
+) -> None:
+    engine = build_engine(config, None)  # not started: the test takes the steps
+    diary = Diary()
+    engine.listeners.append(diary)
+    leaving = Leaving(at_the_end)
+    engine.submit(request("leaving", max_tokens=30), leaving)
+    others = [ask(engine, request(f"r{n}", max_tokens=60)) for n in range(2)]
+    while not all(client.done.is_set() for client in others):
+        engine.step()
+    assert [len(client.ids) for client in others] == [60, 60]
+    assert not engine._outputs.has_failed
+    assert "request leaving ends: its callback raised" in caplog.text
+    counted = [entry for entry in diary.heard if entry.startswith("leaving")]
+    if at_the_end:
+        assert counted == ["leaving counted: length, 30 tokens"]
+    else:
+        assert len(leaving.deltas) == 2
+        assert counted == [f"leaving counted: error, {len(leaving.ids)} tokens"]
+        assert len(leaving.ids) < 30
+    engine.step()
+    assert engine.num_running == 0
+
+
+def test_a_client_that_raises_as_the_engine_stops(config: HotdraftConfig) -> None:
+    engine = build_engine(config, None)
+    engine.submit(request("leaving"), Leaving(at_the_end=True))
+    other = ask(engine, request("other"))
+    engine.stop()
+    assert other.wait().finish_reason == "cancelled"
 
 
 def test_a_stop_string_frees_the_slot(config: HotdraftConfig) -> None:

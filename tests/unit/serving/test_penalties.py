@@ -98,6 +98,15 @@ def test_a_draft_that_is_the_target_is_penalised_alike(tiny_target: str, sampled
         assert outcome.num_accepted.tolist() == [k] * len(PROMPTS)
 
 
+def test_so_is_one_that_knows_only_what_is_said(tiny_target: str, reference: list[list[int]]) -> None:
+    said = torch.tensor(sorted({token for output in reference for token in output}))
+    decoder = make_decoder(tiny_target, tiny_target, draft_vocabulary=said)
+    start(decoder, PROMPTS)
+    for k in (3, 0, 4, 2, 1, 4):
+        outcome = decoder.round(len(PROMPTS), k, batch(PARAMS), log=False)
+        assert outcome.num_accepted.tolist() == [k] * len(PROMPTS)
+
+
 def test_counts_follow_a_request_to_another_slot(tiny_target: str, tiny_draft: str, reference) -> None:
     decoder = make_decoder(tiny_target, tiny_draft)
     start(decoder, PROMPTS)

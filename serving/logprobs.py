@@ -1,19 +1,21 @@
 """Log-probabilities as OpenAI's two endpoints tell them."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
 
 from serving.request import TokenLogprob
 
+Logprob = Annotated[float, AfterValidator(lambda logprob: max(logprob, -9999.0))]
+"""JSON has no infinity: a token that cannot be has vLLM's floor."""
 TokenText = Callable[[int], str]
 """The text of one token, special ones included."""
 
 
 class TopLogprob(BaseModel):
     token: str
-    logprob: float
+    logprob: Logprob
     bytes: list[int]
 
 
@@ -27,9 +29,9 @@ class ChatLogprobs(BaseModel):
 
 class TextLogprobs(BaseModel):
     tokens: list[str]
-    token_logprobs: list[float | None]
+    token_logprobs: list[Logprob | None]
     """None for the first token of an echoed prompt."""
-    top_logprobs: list[dict[str, float] | None]
+    top_logprobs: list[dict[str, Logprob] | None]
     text_offset: list[int]
 
 

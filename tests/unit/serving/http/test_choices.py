@@ -1,10 +1,13 @@
 """Several answers to a prompt, several prompts, log-probabilities and echo."""
 
+import math
 from typing import Any
 
 import openai
 import pytest
 
+from serving.logprobs import text_logprobs
+from serving.request import TokenLogprob
 from tests.unit.serving.http.scripted import USER, WORDS, ScriptedEngine
 
 SAID = [WORDS[token] for token in (1, 2, 3, 4, 0)]
@@ -100,3 +103,9 @@ def test_penalties_reach_the_engine(client: openai.OpenAI, engine: ScriptedEngin
     client.chat.completions.create(model="tiny-chat", messages=USER, presence_penalty=0.5, frequency_penalty=-1)
     params = engine.requests[0].params
     assert (params.presence_penalty, params.frequency_penalty) == (0.5, -1)
+
+
+def test_what_cannot_be_has_a_number_in_json() -> None:
+    told = text_logprobs([TokenLogprob(5, -math.inf, ((6, -math.inf),))], str)
+    assert told.token_logprobs == [-9999.0]
+    assert told.top_logprobs == [{"6": -9999.0, "5": -9999.0}]

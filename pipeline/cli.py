@@ -3,10 +3,11 @@
 import logging
 import os
 import sys
+from typing import Annotated
 
 import typer
 
-from pipeline.commands import adapters, models, replay
+from pipeline.commands import adapters, config, models, replay
 from pipeline.commands.bench import bench
 from pipeline.commands.distill import distill
 from pipeline.commands.experiment import experiment
@@ -14,17 +15,45 @@ from pipeline.commands.predistill import predistill
 from pipeline.commands.serve import serve
 from pipeline.commands.simulate import demo, simulate
 
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from pipeline.version import installed_version
+
+        typer.echo(f"hotdraft {installed_version()}")
+        raise typer.Exit
+
+
 app = typer.Typer(
     name="hotdraft",
-    help="Speculative decoding whose draft model learns from the traffic it serves.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def hotdraft(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Speculative decoding whose draft model learns from the traffic it serves.
+
+    Examples:
+    $ hotdraft models fetch smollm2
+    $ hotdraft serve --config configs/smollm2.yaml --self-improve
+    $ hotdraft --install-completion
+
+    The environment variable HOTDRAFT_CONFIG stands in for --config.
+    """
+
+
 for command in (serve, simulate, demo, distill, predistill, experiment, bench):
     app.command()(command)
 app.add_typer(adapters.app, name="adapters")
 app.add_typer(replay.app, name="replay")
 app.add_typer(models.app, name="models")
+app.add_typer(config.app, name="config")
 
 
 def main() -> None:

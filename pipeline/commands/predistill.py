@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from pipeline.commands.options import ConfigOption
+
 
 class Method(StrEnum):
     FULL = "full"
@@ -16,9 +18,7 @@ class Method(StrEnum):
 
 
 def predistill(
-    config: Annotated[
-        Path, typer.Option("--config", "-c", help="YAML file with target, run_dir and a predistill section.")
-    ],
+    config: ConfigOption,
     out: Annotated[Path | None, typer.Option(help="New or empty folder that the draft is written to.")] = None,
     prompts: Annotated[
         list[str] | None,
@@ -38,8 +38,15 @@ def predistill(
 ) -> None:
     """Make a draft from a target: cut some of its layers, or take a smaller model, and distil it.
 
-    It learns from the target's own answers, which are kept in the run folder, and training writes
-    checkpoints: started again, the command goes on where it was stopped.
+    It learns from the target's own answers, which are kept in the run folder,
+    and training writes checkpoints: started again, the command goes on where it
+    was stopped. The configuration needs a predistill section.
+
+    Examples:
+    $ hotdraft predistill --config configs/predistill-smollm2.yaml --plan
+    $ hotdraft predistill -c configs/predistill-smollm2.yaml --out runs/my-draft
+    $ hotdraft predistill -c configs/predistill-qwen2.5-7b.yaml \\
+        --plan --memory-gb 80
     """
     import random
 

@@ -3,25 +3,34 @@
 import json
 from dataclasses import asdict
 from datetime import datetime
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="The replay buffer.")
+from pipeline.commands.options import ConfigOption, JsonOption
+
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.callback()
 def replay() -> None:
-    """The replay buffer."""  # a callback keeps `stats` a sub-command while it is the only one
+    """The replay buffer.
+
+    Examples:
+    $ hotdraft replay stats --config configs/smollm2.yaml
+    """  # a callback keeps `stats` a sub-command while it is the only one
 
 
 @app.command()
 def stats(
-    config: Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    config: ConfigOption,
+    as_json: JsonOption = False,
 ) -> None:
-    """Count the recorded requests, tokens and rejections, by domain and draft version."""
+    """Count the recorded requests, tokens and rejections, by domain and draft version.
+
+    Examples:
+    $ hotdraft replay stats --config configs/smollm2.yaml
+    $ hotdraft replay stats --config configs/smollm2.yaml --json
+    """
     from rich.console import Console
     from rich.table import Table
 

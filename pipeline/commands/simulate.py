@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.commands.options import ConfigOption
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from pipeline.simulate import Defaults, Outcome
     from pipeline.traffic import Prompt
 
-ConfigOption = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
+DemoConfigOption = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
 ConcurrencyOption = Annotated[int, typer.Option(min=1, help="Requests in flight.")]
 MaxTokensOption = Annotated[int, typer.Option(min=1, help="For prompts that do not state their own.")]
 
@@ -34,7 +36,16 @@ def simulate(
         float, typer.Option(min=0, max=2, help="For prompts that do not state their own.")
     ] = 0.0,
 ) -> None:
-    """Play prompts through the loop; write how acceptance went. Exit code 1 if a request failed."""
+    """Play prompts through the loop; write how acceptance went. Exit code 1 if a request failed.
+
+    Examples:
+    $ hotdraft simulate --traffic my.jsonl -c configs/smollm2.yaml --out runs/mine
+    $ hotdraft simulate --traffic a.jsonl --traffic b.jsonl --limit 100 \\
+        -c configs/smollm2.yaml --url http://127.0.0.1:8000 --out runs/mine
+
+    A line of a file is {"domain": "sql", "prompt": "..."}. The report for
+    scripts is report.json in the folder --out.
+    """
     from pipeline.simulate import Defaults
     from pipeline.traffic import read_traffic
 
@@ -44,14 +55,19 @@ def simulate(
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for everything the demo makes.")] = Path("runs/demo"),
-    config: ConfigOption = Path("configs/demo.yaml"),
+    config: DemoConfigOption = Path("configs/demo.yaml"),
     arithmetic_requests: Annotated[int, typer.Option(min=1, help="Prompts of the first domain.")] = 40,
     sql_requests: Annotated[int, typer.Option(min=1, help="Prompts of the domain that follows.")] = 220,
     concurrency: ConcurrencyOption = 4,
     max_tokens: MaxTokensOption = 64,
     seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
 ) -> None:
-    """The loop on built-in traffic: arithmetic problems, then text-to-SQL arrives as a shift."""
+    """The loop on built-in traffic: arithmetic problems, then text-to-SQL arrives as a shift.
+
+    Examples:
+    $ hotdraft demo
+    $ hotdraft demo --arithmetic-requests 20 --sql-requests 60 --out runs/short
+    """
     from pipeline.generators import arithmetic, text_to_sql
     from pipeline.simulate import Defaults
     from pipeline.traffic import write_traffic

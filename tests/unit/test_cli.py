@@ -1,14 +1,20 @@
 """The command line answers at once and explains every command."""
 
 import json
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from pipeline.cli import app
+from tests.command_lines import command_lines, parse
+
+ROOT = Path(__file__).parents[2]
 
 HEAVY = {"torch", "transformers", "mlflow", "lightning", "datasets", "peft", "fastapi", "matplotlib", "numpy"}
 
@@ -31,6 +37,7 @@ def commands(group: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]
 
 
 COMMANDS = commands(typer.main.get_command(app))
+LEAVES = [words for words in COMMANDS if not any(other[:-1] == words for other in COMMANDS)]
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -55,6 +62,8 @@ def test_all_commands_are_found() -> None:
         ("adapters", "rollback"),
         ("replay", "stats"),
         ("models", "fetch"),
+        ("config", "show"),
+        ("config", "schema"),
     } <= set(COMMANDS)
 
 
@@ -63,3 +72,77 @@ def test_every_command_explains_itself(words: tuple[str, ...]) -> None:
     result = CliRunner().invoke(app, [*words, "--help"])
     assert result.exit_code == 0, result.output
     assert "Usage:" in result.output
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_shows_examples_of_itself_that_parse(words: tuple[str, ...]) -> None:
+    told = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).output
+    examples = list(command_lines(re.sub(r" +$", "", told, flags=re.MULTILINE)))  # as 80 columns show them
+    assert examples
+    for example in examples:
+        assert tuple(example[: len(words)]) == words
+        parse(example)
+
+
+def test_what_does_not_parse_is_told_from_what_does() -> None:
+    assert parse(["serve", "-c", "my.yaml", "--port", "9000"])["port"] == 9000
+    for wrong in (
+        ["serve", "--prot", "1"],
+        ["serve", "--port", "many"],
+        ["adapters", "show", "0"],
+        ["distill", "x"],
+    ):
+        with pytest.raises(
+            Exception, match=r"(?i)no such option|valid integer|greater than|range|missing|unexpected"
+        ):
+            parse(wrong)
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)
+def test_commands_in_the_documentation_parse(path: Path) -> None:
+    blocks = re.findall(r"```bash\n(.*?)```", path.read_text(), re.DOTALL)
+    rows = re.findall(r"^\| `(hotdraft [^`]+)`", path.read_text(), re.MULTILINE)
+    for words in command_lines("\n".join([*blocks, *rows])):
+        parse(words)
+
+
+def test_the_configuration_may_be_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOTDRAFT_CONFIG", "configs/my.yaml")
+    for words in LEAVES:
+        told = CliRunner().invoke(app, [*words, "--help"]).output
+        if "--config" in told and words != ("demo",):  # which brings its own
+            assert "-c " in told, words
+            assert "HOTDRAFT_CONFIG" in told, words
+    assert parse(["serve"])["config"] == Path("configs/my.yaml")
+    assert parse(["serve", "-c", "other.yaml"])["config"] == Path("other.yaml")
+
+
+def test_version() -> None:
+    told = CliRunner().invoke(app, ["--version"])
+    assert told.exit_code == 0
+    assert re.fullmatch(r"hotdraft (\d+\.\d+\S*|unknown)\n", told.output)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_commands_options_and_values(shell: str) -> None:
+    assert completed(shell, "hotdraft ad") == {"adapters"}
+    assert "rollback" in completed(shell, "hotdraft adapters ")
+    assert completed(shell, "hotdraft serve --self") == {"--self-improve"}
+    assert completed(shell, "hotdraft serve --dtype bfl") == {"bfloat16"}
+    assert completed(shell, "hotdraft predistill --method q") == {"qlora"}
+
+
+def completed(shell: str, line: str) -> set[str]:
+    """What `shell` is offered for the last word of `line`, by the protocol of its completion script."""
+    words = line.split(" ")
+    if shell == "bash":
+        asked = {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    else:
+        asked = {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.argv = ['hotdraft']; from pipeline.cli import main; main()"],
+        env={**os.environ, "_HOTDRAFT_COMPLETE": f"complete_{shell}", **asked},
+        capture_output=True,
+        text=True,
+    )
+    return set(re.findall(r'^(?:_arguments .*\(\()?"?([-\w]+)', done.stdout, re.MULTILINE))

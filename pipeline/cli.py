@@ -10,6 +10,7 @@ import typer
 from pipeline.commands import adapters, config, models, replay
 from pipeline.commands.bench import bench
 from pipeline.commands.distill import distill
+from pipeline.commands.doctor import doctor
 from pipeline.commands.experiment import experiment
 from pipeline.commands.predistill import predistill
 from pipeline.commands.serve import serve
@@ -42,13 +43,14 @@ def hotdraft(
     Examples:
     $ hotdraft models fetch smollm2
     $ hotdraft serve --config configs/smollm2.yaml --self-improve
+    $ hotdraft doctor --config configs/smollm2.yaml
     $ hotdraft --install-completion
 
     The environment variable HOTDRAFT_CONFIG stands in for --config.
     """
 
 
-for command in (serve, simulate, demo, distill, predistill, experiment, bench):
+for command in (serve, simulate, demo, distill, predistill, experiment, bench, doctor):
     app.command()(command)
 app.add_typer(adapters.app, name="adapters")
 app.add_typer(replay.app, name="replay")

@@ -52,7 +52,7 @@ def explain(path: str | Path, overrides: Mapping[str, Any] | None = None) -> lis
 
 
 def _setting(keys: Keys, value: Any, source: PydanticBaseSettingsSource | None) -> Setting:
-    key, shown = ".".join(keys), _without_password(value)
+    key, shown = ".".join(keys), json.loads(without_password(json.dumps(value)))
     match source:
         case None:
             return Setting(key, shown, "default")
@@ -88,6 +88,6 @@ def _variable(source: EnvSettingsSource, keys: Keys) -> str:
     return next(name for name in os.environ if name.lower() == found)
 
 
-def _without_password(value: Any) -> Any:
-    """`value` with the password of every address in it masked: stores may be named with one."""
-    return json.loads(re.sub(r"(://[^/@:\"\s]*):[^/@\"\s]+@", r"\1:**********@", json.dumps(value)))
+def without_password(text: str) -> str:
+    """`text` with the password of every address in it masked: stores may be named with one."""
+    return re.sub(r"(://[^/@:\"\s]*):[^/@\"\s]+@", r"\1:**********@", text)

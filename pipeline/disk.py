@@ -17,8 +17,13 @@ class DiskError(ValueError):
 
 def free_bytes(path: str | Path) -> int:
     """What the disk of `path`, which need not exist yet, has free."""
+    return shutil.disk_usage(nearest_folder(path)).free
+
+
+def nearest_folder(path: str | Path) -> Path:
+    """`path`, or the closest of the folders around it that exists."""
     place = Path(path).absolute()
-    return shutil.disk_usage(next(folder for folder in (place, *place.parents) if folder.exists())).free
+    return next(folder for folder in (place, *place.parents) if folder.exists())
 
 
 def require_disk(path: str | Path, needed_bytes: float, what: str) -> None:

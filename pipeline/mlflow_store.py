@@ -27,7 +27,7 @@ STORE_ERRORS = (MlflowException, SQLAlchemyError, OSError)
 
 def open_client(config: HotdraftConfig) -> MlflowClient:
     """A client of the tracking store and model registry at `config.tracking_uri`, created if absent."""
-    path = _sqlite_path(config.tracking_uri)
+    path = sqlite_path(config.tracking_uri)
     if path is not None:
         _create_sqlite(path)
     return MlflowClient(tracking_uri=config.tracking_uri, registry_uri=config.tracking_uri)
@@ -57,7 +57,7 @@ def exclusive(config: HotdraftConfig) -> AbstractContextManager[object]:
 
     The kernel frees the lock when its holder dies. A remote store has no such lock.
     """
-    path = _sqlite_path(config.tracking_uri)
+    path = sqlite_path(config.tracking_uri)
     return nullcontext() if path is None else FileLock(f"{path}.lock")
 
 
@@ -66,7 +66,8 @@ def name_part(text: str) -> str:
     return re.sub(r"[^\w-]", "_", text, flags=re.ASCII)[:100] or "default"
 
 
-def _sqlite_path(uri: str) -> Path | None:
+def sqlite_path(uri: str) -> Path | None:
+    """The file of a SQLite store; None for any other, and for one in memory."""
     if not uri.startswith("sqlite:"):
         return None
     database = make_url(uri).database

@@ -1,0 +1,100 @@
+"""The replay buffer, the MLflow store and the disk under them: reachable, writable, with room."""
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+
+import fsspec
+import httpx
+from mlflow import MlflowClient
+
+from pipeline.config import HotdraftConfig
+from pipeline.config_origins import without_password
+from pipeline.diagnosis.finding import Finding, ok, problem, warning
+from pipeline.disk import free_bytes, nearest_folder
+from pipeline.mlflow_store import STORE_ERRORS, sqlite_path
+
+MIN_FREE_BYTES = 1_000_000_000
+"""What checkpoints of a job, adapters and logs may need beside the replay buffer."""
+HEALTH_SECONDS = 5.0
+HTTP = ("http://", "https://")
+
+
+def examine_run_dir(config: HotdraftConfig) -> Iterator[Finding]:
+    place, free = nearest_folder(config.run_dir), free_bytes(config.run_dir)
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        mend = f"`chown` {place} to the user that serves, or set `run_dir:` to a folder that it owns"
+        yield problem("run_dir", f"{config.run_dir} cannot be written", mend)
+        return
+    says = f"{config.run_dir}, {free / 1e9:.1f} GB free"
+    needed = MIN_FREE_BYTES + config.replay.max_bytes
+    if free < MIN_FREE_BYTES:
+        yield problem("run_dir", says, f"free some space: a job needs up to {MIN_FREE_BYTES / 1e9:g} GB")
+    elif free < needed and config.replay.url is None:
+        mend = f"free some space, or set `replay: {{max_bytes: {max(1, int(free) - MIN_FREE_BYTES)}}}`"
+        yield warning("run_dir", f"{says}, and the replay buffer alone may take {needed / 1e9:.1f} GB", mend)
+    else:
+        yield ok("run_dir", says)
+
+
+def examine_replay(config: HotdraftConfig) -> Iterator[Finding]:
+    url, shown = config.replay_url, without_password(config.replay_url)
+    mend = "set `replay: {url: …}` to a folder or bucket that this user may write"
+    try:
+        fs, root = fsspec.core.url_to_fs(url)
+        if fs.exists(root) and not fs.isdir(root):
+            yield problem("replay buffer", f"{shown} is no folder", mend)
+            return
+        shards = _shards(fs, root)
+        if "file" in fs.protocol:  # nothing is made: the folder may not exist yet
+            writable = os.access(nearest_folder(root), os.W_OK | os.X_OK)
+        else:
+            probe = f"{root}/.doctor-{uuid.uuid4().hex}"
+            fs.pipe_file(probe, b"")
+            fs.rm_file(probe)
+            writable = True
+    except (OSError, ImportError, ValueError) as error:  # away or forbidden, no such filesystem, no such protocol
+        yield problem("replay buffer", f"{shown}: {without_password(str(error))}", mend)
+        return
+    if writable:
+        says = f"{shown}, {len(shards)} shards, {sum(shards) / 1e6:,.1f} of {config.replay.max_bytes / 1e6:,.0f} MB"
+        yield ok("replay buffer", says)
+    else:
+        yield problem("replay buffer", f"{shown} cannot be written", mend)
+
+
+def _shards(fs: fsspec.AbstractFileSystem, root: str) -> list[int]:
+    """Bytes of each."""
+    if not fs.exists(root):
+        return []
+    return [entry["size"] for entry in fs.ls(root, detail=True) if entry["name"].endswith(".parquet")]
+
+
+def examine_mlflow(config: HotdraftConfig) -> Iterator[Finding]:
+    uri = config.tracking_uri
+    shown = without_password(uri)
+    path = sqlite_path(uri)
+    if path is not None and not path.exists():
+        yield ok("MLflow store", f"{shown} is created when it is first used")
+        return
+    began = time.monotonic()
+    try:
+        if uri.startswith(HTTP):  # MLflow itself tries for long before it gives up
+            httpx.get(f"{uri.rstrip('/')}/health", timeout=HEALTH_SECONDS, follow_redirects=True).raise_for_status()
+        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+        versions = client.search_model_versions(f"name = '{config.tracking.registered_model}'", max_results=1000)
+    except (*STORE_ERRORS, httpx.HTTPError) as error:
+        first_line = without_password(str(error)).strip().partition("\n")[0]
+        yield problem("MLflow store", f"{shown}: {first_line}", _mend_mlflow(uri, str(error)))
+        return
+    says = f"{shown} answered in {time.monotonic() - began:.2f} s, {len(versions)} adapter versions"
+    yield ok("MLflow store", says)
+
+
+def _mend_mlflow(uri: str, error: str) -> str:
+    if "out-of-date database schema" in error:
+        return f"`mlflow db upgrade {without_password(uri)}`, after a copy of the database is made"
+    if uri.startswith(HTTP):
+        return "start the MLflow server, or set `tracking: {uri: …}` to where it is; serving goes on without it"
+    return "see that the database is up and that `tracking: {uri: …}` is right; serving goes on without it"

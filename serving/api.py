@@ -1,7 +1,6 @@
 """The HTTP face: OpenAI's endpoints and others over an `Engine`, with probes, version and Prometheus metrics."""
 
 from collections.abc import Sequence
-from importlib import metadata
 
 from asgi_correlation_id import CorrelationIdMiddleware
 from fastapi import APIRouter, Depends, FastAPI, Response
@@ -10,6 +9,7 @@ from prometheus_client import generate_latest
 from prometheus_fastapi_instrumentator import Instrumentator
 
 from pipeline.config import HotdraftConfig
+from pipeline.version import installed_version
 from serving.access import GUARDED, ApiKeyGuard, BodyLimit
 from serving.engine import Engine
 from serving.errors import ApiError, add_error_handlers, error_responses
@@ -84,11 +84,3 @@ def create_app(
 def is_request_id(text: str) -> bool:
     """Whether a client's request id may go to logs and headers as it is."""
     return len(text) <= MAX_REQUEST_ID and text.isascii() and text.isprintable()
-
-
-def installed_version() -> str:
-    """Version of the installed distribution; a bare checkout has none."""
-    try:
-        return metadata.version("hotdraft")
-    except metadata.PackageNotFoundError:
-        return "unknown"

@@ -56,7 +56,7 @@ def _findings(path: Path | None) -> "list[Finding]":
         from pipeline.diagnosis.machine import examine_machine
         from pipeline.diagnosis.model_files import examine_models
         from pipeline.diagnosis.packages import examine_packages
-        from pipeline.diagnosis.port import examine_port
+        from pipeline.diagnosis.server import examine_access, examine_port
         from pipeline.diagnosis.stores import examine_mlflow, examine_replay, examine_run_dir
 
         examinations = [
@@ -70,6 +70,7 @@ def _findings(path: Path | None) -> "list[Finding]":
                 ("replay buffer", STORE_SECONDS, lambda: examine_replay(settings)),
                 ("MLflow store", STORE_SECONDS, lambda: examine_mlflow(settings)),
                 ("port", STORE_SECONDS, lambda: examine_port(settings)),
+                ("API keys", STORE_SECONDS, lambda: examine_access(settings)),
                 ("jobs", STORE_SECONDS, lambda: examine_jobs(settings, path)),
             ]
         for about, seconds, examine in examinations:

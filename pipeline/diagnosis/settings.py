@@ -9,8 +9,8 @@ from pipeline.config import ConfigError, HotdraftConfig, load_config
 from pipeline.diagnosis.finding import Finding, ok, problem, warning
 
 PREFIX = "HOTDRAFT_"
-OTHERS = ("HOTDRAFT_CACHE", "HOTDRAFT_CONFIG")
-"""Variables that are no keys of the configuration."""
+OTHERS = ("HOTDRAFT_CACHE", "HOTDRAFT_CONFIG", "HOTDRAFT_BENCH_PYTHON_")
+"""How variables begin that are no keys of the configuration."""
 
 
 def read_settings(path: Path | None) -> tuple[HotdraftConfig | None, list[Finding]]:
@@ -33,7 +33,7 @@ def _ignored_variables() -> Iterator[Finding]:
     keys = {f"{PREFIX}{name.upper()}" for name in HotdraftConfig.model_fields}
     for name in sorted(os.environ):
         first = name.upper().partition("__")[0]
-        if first.startswith(PREFIX) and first not in keys.union(OTHERS):
+        if first.startswith(PREFIX) and first not in keys and not first.startswith(OTHERS):
             close = difflib.get_close_matches(first, keys, n=1)
             mend = f"did you mean {close[0]}?" if close else f"`unset {name}`, or see `hotdraft config show`"
             yield warning("environment", f"{name} is no key of the configuration and is ignored", mend)

@@ -15,7 +15,7 @@ import pytest
 from pipeline.config import HotdraftConfig
 from pipeline.diagnosis import stores
 from pipeline.diagnosis.finding import Finding, ok, within
-from pipeline.diagnosis.port import examine_port
+from pipeline.diagnosis.server import examine_access, examine_port
 from pipeline.diagnosis.stores import examine_mlflow, examine_replay, examine_run_dir
 
 
@@ -172,3 +172,18 @@ def test_a_port_that_is_free_and_addresses_of_other_machines(tmp_path):
     assert only(examine_port(config_of(tmp_path, server={"port": 0}))).state == "ok"
     for host in ("192.0.2.1", "no.such.host.invalid"):
         assert only(examine_port(config_of(tmp_path, server={"host": host}))).state == "problem"
+
+
+def test_who_may_ask(tmp_path):
+    def examined(**server: object) -> Finding:
+        return only(examine_access(config_of(tmp_path, server=server)))
+
+    assert examined().state == "ok"
+    assert examined(host="0.0.0.0").state == "warning"
+    assert examined(host="0.0.0.0", api_keys=["secret"]).state == "ok"
+    missing = examined(api_key_file=tmp_path / "keys")
+    assert (missing.state, "cannot be read" in missing.says) == ("problem", True)
+    (tmp_path / "keys").write_text("# ours\nsecret-one\nsecret-two\n")
+    found = examined(api_key_file=tmp_path / "keys")
+    assert (found.state, found.says[:2]) == ("ok", "2,")
+    assert "secret" not in found.says

@@ -1,13 +1,15 @@
-"""The port to serve at: free, or whose."""
+"""Where the server listens: whether the port is free, or whose it is, and who may ask."""
 
 import errno
+import ipaddress
 import socket
 from collections.abc import Iterator
 
 import httpx
 
-from pipeline.config import HotdraftConfig
-from pipeline.diagnosis.finding import Finding, ok, problem
+from pipeline.config import ConfigError, HotdraftConfig
+from pipeline.diagnosis.finding import Finding, ok, problem, warning
+from serving.access import read_api_keys
 
 ANSWER_SECONDS = 3.0
 ANY = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
@@ -55,3 +57,25 @@ def _tenant(host: str, port: int, mend: str) -> Finding:
         running = f"hotdraft {says.get('version')} serves at {url}, with draft version {says['draft_version']}"
         return ok("port", running)
     return problem("port", f"another program listens at {host}:{port}", f"{mend}; `ss -ltnp` tells which it is")
+
+
+def examine_access(config: HotdraftConfig) -> Iterator[Finding]:
+    mend = "set HOTDRAFT_SERVER__API_KEYS, or `server: {api_key_file: FILE}` with one key a line"
+    try:
+        keys = read_api_keys(config.server)
+    except ConfigError as error:
+        yield problem("API keys", str(error), mend)
+        return
+    if keys:
+        yield ok("API keys", f"{len(keys)}, one of which every request needs")
+    elif _is_loopback(config.server.host):
+        yield ok("API keys", f"none: {config.server.host} is open to everybody on this machine, and to no other")
+    else:
+        yield warning("API keys", f"none: open to everybody who reaches {config.server.host}", mend)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

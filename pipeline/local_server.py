@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from pipeline.log_tail import log_tail
 from pipeline.supervisor import environment_of
 
 START_SECONDS = 600.0
@@ -81,17 +82,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
-
-
-def log_tail(log: Path, lines: int = 15) -> str:
-    """The last `lines` lines that a log shows, without blank ones, colours and overwritten progress bars."""
-    if not log.is_file():
-        return ""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 8192))
-        text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", file.read().decode(errors="replace"))
-    shown = [line.split("\r")[-1].rstrip() for line in text.replace("\r\n", "\n").split("\n")]
-    return "\n".join([line for line in shown if line][-lines:])
 
 
 def trainer_says(log: Path) -> str:

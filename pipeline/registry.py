@@ -5,6 +5,7 @@ exists only after its files do, so at every moment it names a complete version. 
 is told by tags, written before the alias moves where a crash in between must not lose it.
 """
 
+import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,6 +32,10 @@ ABSENT = {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}  # the latter fo
 
 class RegistryError(ValueError):
     """A request the registry cannot meet: an unknown version, no champion to roll back, no files."""
+
+
+class UnknownVersionError(RegistryError):
+    """No such version."""
 
 
 @dataclass(frozen=True)
@@ -158,8 +163,9 @@ class AdapterRegistry:
         return [_adapter_version(item, aliases) for item in found]
 
     def training_metrics(self, version: int) -> dict[str, float]:
-        """The last value of every metric of the run that trained `version`."""
-        return dict(self._client.get_run(self.version(version).run_id).data.metrics)
+        """The last value of every metric of the run that trained `version`, where it is a finite number."""
+        metrics = self._client.get_run(self.version(version).run_id).data.metrics
+        return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def download(self, version: int, into: Path | None = None) -> Path:
         """A local folder with the files of `version`: `into`, or one that is not to be written to."""
@@ -177,7 +183,7 @@ class AdapterRegistry:
             return self._client.get_model_version(self._name, str(version))
         except MlflowException as error:
             if error.error_code in ABSENT:
-                raise RegistryError(f"no version {version} of {self._name} in the registry") from error
+                raise UnknownVersionError(f"no version {version} of {self._name} in the registry") from error
             raise
 
     def _champion_before(self, version: int) -> int:

@@ -30,6 +30,19 @@ def environment_of(overrides: Mapping[str, Any], prefix: str = "HOTDRAFT") -> It
             yield name, json.dumps(value)
 
 
+def distill_command(config_path: Path, *arguments: str) -> list[str]:
+    """``hotdraft distill`` in this interpreter."""
+    return [sys.executable, "-m", "pipeline.cli", "distill", "--config", str(config_path), *arguments]
+
+
+def trainer_environment(config: HotdraftConfig, overrides: Mapping[str, Any] | None) -> dict[str, str]:
+    """What a training process is to see: our environment, `overrides` and the limit on its threads."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **dict(environment_of(overrides or {}))}
+    if config.distill.threads is not None:
+        environment["OMP_NUM_THREADS"] = str(config.distill.threads)
+    return environment
+
+
 class TrainerSupervisor:
     """Runs ``hotdraft distill --follow`` as a child and starts it again when it ends.
 
@@ -49,12 +62,9 @@ class TrainerSupervisor:
         longest_delay: float = 60.0,
         healthy: float = 60.0,
     ) -> None:
-        trainer = [sys.executable, "-m", "pipeline.cli", "distill", "--config", str(config_path), "--follow"]
         leash = [sys.executable, "-m", "pipeline.leash", str(config.distill.nice)]
-        self._command = [*leash, *(command or trainer)]
-        self._environment = {**os.environ, "PYTHONUNBUFFERED": "1", **dict(environment_of(overrides or {}))}
-        if config.distill.threads is not None:
-            self._environment["OMP_NUM_THREADS"] = str(config.distill.threads)
+        self._command = [*leash, *(command or distill_command(config_path, "--follow"))]
+        self._environment = trainer_environment(config, overrides)
         self.log_path = config.run_dir / "trainer.log"
         self._first_delay, self._longest_delay, self._healthy = first_delay, longest_delay, healthy
         self._process: subprocess.Popen[bytes] | None = None

@@ -55,7 +55,7 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None) -> Engine:
         draft,
         num_slots=config.engine.num_slots,
         max_model_len=config.engine.max_model_len,
-        max_k=config.engine.max_k if config.engine.k == "auto" else config.engine.k,
+        max_k=config.engine.largest_k,
         log_top_k=config.recorder.top_k,
         draft_vocabulary=vocabulary,
         reuse_prefixes=config.engine.reuse_prefixes,

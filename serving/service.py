@@ -4,10 +4,14 @@ import logging
 import signal
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipeline.config import HotdraftConfig
+from pipeline.controls import ControlFile
+from pipeline.job_process import start_job
+from pipeline.jobs import JobRecords
 from pipeline.models import fingerprint
 from pipeline.registry import AdapterRegistry
 from pipeline.replay import ReplayBuffer
@@ -16,11 +20,13 @@ from pipeline.tracking import ServingTracker
 from pipeline.watchdog import AcceptanceWatch
 from serving.access import read_api_keys
 from serving.adapter_sync import AdapterSync
+from serving.admin import admin_router
 from serving.api import create_app
 from serving.app import build_engine, draft_ranking
 from serving.drain import DrainingServer
 from serving.events import RoundStats, SwapEvent
 from serving.hot_swap import HotSwapper
+from serving.k_override import KOverride
 from serving.logs import configure_logging
 from serving.metrics import ServingMetrics
 from serving.request import GenerationRequest, RequestStats
@@ -64,21 +70,35 @@ def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, 
     metrics = ServingMetrics(engine, config.served_model_name, recorder=engine.recorder)
     tracker = ServingTracker(config)
     engine.listeners += [metrics, TrackingListener(tracker)]
+    registry = AdapterRegistry(config)
+    controls = ControlFile(config.run_dir)
+    k_override = KOverride(engine, controls)
     sync = None
     if config.draft is not None:
         ranking = draft_ranking(config, engine.decoder.vocab_size)
         swapper = HotSwapper(engine, fingerprint(config.draft), config.distill.lora.rank, ranking)
-        sync = AdapterSync(swapper, AdapterRegistry(config), AcceptanceWatch(config.watchdog), metrics)
+        sync = AdapterSync(swapper, registry, AcceptanceWatch(config.watchdog), metrics)
         engine.listeners.append(sync)
     supervisor = None
     if self_improve and config.draft is not None:
         supervisor = metrics.trainer = TrainerSupervisor(config_path, config, overrides)
 
-    app = create_app(engine, config, metrics=metrics, api_keys=api_keys)
+    admin = admin_router(
+        engine,
+        config,
+        registry=registry,
+        records=JobRecords(config.run_dir),
+        start_job=partial(start_job, config_path, config, overrides, origin="api"),
+        controls=controls,
+        k_override=k_override,
+        supervisor=supervisor,
+    )
+    app = create_app(engine, config, metrics=metrics, api_keys=api_keys, routers=[admin])
 
     engine.start()
     tracker.start()
     try:
+        k_override.start()
         if sync is not None:
             sync.start()
         if supervisor is not None:
@@ -91,6 +111,7 @@ def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, 
             supervisor.stop()
         if sync is not None:
             sync.stop()
+        k_override.stop()
         engine.stop()
         if engine.recorder is not None:
             engine.recorder.close()

@@ -2,10 +2,10 @@
 
 import logging
 import time
-import uuid
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 import lightning
 import numpy as np
@@ -13,20 +13,24 @@ import torch
 from datasets import Dataset
 from filelock import FileLock, Timeout
 
-from pipeline.adapters import AdapterBase, AdapterCard, AdapterError, LoadedAdapter, Quantization, load_adapter
+from pipeline.adapters import AdapterCard, AdapterError
 from pipeline.config import HotdraftConfig
-from pipeline.mlflow_store import experiment_id, name_part, open_client
+from pipeline.job_record import RunningJob
+from pipeline.jobs import JobRecords
+from pipeline.mlflow_store import STORE_ERRORS, experiment_id, name_part, open_client
 from pipeline.registry import AdapterRegistry
 from pipeline.replay import ReplayBuffer
 from training.candidate import Candidate, candidates, trainable
 from training.data import ReplayDataModule
 from training.evaluate import by_request
 from training.gate import Verdict, judge, refused
+from training.interruption import Interruption, JobCancelledError
 from training.journal import JobJournal, JobState
 from training.lora import build_lora, resolve_quantization, target_modules
 from training.model_size import read_config
 from training.module import NonFiniteLossError
 from training.packing import DataError
+from training.parent import initial_adapter, with_parent
 from training.pools import mix_of
 from training.rehearsal import rehearsed
 from training.run import JobInterruptedError, StopSignal, train
@@ -58,31 +62,50 @@ def run_job(
     registry: AdapterRegistry,
     progress: bool = False,
     stop: StopSignal | None = None,
+    job: RunningJob | None = None,
 ) -> JobResult:
     """Train an adapter on the buffer, judge it against the champion, and promote or reject it.
 
     A job that was killed is finished first: it goes on from its last checkpoint, on the requests it
-    began with. Raises `JobError` if the buffer or the draft does not allow a job or another process
-    runs one, and `JobInterruptedError` once `stop` is set.
+    began with. How it ends is put on record as the end of `job`, or of a new one.
+
+    Raises `JobError` if the buffer or the draft does not allow a job, `JobRunningError` if one runs in
+    this run directory, `JobInterruptedError` once `stop` is set, and `JobCancelledError` once the job
+    is cancelled: that one is dropped.
     """
     if config.distill.threads is not None:
         torch.set_num_threads(config.distill.threads)
-    journal = JobJournal(config)
-    try:
-        with FileLock(journal.folder / ".lock", timeout=0):
-            return _Job(config, buffer, registry, journal).run(progress, stop)
-    except Timeout as error:
-        raise JobError(f"another process runs a job in {config.run_dir}") from error
+    with job or JobRecords(config.run_dir).begin("command") as job:
+        journal = JobJournal(config)
+        try:
+            with FileLock(journal.folder / ".lock", timeout=0):
+                result = _Job(config, buffer, registry, journal, job, stop).run(progress)
+        except Timeout as error:
+            raise JobError(f"another process runs a job in {config.run_dir}") from error
+        except (JobInterruptedError, JobCancelledError) as end:
+            job.end("cancelled" if isinstance(end, JobCancelledError) else "interrupted", str(end))
+            raise
+        verdict = result.verdict
+        state: Literal["accepted", "rejected"] = "accepted" if verdict.accepted else "rejected"
+        job.end(state, verdict.reason, version=result.version, metrics=result.metrics)
+        return result
 
 
 class _Job:
     def __init__(
-        self, config: HotdraftConfig, buffer: ReplayBuffer, registry: AdapterRegistry, journal: JobJournal
+        self,
+        config: HotdraftConfig,
+        buffer: ReplayBuffer,
+        registry: AdapterRegistry,
+        journal: JobJournal,
+        job: RunningJob,
+        stop: StopSignal | None,
     ) -> None:
         self._began, self._cpu_began = time.monotonic(), time.process_time()
         self._config = config
         self._registry = registry
         self._journal = journal
+        self._interruption = Interruption(job, stop)
         self._client = open_client(config)
         rows = buffer.load()
         if not len(rows):
@@ -95,12 +118,25 @@ class _Job:
                 f"the replay buffer has {len(self._held_out)} held-out requests of {len(rows)}, "
                 f"{self._data.left_out} left out, the gate needs {config.gate.min_requests}: let more traffic pass"
             )
-        self._state = unfinished or self._begin(rows)
+        self._state = unfinished or self._begin(rows, job.id)
         journal.save(replace(self._state, attempts=self._state.attempts + 1))
+        job.note_run(self._state.run_id)
 
-    def run(self, progress: bool, stop: StopSignal | None) -> JobResult:
+    def run(self, progress: bool) -> JobResult:
+        try:
+            return self._run(progress)
+        except JobInterruptedError:
+            if self._interruption.is_cancellation:
+                self._drop()
+                raise JobCancelledError("cancelled before its verdict") from None
+            self._journal.save(replace(self._state, attempts=0))
+            raise
+
+    def _run(self, progress: bool) -> JobResult:
         lightning.seed_everything(self._config.distill.seed, verbose=False)
+        self._interruption.check("the draft was loaded")
         draft = self._load_draft()
+        self._interruption.check("the champion was judged")
         chances = draft.chances(draft.parent, self._held_out, self._config.distill.batch_tokens)
         champion_scores = by_request(chances)
         if not np.isfinite(champion_scores).all():
@@ -110,10 +146,7 @@ class _Job:
         version = None
         try:
             check_served(self._held_out, chances, 0 if draft.parent is None else self._state.parent_version)
-            offered = self._train(draft, metrics, progress, stop)
-        except JobInterruptedError:
-            self._journal.save(replace(self._state, attempts=0))
-            raise
+            offered = self._train(draft, metrics, progress)
         except (UnlikeServedError, NonFiniteLossError, AdapterError) as error:
             verdict = refused(str(error), len(self._held_out))
         else:
@@ -124,6 +157,7 @@ class _Job:
             metrics["candidate_expected_acceptance"] = float(candidate.scores.mean())
             metrics["blend"] = candidate.blend
             metrics |= _gains(verdict)
+            self._interruption.check("the verdict was published")
             version = self._publish(verdict, metrics, candidate)
         seconds = time.monotonic() - self._began
         metrics |= {"job_seconds": seconds, "cpu_seconds": time.process_time() - self._cpu_began}
@@ -140,8 +174,7 @@ class _Job:
         except DataError as error:
             raise JobError(str(error)) from error
 
-    def _begin(self, rows: Dataset) -> JobState:
-        job_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
+    def _begin(self, rows: Dataset, job_id: str) -> JobState:
         experiment = experiment_id(self._client, self._config, self._config.tracking.training_experiment)
         run = self._client.create_run(experiment, run_name=f"distill-{job_id}")
         return JobState(
@@ -157,35 +190,14 @@ class _Job:
         if config.draft is None:
             raise JobError("the configuration names no draft to improve")
         draft = load_draft(config.draft, config)
-        version = self._state.parent_version
-        if not version:
-            return draft
-        try:
-            folder = self._registry.download(version)
-            parent = load_adapter(folder, AdapterBase.of(draft.base, draft.fingerprint), config.distill.lora.rank)
-        except AdapterError as error:
-            logger.warning("starting afresh: version %d does not fit the configuration: %s", version, error)
-            return draft
-        return replace(draft, parent=parent)
+        return with_parent(draft, self._registry, self._state.parent_version, config.distill.lora.rank)
 
-    def _initial(self, draft: ServedDraft, quantization: Quantization) -> LoadedAdapter | None:
-        """The champion's adapter, where this job is to start from it and may."""
-        if draft.parent is None or not self._config.distill.continue_from_champion:
-            return None
-        card, lora = draft.parent.card, self._config.distill.lora
-        names = target_modules(draft.base, lora.target_modules)
-        if (card.quantization, card.alpha, card.target_modules) != (quantization, lora.alpha, names):
-            logger.warning("starting afresh: the champion was trained with other LoRA settings")
-            return None
-        return draft.parent
-
-    def _train(
-        self, draft: ServedDraft, metrics: dict[str, float], progress: bool, stop: StopSignal | None
-    ) -> list[Candidate]:
+    def _train(self, draft: ServedDraft, metrics: dict[str, float], progress: bool) -> list[Candidate]:
         """Train, and offer what came of it to the gate."""
         distill = self._config.distill
+        self._interruption.check("training began")
         quantization = resolve_quantization(distill.quantization, draft.base.device)
-        initial = self._initial(draft, quantization)
+        initial = initial_adapter(draft, distill, quantization)
         model = build_lora(draft.base, distill.lora, quantization, initial=initial)
         start = trainable(model)
         rows = self._data.train_rows
@@ -200,9 +212,10 @@ class _Job:
             run_id=self._state.run_id,
             checkpoints=self._journal.job_folder(self._state) / "checkpoints",
             progress=progress,
-            stop=stop,
+            stop=self._interruption,
             vocabulary=draft.covered(ranking),
         )
+        self._interruption.check("the candidates were judged")
         card = AdapterCard(
             base_fingerprint=draft.fingerprint,
             quantization=quantization,
@@ -226,6 +239,13 @@ class _Job:
         decide = self._registry.promote if verdict.accepted else self._registry.reject
         decide(version, reason=verdict.reason)
         return version
+
+    def _drop(self) -> None:
+        self._journal.drop(self._state)
+        try:
+            self._client.set_terminated(self._state.run_id, status="KILLED")
+        except STORE_ERRORS as error:
+            logger.warning("MLflow was not told that run %s is over: %s", self._state.run_id, error)
 
     def _close(self, verdict: Verdict, version: int | None, metrics: dict[str, float]) -> None:
         run_id = self._state.run_id

@@ -68,6 +68,10 @@ class JobJournal:
         write_json(self.folder / "last.json", {"last_request": state.last_request})
         shutil.rmtree(self.job_folder(state))
 
+    def drop(self, state: JobState) -> None:
+        """Forget a job that is not to be gone on with; what it would have learned from is new still."""
+        shutil.rmtree(self.job_folder(state))
+
     def last_request(self) -> str | None:
         """The newest request that a finished job has seen."""
         path = self.folder / "last.json"

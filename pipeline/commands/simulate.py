@@ -104,7 +104,8 @@ def run(
     from rich.console import Console
 
     from pipeline.config import load_config
-    from pipeline.local_server import ServerError, local_server, log_tail, trainer_says
+    from pipeline.local_server import ServerError, local_server, trainer_says
+    from pipeline.log_tail import log_tail
     from pipeline.progress import SimulationProgress
     from pipeline.report import build_report, draw
     from pipeline.simulate import play

@@ -17,7 +17,8 @@ import httpx
 import openai
 from prometheus_client.parser import text_string_to_metric_families
 
-from pipeline.local_server import free_port, log_tail, wait_until_healthy
+from pipeline.local_server import free_port, wait_until_healthy
+from pipeline.log_tail import log_tail
 
 MODEL = "tiny"
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]

@@ -12,7 +12,8 @@ import typer
 from typer.testing import CliRunner
 
 from pipeline.commands.simulate import demo, simulate
-from pipeline.local_server import ServerError, local_server, log_tail
+from pipeline.local_server import ServerError, local_server
+from pipeline.log_tail import log_tail
 from pipeline.report import build_report, swap_marks, windows
 from pipeline.simulate import Outcome, Playback
 from pipeline.traffic import ask, write_traffic

@@ -4,10 +4,14 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.config import HotdraftConfig
+from pipeline.controls import ControlFile
+from pipeline.jobs import JobRecords
 from pipeline.replay import ReplayBuffer
 from training import follow as follow_module
 from training.follow import follow
+from training.interruption import JobCancelledError
 from training.job import JobError
+from training.journal import JobJournal
 from training.run import JobInterruptedError
 
 
@@ -40,10 +44,12 @@ def jobs(monkeypatch):
     """Calls of `run_job`, each ending as the list `outcomes` says."""
     calls = SimpleNamespace(count=0, outcome=None)
 
-    def run_job(config, **kwargs):
+    def run_job(config, *, job, **kwargs):
         calls.count += 1
-        if calls.outcome is not None:
-            raise calls.outcome
+        with job:
+            if calls.outcome is not None:
+                raise calls.outcome
+            job.end("accepted", "better", version=1)
         return SimpleNamespace(version=1, seconds=0.0, verdict=SimpleNamespace(accepted=True, reason="better"))
 
     monkeypatch.setattr(follow_module, "run_job", run_job)
@@ -58,12 +64,23 @@ def test_waits_for_traffic_and_runs_one_job_for_it(config, jobs, make_llama, ser
     assert jobs.count == 1
 
 
-def test_a_job_that_cannot_start_is_logged_and_following_goes_on(config, jobs, make_llama, serve, caplog):
-    ReplayBuffer(config.replay_url).append(serve(make_llama(0), 20))
-    jobs.outcome = JobError("no draft")
-    follow(config, StopAfterPolls(3))
-    assert jobs.count == 1
-    assert "no draft" in caplog.text
+@pytest.mark.parametrize("outcome", [JobError("no draft"), JobCancelledError("cancelled")])
+def test_a_job_without_a_verdict_is_logged_and_following_goes_on(config, jobs, make_llama, serve, caplog, outcome):
+    buffer = ReplayBuffer(config.replay_url)
+    buffer.append(serve(make_llama(0), 20))
+    jobs.outcome = outcome
+
+    class MoreTraffic(StopAfterPolls):
+        def wait(self, timeout=None):
+            if self.polls == 10:
+                assert jobs.count == 1, "the trigger counts anew"
+                buffer.append(serve(make_llama(0), 20, prefix="late"))
+            return super().wait(timeout)
+
+    follow(config, MoreTraffic(20))
+    assert jobs.count == 2
+    assert str(outcome) in caplog.text
+    assert {job.origin for job in JobRecords(config.run_dir).jobs()} == {"loop"}
 
 
 def test_an_interrupted_job_ends_following(config, jobs, make_llama, serve):
@@ -72,3 +89,52 @@ def test_an_interrupted_job_ends_following(config, jobs, make_llama, serve):
     stop = StopAfterPolls(50)
     follow(config, stop)
     assert stop.polls == 50
+
+
+class Watch(StopAfterPolls):
+    """Does something at one of the polls."""
+
+    def __init__(self, polls, at, act):
+        super().__init__(polls)
+        self.at, self.act = at, act
+
+    def wait(self, timeout=None):
+        if self.polls == self.at:
+            self.act()
+        return super().wait(timeout)
+
+
+def test_no_job_begins_while_the_loop_is_off(config, jobs, make_llama, serve, caplog):
+    caplog.set_level("INFO")
+    ReplayBuffer(config.replay_url).append(serve(make_llama(0), 20))
+    controls = ControlFile(config.run_dir)
+    controls.switch_loop(False)
+
+    def switch_on():
+        assert jobs.count == 0
+        controls.switch_loop(True)
+
+    follow(config, Watch(20, 10, switch_on))
+    assert jobs.count == 1, "what was recorded meanwhile counts"
+    assert caplog.text.count("the loop is off") == caplog.text.count("the loop is on again") == 1
+
+
+def test_a_job_of_another_process_is_waited_for_and_takes_what_was_due(config, jobs, make_llama, serve):
+    ReplayBuffer(config.replay_url).append(serve(make_llama(0), 20))
+    running = JobRecords(config.run_dir).begin("api")
+
+    def finish():
+        assert jobs.count == 0
+        (config.run_dir / "jobs" / "last.json").write_text('{"last_request": "r19"}')
+        running.end("accepted", "better")
+
+    follow(config, Watch(20, 10, finish))
+    assert jobs.count == 0
+    assert JobJournal(config).last_request() == "r19"
+
+
+def test_a_cancelled_job_of_another_process_leaves_its_traffic_to_the_loop(config, jobs, make_llama, serve):
+    ReplayBuffer(config.replay_url).append(serve(make_llama(0), 20))
+    running = JobRecords(config.run_dir).begin("api")
+    follow(config, Watch(20, 10, lambda: running.end("cancelled", "cancelled")))
+    assert jobs.count == 1

@@ -13,11 +13,13 @@ from filelock import FileLock
 from pipeline.adapters import AdapterBase, load_adapter
 from pipeline.config import HotdraftConfig
 from pipeline.draft_vocabulary import choose_vocabulary, save_vocabulary
-from pipeline.mlflow_store import name_part
+from pipeline.jobs import JobRecords, JobRunningError
+from pipeline.mlflow_store import name_part, open_client
 from pipeline.models import fingerprint, load_causal_lm
 from pipeline.registry import AdapterRegistry
 from pipeline.replay import ReplayBuffer, is_held_out
 from training.evaluate import by_request, expected_acceptance_by_position
+from training.interruption import JobCancelledError
 from training.job import JobError, run_job
 from training.journal import JobJournal
 from training.lora import merged_model
@@ -29,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 class StopAfter:
-    """Says stop at the n-th time it is asked, once a step."""
+    """Says stop at the n-th time it is asked: thrice before training, then once a step."""
 
     def __init__(self, steps: int) -> None:
         self.left = steps
@@ -143,7 +145,7 @@ def test_with_a_smaller_head_the_adapter_ranks_the_tokens_and_the_gate_judges_by
 
 def test_a_stopped_job_is_finished_by_the_next_and_not_begun_again(config, buffer, serve, target):
     registry = AdapterRegistry(config)
-    with pytest.raises(JobInterruptedError, match="step 6"):
+    with pytest.raises(JobInterruptedError, match="step 3"):
         run_job(config, buffer=buffer, registry=registry, stop=StopAfter(6))
     (state,) = [JobJournal(config).unfinished()]
     assert state is not None
@@ -154,6 +156,44 @@ def test_a_stopped_job_is_finished_by_the_next_and_not_begun_again(config, buffe
     journal = JobJournal(config)
     assert journal.unfinished() is None
     assert journal.last_request() == "r39"
+    finished, stopped = JobRecords(config.run_dir).jobs()
+    assert (stopped.state, stopped.run_id, stopped.version) == ("interrupted", state.run_id, None)
+    assert "step 3" in stopped.reason
+    assert (finished.state, finished.run_id, finished.version) == ("accepted", state.run_id, result.version)
+    assert (finished.origin, finished.reason) == ("command", result.verdict.reason)
+    assert finished.metrics["gain"] == result.verdict.gain
+    assert finished.metrics["steps"] == 40
+    assert stopped.started_at < stopped.ended_at < finished.started_at < finished.ended_at
+
+
+class CancelAfter(StopAfter):
+    """Never says stop; cancels the job that runs, as another process would, at the n-th time it is asked."""
+
+    def __init__(self, steps: int, records: JobRecords) -> None:
+        super().__init__(steps)
+        self.records = records
+
+    def is_set(self) -> bool:
+        if super().is_set() and self.records.running().state == "running":
+            self.records.cancel(self.records.running().id)
+        return False
+
+
+@pytest.mark.parametrize(("asked", "stage"), [(1, "draft"), (3, "training"), (20, "steps"), (44, "gate")])
+def test_a_cancelled_job_is_dropped(config, buffer, asked, stage):
+    registry, records = AdapterRegistry(config), JobRecords(config.run_dir)
+    with pytest.raises(JobCancelledError):
+        run_job(config, buffer=buffer, registry=registry, stop=CancelAfter(asked, records))
+    [job] = records.jobs()
+    assert job.state == "cancelled"
+    run = open_client(config).get_run(job.run_id)
+    assert run.info.status == "KILLED"
+    assert ("loss" in run.data.metrics) == (stage in ("steps", "gate"))
+    journal = JobJournal(config)
+    assert journal.unfinished() is None
+    assert journal.last_request() is None
+    assert registry.versions() == []
+    assert records.running() is None
 
 
 def test_a_job_that_keeps_dying_or_was_begun_with_other_settings_is_dropped(config, buffer):
@@ -164,7 +204,7 @@ def test_a_job_that_keeps_dying_or_was_begun_with_other_settings_is_dropped(conf
     assert JobJournal(with_distill(config, max_steps=7)).unfinished() is None
     journal.save(replace(state, attempts=3))
     assert journal.unfinished() is None
-    assert not list((config.run_dir / "jobs").glob("*/"))
+    assert not (config.run_dir / "jobs" / state.job_id).exists()
 
 
 def test_a_loss_that_is_not_finite_ends_rejected(config, buffer):
@@ -194,6 +234,11 @@ def test_jobs_that_cannot_start_say_why(config, target, serve):
         run_job(config, buffer=buffer, registry=registry)
     with FileLock(config.run_dir / "jobs" / ".lock"), pytest.raises(JobError, match="another process"):
         run_job(config, buffer=buffer, registry=registry)
+    running = JobRecords(config.run_dir).begin("loop")
+    with pytest.raises(JobRunningError, match=running.id):
+        run_job(config, buffer=buffer, registry=registry)
+    states = [(job.origin, job.state) for job in JobRecords(config.run_dir).jobs()]
+    assert states == [("loop", "running"), *3 * [("command", "failed")]]
 
 
 def test_nan_weights_in_the_draft_are_noticed_before_the_first_step(config, buffer, make_llama):

@@ -1,0 +1,83 @@
+"""``hotdraft loop`` and ``hotdraft k``: what may be changed while server and trainer run."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from pipeline.controls import Controls
+
+app = typer.Typer(no_args_is_help=True, help="The self-improvement loop: switch it on or off.")
+
+ConfigOption = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+@app.command()
+def on(config: ConfigOption, as_json: JsonOption = False) -> None:
+    """Let the trainer begin jobs as traffic calls for them."""
+    _loop(config, as_json, True)
+
+
+@app.command()
+def off(config: ConfigOption, as_json: JsonOption = False) -> None:
+    """Let the trainer begin no job; one that runs is finished. Jobs by hand go on."""
+    _loop(config, as_json, False)
+
+
+@app.command()
+def status(config: ConfigOption, as_json: JsonOption = False) -> None:
+    """Whether the loop is on."""
+    _loop(config, as_json, None)
+
+
+def k(
+    config: ConfigOption,
+    setting: Annotated[
+        str | None, typer.Argument(metavar="N|auto|config", help="What to set; only shown if left out.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Drafted tokens a round of a running server: a number, auto, or `config` for what is configured."""
+    from pipeline.config import load_config
+    from pipeline.controls import ControlFile, largest_k
+
+    settings = load_config(config)
+    file = ControlFile(settings.run_dir)
+    controls = file.read() if setting is None else file.override_k(_k(setting), largest_k(settings))
+    if controls.k is None:
+        sentence = f"k is as configured ({settings.engine.k})"
+    else:
+        sentence = f"k is {controls.k} instead of the configured {settings.engine.k}"
+    _tell(controls, sentence, as_json)
+
+
+def _k(setting: str) -> int | Literal["auto"] | None:
+    if setting == "config":
+        return None
+    if setting == "auto":
+        return "auto"
+    try:
+        number = int(setting)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= 8:
+        raise typer.BadParameter(
+            f"{setting!r} is not a number from 0 to 8, auto or config", param_hint="[N|auto|config]"
+        )
+    return number
+
+
+def _loop(config: Path, as_json: bool, enabled: bool | None) -> None:
+    from pipeline.config import load_config
+    from pipeline.controls import ControlFile
+
+    file = ControlFile(load_config(config).run_dir)
+    controls = file.read() if enabled is None else file.switch_loop(enabled)
+    _tell(controls, f"the loop is {'on' if controls.loop_enabled else 'off'}", as_json)
+
+
+def _tell(controls: "Controls", sentence: str, as_json: bool) -> None:
+    typer.echo(json.dumps(controls.model_dump(), indent=2) if as_json else sentence)

@@ -67,14 +67,9 @@ class _Follower:
         try:
             result = run_job(self._config, buffer=self._buffer, registry=self._registry, stop=stop, job=job)
         except (JobError, JobCancelledError) as error:
-            logger.error("no verdict on job %s: %s", job.id, error)
+            logger.warning("no verdict on job %s: %s", job.id, error)
         else:
             accepted = result.verdict.accepted
-            logger.info(
-                "version %s %s after %.0f s: %s",
-                result.version, "accepted" if accepted else "rejected",
-                result.seconds, result.verdict.reason,
-            )  # fmt: skip
         self._unfinished = False
         self._reset(new_draft=accepted)
 

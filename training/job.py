@@ -87,6 +87,7 @@ def run_job(
             raise
         verdict = result.verdict
         state: Literal["accepted", "rejected"] = "accepted" if verdict.accepted else "rejected"
+        logger.info("version %s %s after %.0f s: %s", result.version, state, result.seconds, verdict.reason)
         job.end(state, verdict.reason, version=result.version, metrics=result.metrics)
         return result
 
@@ -121,6 +122,10 @@ class _Job:
         self._state = unfinished or self._begin(rows, job.id)
         journal.save(replace(self._state, attempts=self._state.attempts + 1))
         job.note_run(self._state.run_id)
+        logger.info(
+            "job %s: %d requests to learn from, %d to be judged by, version %d to be beaten",
+            self._state.job_id, len(self._data.train_rows), len(self._held_out), self._state.parent_version,
+        )  # fmt: skip
 
     def run(self, progress: bool) -> JobResult:
         try:

@@ -90,7 +90,7 @@ def _once(settings: "HotdraftConfig", as_json: bool, job_id: str | None) -> None
                 job=job,
             )
         except JobInterruptedError as interruption:
-            console.print(f"{interruption}; the next `hotdraft distill` goes on from there")
+            typer.echo(f"{interruption}; the next `hotdraft distill` goes on from there", err=True)
         except (JobCancelledError, JobError) as error:
             typer.secho(f"hotdraft: {error}", fg="red", err=True)
     if as_json:

@@ -28,6 +28,16 @@ class Controls(BaseModel):
     k: KSetting | None = Field(None, description="drafted tokens a round; as configured if null")
 
 
+def k_setting(value: object) -> KSetting | None:
+    """`value` as k may be set. Raises `ControlError`."""
+    if isinstance(value, float) and value.is_integer():  # the same to JSON, and to its schemas
+        value = int(value)
+    try:
+        return Controls.model_validate({"k": value}).k
+    except ValidationError:
+        raise ControlError(f"k must be a whole number from 0 to 8, or auto, not {value!r}") from None
+
+
 class ControlFile:
     """Any number of processes may read and write it at once. A missing or broken file says the defaults."""
 

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from fastapi import Path
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from pipeline.config import KSetting
+from pipeline.controls import k_setting
 from pipeline.job_record import Job
 from pipeline.registry import AdapterVersion
 from serving.schema import Text
@@ -30,7 +31,9 @@ class LoopSwitch(Body):
 
 
 class KChange(Body):
-    k: KSetting | None = Field(description="drafted tokens a round; null is back to the configuration")
+    k: Annotated[KSetting | None, BeforeValidator(k_setting)] = Field(
+        description="drafted tokens a round; null is back to the configuration"
+    )
 
 
 class Status(BaseModel):

@@ -7,6 +7,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from serving.prompts import PromptError
 
@@ -96,8 +97,20 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         headers = dict(error.headers) if error.headers else None
+        if error.status_code == 405:
+            headers = {"Allow": ", ".join(_allowed_methods(request))}
         return ApiError(error.status_code, str(error.detail), headers=headers).response()
 
     @app.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> JSONResponse:
         return ApiError(500, "The server had an error while processing your request.").response()
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """Of every route at the path: Starlette tells only those of the first."""
+
+    def is_allowed(method: str) -> bool:
+        scope = {**request.scope, "method": method}
+        return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
+
+    return [method for method in ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT") if is_allowed(method)]

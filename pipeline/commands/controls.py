@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -42,32 +42,20 @@ def k(
 ) -> None:
     """Drafted tokens a round of a running server: a number, auto, or `config` for what is configured."""
     from pipeline.config import load_config
-    from pipeline.controls import ControlFile, largest_k
+    from pipeline.controls import ControlFile, k_setting, largest_k
 
     settings = load_config(config)
     file = ControlFile(settings.run_dir)
-    controls = file.read() if setting is None else file.override_k(_k(setting), largest_k(settings))
+    if setting is None:
+        controls = file.read()
+    else:
+        k = None if setting == "config" else k_setting(int(setting) if setting.isdecimal() else setting)
+        controls = file.override_k(k, largest_k(settings))
     if controls.k is None:
         sentence = f"k is as configured ({settings.engine.k})"
     else:
         sentence = f"k is {controls.k} instead of the configured {settings.engine.k}"
     _tell(controls, sentence, as_json)
-
-
-def _k(setting: str) -> int | Literal["auto"] | None:
-    if setting == "config":
-        return None
-    if setting == "auto":
-        return "auto"
-    try:
-        number = int(setting)
-    except ValueError:
-        number = -1
-    if not 0 <= number <= 8:
-        raise typer.BadParameter(
-            f"{setting!r} is not a number from 0 to 8, auto or config", param_hint="[N|auto|config]"
-        )
-    return number
 
 
 def _loop(config: Path, as_json: bool, enabled: bool | None) -> None:

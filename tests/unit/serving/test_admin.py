@@ -179,7 +179,7 @@ def test_the_loop_is_switched(client, config):
 
 def test_k_is_overridden_at_once_and_given_back(client, engine, config):
     assert client.get("/admin/k").json() == {"k": 2, "k_override": None, "configured_k": 2, "max_k": 2}
-    assert client.put("/admin/k", json={"k": 1}).json()["k"] == engine.k == 1
+    assert client.put("/admin/k", json={"k": 1.0}).json()["k"] == engine.k == 1
     assert ControlFile(config.run_dir).read() == Controls(k=1)
     assert error(client.put("/admin/k", json={"k": 3})) == (
         409,
@@ -230,6 +230,20 @@ def test_what_is_not_valid_is_refused(client, config, registry, method, path, bo
     assert message
     assert ControlFile(config.run_dir).read() == Controls()
     assert registry.champion() == 0
+
+
+def test_a_k_that_is_none_is_explained(client):
+    for k in (9, "2", True):
+        assert error(client.put("/admin/k", json={"k": k})) == (
+            400,
+            f"k must be a whole number from 0 to 8, or auto, not {k!r}",
+        )
+
+
+def test_a_method_that_is_not_allowed_hears_of_those_that_are(client):
+    refused = client.request("PATCH", "/admin/jobs")
+    assert error(refused)[0] == 405
+    assert refused.headers["Allow"] == "GET, POST"
 
 
 def test_the_schema_names_the_errors(client):

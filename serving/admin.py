@@ -4,10 +4,9 @@ They run in threads, as they touch the disk and MLflow, and never wait for eithe
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
 
 from fastapi import APIRouter, Request
 
@@ -35,15 +34,8 @@ from serving.admin_schema import (
     Version,
 )
 from serving.engine import Engine
-from serving.errors import ApiError, ErrorResponse
+from serving.errors import ApiError, error_responses
 from serving.k_override import KOverride
-
-_MEANING: Mapping[int, str] = {
-    400: "The request is not valid.",
-    404: "There is no such thing.",
-    409: "It cannot be done as things stand; the message says why.",
-    503: "The store that it needs cannot be reached.",
-}
 
 
 def admin_router(
@@ -65,7 +57,7 @@ def admin_router(
     router = APIRouter(prefix="/admin", tags=["admin"])
     started = time.monotonic()
 
-    @router.get("/status", responses=_errors(503))
+    @router.get("/status", responses=error_responses(503))
     def status(request: Request) -> Status:
         settings = controls.read()
         return Status(
@@ -91,20 +83,20 @@ def admin_router(
 
 
 def _add_adapter_routes(router: APIRouter, config: HotdraftConfig, registry: AdapterRegistry) -> None:
-    @router.get("/adapters", responses=_errors(503))
+    @router.get("/adapters", responses=error_responses(503))
     def list_adapters() -> Adapters:
         """All versions, newest first."""
         with _answered("the adapter registry"):
             return Adapters(adapters=registry.versions(), champion=registry.champion())
 
-    @router.get("/adapters/{version}", responses=_errors(400, 404, 503))
+    @router.get("/adapters/{version}", responses=error_responses(400, 404, 503))
     def show_adapter(version: Version) -> AdapterDetail:
         """One version, with what its training run measured."""
         with _answered("the adapter registry"):
             found = registry.version(version)
             return AdapterDetail(**asdict(found), training_metrics=registry.training_metrics(version))
 
-    @router.post("/adapters/{version}/promote", responses=_errors(400, 404, 409, 503))
+    @router.post("/adapters/{version}/promote", responses=error_responses(400, 404, 409, 503))
     def promote(version: Version, body: Decision | None = None) -> Champion:
         """Make a version the champion; it is swapped in between two rounds, within seconds."""
         _check_draft(config)
@@ -112,7 +104,7 @@ def _add_adapter_routes(router: APIRouter, config: HotdraftConfig, registry: Ada
             registry.promote(version, reason=(body or Decision()).reason)
         return Champion(champion=version)
 
-    @router.post("/adapters/rollback", responses=_errors(400, 409, 503))
+    @router.post("/adapters/rollback", responses=error_responses(400, 409, 503))
     def rollback(body: Decision | None = None) -> Champion:
         """Return to the champion before the current one, or to the draft without an adapter."""
         _check_draft(config)
@@ -123,26 +115,26 @@ def _add_adapter_routes(router: APIRouter, config: HotdraftConfig, registry: Ada
 def _add_job_routes(
     router: APIRouter, config: HotdraftConfig, records: JobRecords, start_job: Callable[[], Job]
 ) -> None:
-    @router.post("/jobs", status_code=202, responses=_errors(409, 503))
+    @router.post("/jobs", status_code=202, responses=error_responses(409, 503))
     def begin() -> Job:
         """Start a distillation job in a process of its own, whatever the trigger says."""
         _check_draft(config)
         with _answered("the run directory"):
             return start_job()
 
-    @router.get("/jobs", responses=_errors(503))
+    @router.get("/jobs", responses=error_responses(503))
     def list_jobs() -> Jobs:
         """The newest jobs first, whoever started them."""
         with _answered("the run directory"):
             return Jobs(jobs=records.jobs())
 
-    @router.get("/jobs/{job_id}", responses=_errors(404, 503))
+    @router.get("/jobs/{job_id}", responses=error_responses(404, 503))
     def show_job(job_id: JobId) -> JobDetail:
         """One job, with the last lines it logged."""
         with _answered("the run directory"):
             return JobDetail(**asdict(records.get(job_id)), log_tail=records.log_tail(job_id))
 
-    @router.delete("/jobs/{job_id}", status_code=202, responses=_errors(404, 409, 503))
+    @router.delete("/jobs/{job_id}", status_code=202, responses=error_responses(404, 409, 503))
     def cancel(job_id: JobId) -> Job:
         """End a job at its next step and drop it: no verdict, nothing published."""
         with _answered("the run directory"):
@@ -156,23 +148,23 @@ def _add_control_routes(
     k_override: KOverride,
     trainer: Callable[[], TrainerState],
 ) -> None:
-    @router.get("/loop", responses=_errors(503))
+    @router.get("/loop", responses=error_responses(503))
     def show_loop() -> Loop:
         """Whether the trainer begins jobs by itself."""
         return Loop(enabled=controls.read().loop_enabled, trainer=trainer())
 
-    @router.put("/loop", responses=_errors(400, 503))
+    @router.put("/loop", responses=error_responses(400, 503))
     def switch_loop(body: LoopSwitch) -> Loop:
         """Switch the loop on or off, for the trainer beside this server or elsewhere."""
         with _answered("the run directory"):
             return Loop(enabled=controls.switch_loop(body.enabled).loop_enabled, trainer=trainer())
 
-    @router.get("/k", responses=_errors(503))
+    @router.get("/k", responses=error_responses(503))
     def show_k() -> K:
         """Drafted tokens a round."""
         return shown_k()
 
-    @router.put("/k", responses=_errors(400, 409, 503))
+    @router.put("/k", responses=error_responses(400, 409, 503))
     def change_k(body: KChange) -> K:
         """Override the configured k, from the next round on and over restarts."""
         with _answered("the run directory"):
@@ -205,7 +197,3 @@ def _answered(store: str) -> Iterator[None]:
         raise ApiError(409, str(error), code="conflict") from error
     except STORE_ERRORS as error:
         raise ApiError(503, f"It failed, as {store} cannot be used: {error}", code="store_unavailable") from error
-
-
-def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": ErrorResponse, "description": _MEANING[status]} for status in statuses}

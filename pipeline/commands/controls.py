@@ -6,30 +6,49 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeline.commands.options import ConfigOption, JsonOption
+
 if TYPE_CHECKING:
     from pipeline.controls import Controls
 
-app = typer.Typer(no_args_is_help=True, help="The self-improvement loop: switch it on or off.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="""The self-improvement loop: switch it on or off.
 
-ConfigOption = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+    Examples:
+    $ hotdraft loop off --config configs/smollm2.yaml
+    $ hotdraft loop status --config configs/smollm2.yaml
+    """,
+)
 
 
 @app.command()
 def on(config: ConfigOption, as_json: JsonOption = False) -> None:
-    """Let the trainer begin jobs as traffic calls for them."""
+    """Let the trainer begin jobs as traffic calls for them.
+
+    Examples:
+    $ hotdraft loop on --config configs/smollm2.yaml
+    """
     _loop(config, as_json, True)
 
 
 @app.command()
 def off(config: ConfigOption, as_json: JsonOption = False) -> None:
-    """Let the trainer begin no job; one that runs is finished. Jobs by hand go on."""
+    """Let the trainer begin no job; one that runs is finished. Jobs by hand go on.
+
+    Examples:
+    $ hotdraft loop off --config configs/smollm2.yaml
+    """
     _loop(config, as_json, False)
 
 
 @app.command()
 def status(config: ConfigOption, as_json: JsonOption = False) -> None:
-    """Whether the loop is on."""
+    """Whether the loop is on.
+
+    Examples:
+    $ hotdraft loop status --config configs/smollm2.yaml
+    """
     _loop(config, as_json, None)
 
 
@@ -40,7 +59,13 @@ def k(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Drafted tokens a round of a running server: a number, auto, or `config` for what is configured."""
+    """Drafted tokens a round of a running server: a number, auto, or `config` for what is configured.
+
+    Examples:
+    $ hotdraft k --config configs/smollm2.yaml
+    $ hotdraft k 2 --config configs/smollm2.yaml
+    $ hotdraft k config --config configs/smollm2.yaml
+    """
     from pipeline.config import load_config
     from pipeline.controls import ControlFile, k_setting, largest_k
 

@@ -8,20 +8,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.commands.options import ConfigOption, JsonOption
+
 if TYPE_CHECKING:
     from pipeline.job_record import Job
     from pipeline.jobs import JobRecords
 
-app = typer.Typer(no_args_is_help=True, help="Distillation jobs: start, list, show, cancel.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="""Distillation jobs: start, list, show, cancel.
 
-ConfigOption = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+    Examples:
+    $ hotdraft jobs start --config configs/smollm2.yaml
+    $ hotdraft jobs list --config configs/smollm2.yaml
+    """,
+)
+
 IdArgument = Annotated[str, typer.Argument(help="A job's id, as `list` shows it.")]
 
 
 @app.command()
 def start(config: ConfigOption, as_json: JsonOption = False) -> None:
-    """Start a job in the background. `hotdraft distill --once` is one in the foreground."""
+    """Start a job in the background. `hotdraft distill --once` is one in the foreground.
+
+    Examples:
+    $ hotdraft jobs start --config configs/smollm2.yaml
+    """
     from pipeline.config import load_config
     from pipeline.job_process import start_job
 
@@ -31,7 +43,12 @@ def start(config: ConfigOption, as_json: JsonOption = False) -> None:
 
 @app.command("list")
 def list_jobs(config: ConfigOption, as_json: JsonOption = False) -> None:
-    """The newest jobs first, whoever started them."""
+    """The newest jobs first, whoever started them.
+
+    Examples:
+    $ hotdraft jobs list --config configs/smollm2.yaml
+    $ hotdraft jobs list --json --config configs/smollm2.yaml
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -59,7 +76,11 @@ def list_jobs(config: ConfigOption, as_json: JsonOption = False) -> None:
 
 @app.command()
 def show(job_id: IdArgument, config: ConfigOption, as_json: JsonOption = False) -> None:
-    """Everything known of one job, and the last lines it logged."""
+    """Everything known of one job, and the last lines it logged.
+
+    Examples:
+    $ hotdraft jobs show 20261122-040506-1f2e3d --config configs/smollm2.yaml
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -90,7 +111,11 @@ def show(job_id: IdArgument, config: ConfigOption, as_json: JsonOption = False) 
 
 @app.command()
 def cancel(job_id: IdArgument, config: ConfigOption, as_json: JsonOption = False) -> None:
-    """End a job at its next step and drop it: no verdict, nothing published, not gone on with."""
+    """End a job at its next step and drop it: no verdict, nothing published, not gone on with.
+
+    Examples:
+    $ hotdraft jobs cancel 20261122-040506-1f2e3d --config configs/smollm2.yaml
+    """
     _tell(_records(config).cancel(job_id), f"job {job_id} ends at its next step", as_json)
 
 

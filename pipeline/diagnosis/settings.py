@@ -9,7 +9,7 @@ from pipeline.config import ConfigError, HotdraftConfig, load_config
 from pipeline.diagnosis.finding import Finding, ok, problem, warning
 
 PREFIX = "HOTDRAFT_"
-OTHERS = ("HOTDRAFT_CACHE", "HOTDRAFT_CONFIG", "HOTDRAFT_BENCH_PYTHON_")
+OTHERS = ("HOTDRAFT_CACHE", "HOTDRAFT_CONFIG", "HOTDRAFT_BIN", "HOTDRAFT_FOLDER", "HOTDRAFT_BENCH_PYTHON_")
 """How variables begin that are no keys of the configuration."""
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from pipeline.diagnosis.machine import examine_machine
 from pipeline.diagnosis.model_files import examine_models
 from pipeline.diagnosis.packages import compare, compare_python, examine_packages
 from pipeline.diagnosis.settings import read_settings
+from pipeline.jobs import JobRecords
 from tests.conftest import save, tiny_llama, tiny_tokenizer
 
 
@@ -157,14 +157,12 @@ def test_variables_that_are_misspelt(tmp_path, monkeypatch):
 def test_jobs_without_a_verdict(tmp_path):
     settings, path = config_of(tmp_path), Path("my.yaml")
     assert [finding.state for finding in examine_jobs(settings, path)] == ["ok"]
-    journal = settings.run_dir / "jobs" / "one" / "job.json"
-    journal.parent.mkdir(parents=True)
-    journal.write_text('{"job_id": "one"}')
+    records = JobRecords(settings.run_dir)
+    job = records.begin("command")
     assert [finding.state for finding in examine_jobs(settings, path)] == ["ok"]
-    long_ago = time.time() - 7200
-    os.utime(journal, (long_ago, long_ago))
+    job.hand_over()  # as if its process had ended
     [found] = examine_jobs(settings, path)
-    assert (found.state, "120 minutes" in found.says) == ("warning", True)
+    assert (found.state, "died" in found.says) == ("warning", True)
     assert "hotdraft distill --config my.yaml" in (found.mend or "")
 
 

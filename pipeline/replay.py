@@ -50,6 +50,15 @@ ABANDONED_SECONDS = 3600
 
 
 @dataclass(frozen=True)
+class ReplaySize:
+    """Of the committed shards, the reservoir left out."""
+
+    shards: int
+    bytes: int
+    requests: int
+
+
+@dataclass(frozen=True)
 class ReplayStats:
     shards: int
     bytes: int
@@ -110,6 +119,7 @@ class ReplayBuffer:
         self.max_bytes = max_bytes
         self._max_age_seconds = max_age_seconds
         self._reservoir_requests = reservoir_requests
+        self._num_rows: dict[str, int] = {}
         self._fs, self._root = fsspec.core.url_to_fs(url)
         self._fs.makedirs(self._root, exist_ok=True)
 
@@ -144,6 +154,12 @@ class ReplayBuffer:
     def read(self, shard: str) -> Dataset:
         """The samples of one shard; none if retention deleted it since it was listed."""
         return Dataset(self._table(shard))
+
+    def size(self) -> ReplaySize:
+        """Cheap once every shard's footer was read, which happens once for each; for one thread at a time."""
+        sizes = self._sizes()
+        self._num_rows = {name: self._num_rows.get(name) or self._count_rows(name) for name in sizes}
+        return ReplaySize(len(sizes), sum(sizes.values()), sum(self._num_rows.values()))
 
     def stats(self) -> ReplayStats:
         sizes = self._sizes()
@@ -185,6 +201,13 @@ class ReplayBuffer:
                 return pq.read_table(file)
         except FileNotFoundError:
             return SCHEMA.empty_table()
+
+    def _count_rows(self, shard: str) -> int:
+        try:
+            with self._fs.open(f"{self._root}/{shard}", "rb") as file:
+                return pq.read_metadata(file).num_rows
+        except FileNotFoundError:  # retention deleted it since it was listed
+            return 0
 
     def _sizes(self, suffix: str = ".parquet") -> dict[str, int]:
         """Bytes of each file by name, oldest first."""

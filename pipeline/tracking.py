@@ -17,12 +17,15 @@ from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 
 from pipeline.config import HotdraftConfig
-from pipeline.mlflow_store import STORE_ERRORS, experiment_id, name_part, open_client
+from pipeline.domains import MAX_DOMAINS, DomainNames
+from pipeline.history import History, Point, Swap
+from pipeline.mlflow_store import STORE_ERRORS, experiment_id, open_client
 
 logger = logging.getLogger(__name__)
 
-MAX_DOMAINS = 32  # clients name domains; each is a curve for ever
 POINTS_PER_BATCH = 1000 // (MAX_DOMAINS + 8)  # MLflow takes at most 1000 metrics at once
+POINTS_IN_HISTORY = 720  # an hour of traffic at the default interval
+SWAPS_IN_HISTORY = 100
 SWAPS_IN_NOTE = 40  # a note is a tag, of at most 8000 characters
 LONGEST_RETRY_SECONDS = 60.0
 
@@ -39,13 +42,6 @@ class _Window:
     by_domain: dict[str, tuple[int, int]] = field(default_factory=dict)
     """(drafted, accepted) of each domain."""
     opened: float = field(default_factory=time.monotonic)
-
-
-@dataclass(frozen=True)
-class _Swap:
-    request: int
-    version: int
-    reason: str
 
 
 class ServingTracker:
@@ -69,10 +65,11 @@ class ServingTracker:
         self._interval = config.tracking.interval_seconds
         self._lock = threading.Lock()
         self._window = _Window()
-        self._domains: set[str] = set()
+        self._domains = DomainNames()
+        self._points: deque[Point] = deque(maxlen=POINTS_IN_HISTORY)
         self._requests = 0
         self._version = 0
-        self._swaps: list[_Swap] = []
+        self._swaps: list[Swap] = []
         self._noted_swaps = 0
         self._unsent: deque[list[Metric]] = deque()
         self._max_unsent = max_unsent_points
@@ -93,6 +90,16 @@ class ServingTracker:
     def dropped(self) -> int:
         """Points lost because the store was away for too long."""
         return self._dropped
+
+    @property
+    def unsent(self) -> int:
+        """Points that wait for the store."""
+        return len(self._unsent)
+
+    def history(self) -> History:
+        """What MLflow is told too, as far as it is kept in memory."""
+        with self._lock:
+            return History(self._interval, list(self._points), self._swaps[-SWAPS_IN_HISTORY:])
 
     def start(self) -> None:
         self._thread.start()
@@ -123,7 +130,7 @@ class ServingTracker:
             window.accepted += accepted
             window.tokens += tokens
             if domain is not None and drafted:
-                name = self._domain_name(domain)
+                name = self._domains.name(domain)
                 before = window.by_domain.get(name, (0, 0))
                 window.by_domain[name] = (before[0] + drafted, before[1] + accepted)
 
@@ -131,7 +138,8 @@ class ServingTracker:
         """From here on `version` drafts: no point mixes two versions."""
         with self._lock:
             self._end_window()
-            now = int(time.time() * 1000)
+            seconds = time.time()
+            now = int(seconds * 1000)
             before, self._version = self._version, version
             self._queue(
                 [
@@ -139,32 +147,24 @@ class ServingTracker:
                     Metric("draft_version", version, now, self._requests),
                 ]
             )
-            self._swaps.append(_Swap(self._requests, version, reason))
-
-    def _domain_name(self, domain: str) -> str:
-        name = name_part(domain)
-        if name not in self._domains and len(self._domains) == MAX_DOMAINS:
-            return "other"
-        self._domains.add(name)
-        return name
+            self._swaps.append(Swap(seconds, self._requests, version, reason))
 
     def _end_window(self) -> None:
         window, self._window = self._window, _Window()
         if not (window.requests or window.rounds or window.tokens):
             return
-        values: dict[str, float] = {
-            "requests": self._requests,
-            "draft_version": self._version,
-            "tokens_per_second": window.tokens / max(time.monotonic() - window.opened, 1e-6),
-        }
-        if window.drafted:
-            values["acceptance_rate"] = window.accepted / window.drafted
-        if window.rounds:
-            values["mean_acceptance_length"] = 1 + window.accepted / window.rounds
-        for domain, (drafted, accepted) in window.by_domain.items():
-            values[f"acceptance_rate/{domain}"] = accepted / drafted
-        now = int(time.time() * 1000)
-        self._queue([Metric(name, value, now, self._requests) for name, value in values.items()])
+        point = Point(
+            time=time.time(),
+            request=self._requests,
+            tokens_per_second=window.tokens / max(time.monotonic() - window.opened, 1e-6),
+            draft_version=self._version,
+            acceptance_rate=window.accepted / window.drafted if window.drafted else None,
+            mean_acceptance_length=1 + window.accepted / window.rounds if window.rounds else None,
+            domains={domain: accepted / drafted for domain, (drafted, accepted) in window.by_domain.items()},
+        )
+        self._points.append(point)
+        now = int(point.time * 1000)
+        self._queue([Metric(name, value, now, point.request) for name, value in point.values().items()])
 
     def _queue(self, point: list[Metric]) -> None:
         self._unsent.append(point)

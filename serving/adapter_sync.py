@@ -76,7 +76,7 @@ class AdapterSync:
             self._roll_back_if_worse()
             self._follow(reason)
             refused = [v for v in self._registry.versions() if v.status in (REJECTED, ROLLED_BACK)]
-            self._metrics.set_adapters_rejected(len(refused))
+            self._metrics.state.adapters_rejected = len(refused)
         except STORE_ERRORS as error:
             if not self._store_is_down:
                 logger.warning("the adapter registry cannot be reached, version %d serves on: %s",

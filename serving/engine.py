@@ -327,6 +327,10 @@ class Engine:
         accepted = outcome.num_accepted.tolist()
         for sequence, count in zip(running, accepted, strict=True):
             sequence.acceptance.observe(count, k)
+        now = time.perf_counter()
+        inter_token = tuple(now - s.last_round for s in running if s.last_round is not None)
+        for sequence in running:
+            sequence.last_round = now
         advances = [sequence.advance(outcome, row) for row, sequence in enumerate(running)]
         self._ended = [output for output in self._ended if output.finish_reason is None]
         for row in reversed(range(len(running))):
@@ -342,6 +346,7 @@ class Engine:
             new_tokens=sum(count for count, _ in advances),
             seconds=time.perf_counter() - started,
             draft_version=self.draft_version,
+            inter_token_seconds=inter_token,
         )
         self._outputs.round(stats, outcome, [s.output for s in running], advances)
 

@@ -16,6 +16,8 @@ class RoundStats:
     new_tokens: int
     seconds: float
     draft_version: int
+    inter_token_seconds: tuple[float, ...] = ()
+    """Time since the last round of each request that had one before."""
 
 
 @dataclass(frozen=True)

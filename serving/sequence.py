@@ -16,6 +16,8 @@ class Sequence:
         self.acceptance = acceptance
         self.left = output.request.params.max_tokens
         """Tokens it may still be given."""
+        self.last_round: float | None = None
+        """When its last tokens were there, by `time.perf_counter`."""
         self._eos_ids = frozenset() if output.request.params.ignore_eos else eos_ids
 
     def advance(self, outcome: Round, row: int) -> tuple[int, FinishReason | None]:

@@ -29,6 +29,7 @@ from serving.hot_swap import HotSwapper
 from serving.k_override import KOverride
 from serving.logs import configure_logging
 from serving.metrics import ServingMetrics
+from serving.replay_watch import ReplayWatch
 from serving.request import GenerationRequest, RequestStats
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,8 @@ def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, 
     buffer = ReplayBuffer.of(config)
     engine = build_engine(config, buffer)
     metrics = ServingMetrics(engine, config.served_model_name, recorder=engine.recorder)
-    tracker = ServingTracker(config)
+    tracker = metrics.state.tracker = ServingTracker(config)
+    replay_watch = metrics.state.replay = ReplayWatch(ReplayBuffer.of(config))
     engine.listeners += [metrics, TrackingListener(tracker)]
     registry = AdapterRegistry(config)
     controls = ControlFile(config.run_dir)
@@ -81,7 +83,7 @@ def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, 
         engine.listeners.append(sync)
     supervisor = None
     if self_improve and config.draft is not None:
-        supervisor = metrics.trainer = TrainerSupervisor(config_path, config, overrides)
+        supervisor = metrics.state.trainer = TrainerSupervisor(config_path, config, overrides)
 
     admin = admin_router(
         engine,
@@ -97,6 +99,7 @@ def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, 
 
     engine.start()
     tracker.start()
+    replay_watch.start()
     try:
         k_override.start()
         if sync is not None:
@@ -116,3 +119,4 @@ def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, 
         if engine.recorder is not None:
             engine.recorder.close()
         tracker.close()
+        replay_watch.stop()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pipeline.records import NOT_DRAFTED, ReplaySample
-from pipeline.replay import ReplayBuffer, is_held_out, sample_from_row
+from pipeline.replay import ReplayBuffer, ReplaySize, is_held_out, sample_from_row
 
 
 def make_sample(request_id: str, *, length: int = 5, top: int = 4, domain: str = "math", version: int = 0):
@@ -223,3 +223,20 @@ def test_what_is_too_old_goes_and_a_fair_sample_of_it_stays(tmp_path, monkeypatc
     assert sorted(name.split("-")[0] for name in ids[:-4]) == ["old", "old", "other", "other"]
     assert buffer.stats().requests_by_domain == {"old": 2, "other": 2, "new": 3, "math": 1}
     assert ReplayBuffer(str(tmp_path)).stats().requests == 8, "any reader sees the reservoir"
+
+
+def test_size_reads_each_footer_once_and_forgets_deleted_shards(tmp_path, monkeypatch):
+    buffer = ReplayBuffer(str(tmp_path))
+    assert buffer.size() == ReplaySize(0, 0, 0)
+    first = buffer.append([make_sample("a"), make_sample("b")])
+    buffer.append([make_sample("c")])
+    size = buffer.size()
+    assert (size.shards, size.requests) == (2, 3)
+    assert size.bytes == sum(path.stat().st_size for path in tmp_path.glob("*.parquet"))
+    footers = []
+    monkeypatch.setattr(buffer, "_count_rows", lambda shard: footers.append(shard) or 1)
+    assert buffer.size() == size
+    (tmp_path / first).unlink()
+    last = buffer.append([make_sample("d")])
+    assert buffer.size().requests == 2
+    assert footers == [last]

@@ -7,9 +7,10 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 
 from pipeline.config import HotdraftConfig, TrackingConfig
+from pipeline.domains import MAX_DOMAINS
 from pipeline.mlflow_store import experiment_id, open_client
 from pipeline.registry import AdapterRegistry
-from pipeline.tracking import MAX_DOMAINS, ServingTracker
+from pipeline.tracking import POINTS_IN_HISTORY, ServingTracker
 
 
 def every(config: HotdraftConfig, seconds: float) -> HotdraftConfig:
@@ -97,6 +98,40 @@ def test_points_follow_their_definitions(fake, config):
     assert fake.ended
 
 
+def test_history_has_the_points_and_swaps_that_mlflow_is_told(fake, config):
+    tracker = ServingTracker(every(config, 60), connect=fake.connect)
+    tracker.start()
+    tracker.count(domain="math", requests=1, rounds=4, drafted=12, accepted=9, tokens=13)
+    tracker.mark_swap(3, reason="promotion")
+    tracker.count(requests=1, rounds=2, tokens=2)
+    before = tracker.history()
+    tracker.close()
+    history = tracker.history()
+    assert history.interval_seconds == 60
+    assert before.points == history.points[:1], "what is not yet over is no point"
+    first, second = history.points
+    assert (first.request, first.draft_version, first.acceptance_rate) == (1, 0, 9 / 12)
+    assert (first.mean_acceptance_length, first.domains) == (1 + 9 / 4, {"math": 9 / 12})
+    assert (second.request, second.draft_version, second.acceptance_rate, second.domains) == (2, 3, None, {})
+    [swap] = history.swaps
+    assert (swap.request, swap.version, swap.reason) == (1, 3, "promotion")
+    assert first.time <= swap.time <= second.time
+    assert fake.values("acceptance_rate") == [first.acceptance_rate]
+    assert fake.values("tokens_per_second") == [first.tokens_per_second, second.tokens_per_second]
+
+
+def test_history_is_bounded(fake, config):
+    tracker = ServingTracker(every(config, 60), connect=fake.connect)
+    for version in range(POINTS_IN_HISTORY + 10):
+        tracker.count(requests=1, tokens=1)
+        tracker.mark_swap(version, reason="test")
+    history = tracker.history()
+    assert len(history.points) == POINTS_IN_HISTORY
+    assert history.points[-1].request == POINTS_IN_HISTORY + 10
+    assert len(history.swaps) < POINTS_IN_HISTORY
+    assert history.swaps[-1].version == POINTS_IN_HISTORY + 9
+
+
 def test_idle_intervals_make_no_points(fake, config):
     tracker = ServingTracker(config, connect=fake.connect)
     tracker.start()
@@ -159,7 +194,7 @@ def test_unsent_points_are_bounded_and_losses_counted_and_told_once(fake, config
     tracker = ServingTracker(every(config, 60), connect=fake.connect, max_unsent_points=10)
     for version in range(1, 31):
         tracker.mark_swap(version, reason="test")
-    assert tracker.dropped == 20
+    assert (tracker.unsent, tracker.dropped) == (10, 20)
     fake.down = False
     tracker.start()
     tracker.close()

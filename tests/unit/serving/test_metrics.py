@@ -1,11 +1,13 @@
 """Exported names and values, read back by Prometheus' own parser."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from pipeline.domains import MAX_DOMAINS
+from pipeline.replay import ReplaySize
 from serving.events import RoundStats, SwapEvent
 from serving.metrics import ServingMetrics
 from serving.request import GenerationRequest, RequestStats, SamplingParams
@@ -20,6 +22,14 @@ class State:
     dropped: int = 0
     state: str = "stopped"
     restarts: int = 0
+    num_slots: int = 8
+    max_model_len: int = 300
+    size: ReplaySize = field(default_factory=lambda: ReplaySize(0, 0, 0))
+    unsent: int = 0
+    jobs: dict[str, int] = field(default_factory=lambda: {"running": 0, "accepted": 0})
+
+    def count_by_state(self) -> dict[str, int]:
+        return self.jobs
 
 
 @pytest.fixture
@@ -29,16 +39,19 @@ def state() -> State:
 
 @pytest.fixture
 def metrics(state: State) -> ServingMetrics:
-    return ServingMetrics(state, "tiny", recorder=state, trainer=state)
+    metrics = ServingMetrics(state, "tiny", recorder=state, trainer=state)
+    metrics.state.replay = metrics.state.tracker = metrics.state.jobs = state
+    return metrics
 
 
 def read(metrics: ServingMetrics) -> dict[str, float]:
-    """Exported values by sample name; a label other than model_name and le is appended as /value."""
+    """Exported values by sample name; labels of one metric alone are appended as /value."""
     values = {}
     for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):
         for sample in family.samples:
             labels = dict(sample.labels)
             assert labels.pop("model_name") == "tiny"
+            assert labels.pop("engine", None) == ("0" if sample.name.startswith("vllm:") else None)
             if labels.pop("le", "+Inf") == "+Inf":
                 values["/".join([sample.name, *labels.values()])] = sample.value
     return values
@@ -95,6 +108,24 @@ def test_names_without_traffic(metrics: ServingMetrics) -> None:
         "vllm:e2e_request_latency_seconds": "histogram",
         "vllm:request_queue_time_seconds": "histogram",
         "vllm:request_time_per_output_token_seconds": "histogram",
+        "vllm:inter_token_latency_seconds": "histogram",
+        "vllm:request_inference_time_seconds": "histogram",
+        "vllm:request_prefill_time_seconds": "histogram",
+        "vllm:request_decode_time_seconds": "histogram",
+        "vllm:request_prompt_tokens": "histogram",
+        "vllm:request_generation_tokens": "histogram",
+        "vllm:request_max_num_generation_tokens": "histogram",
+        "vllm:request_params_max_tokens": "histogram",
+        "vllm:kv_cache_usage_perc": "gauge",
+        "hotdraft_rounds": "counter",
+        "hotdraft_domain_draft_tokens": "counter",
+        "hotdraft_domain_accepted_tokens": "counter",
+        "hotdraft_replay_requests": "gauge",
+        "hotdraft_replay_bytes": "gauge",
+        "hotdraft_replay_shards": "gauge",
+        "hotdraft_jobs": "gauge",
+        "hotdraft_mlflow_points_unsent": "gauge",
+        "hotdraft_mlflow_points_dropped": "counter",
         "hotdraft_draft_version": "gauge",
         "hotdraft_swaps": "counter",
         "hotdraft_rollbacks": "counter",
@@ -109,7 +140,7 @@ def test_names_without_traffic(metrics: ServingMetrics) -> None:
 
 
 def test_rounds(metrics: ServingMetrics) -> None:
-    metrics.on_round(round_stats())
+    metrics.on_round(round_stats(inter_token_seconds=(0.03,)))
     metrics.on_round(
         round_stats(requests=1, drafted_tokens=3, new_tokens=2, accepted_tokens=1, accepted_per_position=(1, 0, 0))
     )
@@ -117,6 +148,10 @@ def test_rounds(metrics: ServingMetrics) -> None:
     values = read(metrics)
     assert values["vllm:spec_decode_num_drafts_total"] == 3, "one a request and round, none at k = 0"
     assert values["vllm:generation_tokens_total"] == 6 + 2 + 2, "plain rounds generate too"
+    assert values["hotdraft_rounds_total/3"] == 2
+    assert values["hotdraft_rounds_total/0"] == 1
+    assert values["vllm:inter_token_latency_seconds_count"] == 1
+    assert values["vllm:inter_token_latency_seconds_sum"] == pytest.approx(0.03)
     assert values["vllm:spec_decode_num_draft_tokens_total"] == 9
     assert values["vllm:spec_decode_num_accepted_tokens_total"] == 5
     assert values["vllm:spec_decode_num_accepted_tokens_per_pos_total/0"] == 3
@@ -134,10 +169,41 @@ def test_requests(metrics: ServingMetrics) -> None:
         assert values[f"vllm:request_success_total/{reason}"] == 1
     assert values["vllm:e2e_request_latency_seconds_count"] == 3
     assert values["vllm:e2e_request_latency_seconds_sum"] == 9.0
+    assert values["vllm:request_success_total/error"] == 0, "exported from the start"
     assert values["vllm:request_queue_time_seconds_sum"] == 1.5
+    assert values["vllm:request_inference_time_seconds_sum"] == 3 * 2.5
+    assert values["vllm:request_prefill_time_seconds_sum"] == 2 * 0.5
+    assert values["vllm:request_decode_time_seconds_sum"] == 2 * 2.0
+    assert values["vllm:request_prompt_tokens_sum"] == 30
+    assert values["vllm:request_generation_tokens_sum"] == 6
+    assert values["vllm:request_max_num_generation_tokens_sum"] == 6
+    assert values["vllm:request_params_max_tokens_sum"] == 3 * 16
     assert values["vllm:time_to_first_token_seconds_count"] == 2
     assert values["vllm:request_time_per_output_token_seconds_count"] == 1
     assert values["vllm:request_time_per_output_token_seconds_sum"] == pytest.approx(2.0 / 4)
+
+
+def test_lengths_have_vllms_buckets_up_to_the_longest(metrics: ServingMetrics) -> None:
+    text = generate_latest(metrics.registry).decode()
+    [family] = [f for f in text_string_to_metric_families(text) if f.name == "vllm:request_prompt_tokens"]
+    bounds = [sample.labels["le"] for sample in family.samples if "le" in sample.labels]
+    assert bounds == ["1.0", "2.0", "5.0", "10.0", "20.0", "50.0", "100.0", "200.0", "+Inf"]
+
+
+def test_acceptance_by_domain_and_the_number_of_domains_is_bounded(metrics: ServingMetrics) -> None:
+    for number in range(2 * MAX_DOMAINS):
+        request = replace(REQUEST, domain=f"d {number}")
+        metrics.on_finish(request, request_stats(), "stop")
+        metrics.on_finish(request, request_stats(accepted_tokens=1), "stop")
+    metrics.on_finish(replace(REQUEST, domain="plain"), request_stats(drafted_tokens=0, accepted_tokens=0), "stop")
+    values = read(metrics)
+    drafted = {
+        name: value for name, value in values.items() if name.startswith("hotdraft_domain_draft_tokens_total")
+    }
+    assert len(drafted) == MAX_DOMAINS + 1
+    assert drafted["hotdraft_domain_draft_tokens_total/d_0"] == 12
+    assert values["hotdraft_domain_accepted_tokens_total/d_0"] == 5
+    assert drafted["hotdraft_domain_draft_tokens_total/other"] == MAX_DOMAINS * 12
 
 
 def test_swaps(metrics: ServingMetrics) -> None:
@@ -158,12 +224,21 @@ def test_what_lives_elsewhere_is_read_at_scrape_time(metrics: ServingMetrics, st
     before = read(metrics)
     state.draft_version, state.num_running, state.num_waiting = 4, 2, 9
     state.recorded, state.dropped, state.state, state.restarts = 20, 3, "running", 1
-    metrics.set_adapters_rejected(5)
+    state.size, state.unsent, state.jobs = ReplaySize(2, 4096, 20), 7, {"running": 1, "accepted": 2}
+    metrics.state.adapters_rejected = 5
     after = read(metrics)
     expected = {
         "hotdraft_draft_version": 4,
         "vllm:num_requests_running": 2,
         "vllm:num_requests_waiting": 9,
+        "vllm:kv_cache_usage_perc": 0.25,
+        "hotdraft_replay_shards": 2,
+        "hotdraft_replay_bytes": 4096,
+        "hotdraft_replay_requests": 20,
+        "hotdraft_jobs/running": 1,
+        "hotdraft_jobs/accepted": 2,
+        "hotdraft_mlflow_points_unsent": 7,
+        "hotdraft_mlflow_points_dropped_total": 3,
         "hotdraft_recorder_samples_total": 20,
         "hotdraft_recorder_dropped_total": 3,
         "hotdraft_trainer_running": 1,
@@ -178,6 +253,8 @@ def test_without_recorder_and_trainer_they_read_zero(state: State) -> None:
     values = read(ServingMetrics(state, "tiny"))
     assert values["hotdraft_recorder_samples_total"] == 0
     assert values["hotdraft_trainer_running"] == 0
+    assert values["hotdraft_replay_shards"] == 0
+    assert values["hotdraft_mlflow_points_unsent"] == 0
 
 
 def test_two_servers_in_one_process_do_not_collide(state: State) -> None:

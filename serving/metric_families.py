@@ -1,0 +1,59 @@
+"""Making Prometheus metrics that all carry the labels which say whose they are."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+
+class MetricFamilies:
+    """A registry of its own. Every metric has `model_name`; those with vLLM's names its `engine` too.
+
+    vLLM numbers its engines, and its dashboards select by that label. There is one here, 0.
+    """
+
+    def __init__(self, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self._model_name = model_name
+
+    def counter(self, name: str, documentation: str) -> Counter:
+        """Exported as 0 from the start, so that rates have a first point."""
+        fixed = self._labels(name)
+        return Counter(name, documentation, list(fixed), registry=self.registry).labels(**fixed)
+
+    def counter_by(self, label: str, name: str, documentation: str) -> Callable[..., Counter]:
+        """Called with `label` as a keyword, gives the counter of that value."""
+        fixed = self._labels(name)
+        return partial(Counter(name, documentation, [*fixed, label], registry=self.registry).labels, **fixed)
+
+    def histogram(self, name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
+        fixed = self._labels(name)
+        family = Histogram(name, documentation, list(fixed), buckets=buckets, registry=self.registry)
+        return family.labels(**fixed)
+
+    def gauge_now(self, name: str, documentation: str, value: float) -> Metric:
+        """A gauge for a collector that reads its value when scraped."""
+        fixed = self._labels(name)
+        family = GaugeMetricFamily(name, documentation, labels=list(fixed))
+        family.add_metric(list(fixed.values()), value)
+        return family
+
+    def gauge_by_now(self, label: str, name: str, documentation: str, values: Mapping[str, float]) -> Metric:
+        """Likewise, with a value for each value of `label`."""
+        fixed = self._labels(name)
+        family = GaugeMetricFamily(name, documentation, labels=[*fixed, label])
+        for key, value in values.items():
+            family.add_metric([*fixed.values(), key], value)
+        return family
+
+    def count_now(self, name: str, documentation: str, value: float) -> Metric:
+        """A counter for a collector that reads its value when scraped."""
+        fixed = self._labels(name)
+        family = CounterMetricFamily(name, documentation, labels=list(fixed))
+        family.add_metric(list(fixed.values()), value)
+        return family
+
+    def _labels(self, name: str) -> dict[str, str]:
+        engine = {"engine": "0"} if name.startswith("vllm:") else {}
+        return {"model_name": self._model_name, **engine}

@@ -23,8 +23,10 @@ from serving.adapter_sync import AdapterSync
 from serving.admin import admin_router
 from serving.api import create_app
 from serving.app import build_engine, draft_ranking
+from serving.dashboard.router import dashboard_router
 from serving.drain import DrainingServer
 from serving.events import RoundStats, SwapEvent
+from serving.history import history_router
 from serving.hot_swap import HotSwapper
 from serving.k_override import KOverride
 from serving.logs import configure_logging
@@ -73,6 +75,7 @@ def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, 
     replay_watch = metrics.state.replay = ReplayWatch(ReplayBuffer.of(config))
     engine.listeners += [metrics, TrackingListener(tracker)]
     registry = AdapterRegistry(config)
+    records = metrics.state.jobs = JobRecords(config.run_dir)
     controls = ControlFile(config.run_dir)
     k_override = KOverride(engine, controls)
     sync = None
@@ -89,13 +92,14 @@ def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, 
         engine,
         config,
         registry=registry,
-        records=JobRecords(config.run_dir),
+        records=records,
         start_job=partial(start_job, config_path, config, overrides, origin="api"),
         controls=controls,
         k_override=k_override,
         supervisor=supervisor,
     )
-    app = create_app(engine, config, metrics=metrics, api_keys=api_keys, routers=[admin])
+    routers = [admin, history_router(tracker.history), dashboard_router()]
+    app = create_app(engine, config, metrics=metrics, api_keys=api_keys, routers=routers)
 
     engine.start()
     tracker.start()

@@ -1,6 +1,7 @@
 """Metrics whose values live elsewhere and are read when Prometheus asks: they must be cheap to read."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from prometheus_client.metrics_core import Metric
@@ -49,12 +50,16 @@ class TrainerState(Protocol):
     def restarts(self) -> int: ...
 
 
-class JobCounts(Protocol):
-    def count_by_state(self) -> Mapping[str, int]:
-        """Distillation jobs on record by state, states without a job included."""
-        ...
+class Job(Protocol):
+    @property
+    def state(self) -> str: ...
 
 
+class JobRecords(Protocol):
+    def jobs(self) -> Sequence[Job]: ...
+
+
+JOB_STATES = ("running", "cancelling", "accepted", "rejected", "failed", "interrupted", "cancelled", "died")
 _NO_REPLAY = ReplaySize(shards=0, bytes=0, requests=0)
 
 
@@ -65,7 +70,7 @@ class StateMetrics(Collector):
         self.recorder: RecorderCounts | None = None
         self.replay: ReplayState | None = None
         self.trainer: TrainerState | None = None
-        self.jobs: JobCounts | None = None
+        self.jobs: JobRecords | None = None
         self.tracker: TrackerCounts | None = None
         self.adapters_rejected = 0
         """How many versions in the registry were refused, by the gate or as broken."""
@@ -96,8 +101,10 @@ class StateMetrics(Collector):
         running, restarts = (trainer.state == "running", trainer.restarts) if trainer else (False, 0)
         yield gauge("hotdraft_trainer_running", "1 while the trainer runs.", running)
         yield count("hotdraft_trainer_restarts", "Restarts of the trainer.", restarts)
-        jobs = self.jobs.count_by_state() if self.jobs else {}
-        yield self._families.gauge_by_now("state", "hotdraft_jobs", "Distillation jobs on record.", jobs)
+        states = Counter(job.state for job in self.jobs.jobs()) if self.jobs else Counter[str]()
+        yield self._families.gauge_by_now(
+            "state", "hotdraft_jobs", "Distillation jobs on record.", {state: states[state] for state in JOB_STATES}
+        )
 
         tracker = self.tracker
         unsent, lost = (tracker.unsent, tracker.dropped) if tracker else (0, 0)

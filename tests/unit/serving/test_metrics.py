@@ -1,6 +1,7 @@
 """Exported names and values, read back by Prometheus' own parser."""
 
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import generate_latest
@@ -26,10 +27,10 @@ class State:
     max_model_len: int = 300
     size: ReplaySize = field(default_factory=lambda: ReplaySize(0, 0, 0))
     unsent: int = 0
-    jobs: dict[str, int] = field(default_factory=lambda: {"running": 0, "accepted": 0})
+    job_states: tuple[str, ...] = ()
 
-    def count_by_state(self) -> dict[str, int]:
-        return self.jobs
+    def jobs(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(state=state) for state in self.job_states]
 
 
 @pytest.fixture
@@ -224,7 +225,8 @@ def test_what_lives_elsewhere_is_read_at_scrape_time(metrics: ServingMetrics, st
     before = read(metrics)
     state.draft_version, state.num_running, state.num_waiting = 4, 2, 9
     state.recorded, state.dropped, state.state, state.restarts = 20, 3, "running", 1
-    state.size, state.unsent, state.jobs = ReplaySize(2, 4096, 20), 7, {"running": 1, "accepted": 2}
+    state.size, state.unsent = ReplaySize(2, 4096, 20), 7
+    state.job_states = ("running", "accepted", "accepted")
     metrics.state.adapters_rejected = 5
     after = read(metrics)
     expected = {

@@ -47,6 +47,7 @@ class ScriptedEngine:
     draft_version: int = DRAFT_VERSION
     num_running: int = 0
     num_waiting: int = 0
+    num_slots: int = 4
     is_alive: bool = True
     is_draining: bool = False
     requests: list[GenerationRequest] = field(default_factory=list)

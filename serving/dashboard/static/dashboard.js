@@ -1,0 +1,123 @@
+// The page: asks the server every few seconds and shows what it says, or that it says nothing.
+
+import { setUpActions, showLog } from "./actions.js";
+import { ask, Refused, setUpKeyDialog, Unreachable } from "./api.js";
+import { setUpCurves, showHistory } from "./curves.js";
+import { byId, clock, duration, number, setProblem, setText, versionName } from "./dom.js";
+import { showJobs, showVersions } from "./tables.js";
+
+const STATUS_MS = 2000;
+const REST_MS = 4000;
+const TRAINER = {
+  running: "learns beside the server",
+  waiting: "ended, is started again soon",
+  stopped: "ended",
+  absent: "the server runs without one",
+};
+
+const last = (list) => list[list.length - 1];
+
+function showStatus(now) {
+  setText("model", [now.model, `target ${now.target}`, now.draft && `draft ${now.draft}`].filter(Boolean).join(" · "));
+  document.title = `${now.model} · hotdraft`;
+  setText("draft-version", now.draft ? versionName(now.draft_version) : "none");
+  setText("draft-note", now.draft ? (now.draft_version ? "adapter served" : "no adapter yet") : "plain decoding");
+  setText("requests", `${now.num_running} / ${now.num_slots}`);
+  setText("requests-note", now.num_waiting ? `${now.num_waiting} waiting` : "running of slots, none waiting");
+  setText("k", `${now.k_override ?? now.k}`);
+  setText("k-note", now.k_override === null ? "as configured" : "set by hand");
+  setText("trainer", now.trainer);
+  setText("trainer-note", now.loop_enabled ? TRAINER[now.trainer] : "the loop is switched off");
+  const loop = byId("loop");
+  loop.disabled = false;
+  loop.setAttribute("aria-checked", String(now.loop_enabled));
+  byId("start-job").disabled = !now.draft;
+  setText("connection", `up ${duration(now.uptime_seconds)}`);
+  byId("connection").className = "chip is-running";
+}
+
+function showNow(now) {
+  showHistory(now);
+  const point = last(now.points);
+  const drafted = now.points.findLast((each) => each.acceptance_rate !== undefined);
+  setText("acceptance", number(drafted?.acceptance_rate));
+  setText("acceptance-note", drafted ? `${number(drafted.mean_acceptance_length, 2)} tokens a round` : "no traffic yet");
+  const idle = point && now.time - point.time > 2 * now.interval_seconds;
+  setText("speed", point ? (idle ? "0" : number(point.tokens_per_second, 1)) : "–");
+  setText("speed-note", point ? (idle ? `idle since ${clock(point.time)}` : `last ${duration(now.interval_seconds)}`) : "no traffic yet");
+}
+
+function showK({ k_override, configured_k, max_k }) {
+  const select = byId("k-select");
+  const values = ["", "auto", ...Array.from({ length: max_k + 1 }, (_, k) => `${k}`)];
+  if (select.options.length !== values.length)
+    select.replaceChildren(...values.map((value) => new Option(value || `as configured (${configured_k})`, value)));
+  select.disabled = max_k === 0;
+  if (document.activeElement !== select) select.value = k_override === null ? "" : `${k_override}`;
+}
+
+function showUnreachable(error) {
+  setText("connection", "no connection");
+  byId("connection").className = "chip is-failed";
+  for (const id of ["loop", "k-select", "start-job", "rollback"]) byId(id).disabled = true;
+  setProblem("problem", `${error.message} What is shown is from before; the page goes on by itself when the server is back.`);
+}
+
+// Asks for `path` and shows the answer. A refusal is told in `problemId`, and taken back when it is over.
+function part(path, show, problemId) {
+  let told = false;
+  return async () => {
+    try {
+      show(await ask(path));
+      if (told) setProblem(problemId, null);
+      told = false;
+    } catch (error) {
+      if (!(error instanceof Refused)) throw error;
+      setProblem(problemId, error.message);
+      told = true;
+    }
+  };
+}
+
+const handlers = setUpActions(() => refreshAll());
+const statusPart = part("status", showStatus, "problem");
+const rest = [
+  part("history", showNow, "problem"),
+  part("adapters", (answer) => showVersions(answer, handlers), "versions-problem"),
+  part("k", showK, "controls-problem"),
+  part("jobs", (answer) => showJobs(answer, handlers), "jobs-problem"),
+  showLog,
+];
+let unreachable = false;
+
+async function run(parts) {
+  try {
+    await Promise.all(parts.map((each) => each()));
+    if (unreachable) setProblem("problem", null);
+    unreachable = false;
+  } catch (error) {
+    if (!(error instanceof Unreachable)) throw error;
+    unreachable = true;
+    showUnreachable(error);
+  }
+}
+
+const refreshAll = () => run([statusPart, ...rest]);
+
+// One question after the other, never two at once; a page that nobody sees asks nothing.
+function repeat(parts, pause) {
+  const turn = async () => {
+    try {
+      if (!document.hidden) await run(parts);
+    } finally {
+      setTimeout(turn, pause);
+    }
+  };
+  turn();
+}
+
+setUpKeyDialog(refreshAll);
+setUpCurves();
+repeat([statusPart], STATUS_MS);
+repeat(rest, REST_MS);
+document.addEventListener("visibilitychange", () => !document.hidden && refreshAll());

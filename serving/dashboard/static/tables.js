@@ -1,0 +1,87 @@
+// The versions and the jobs as tables, drawn anew only when something changed.
+
+import { byId, clock, duration, element, replaceKeepingFocus, setText, signed, versionName } from "./dom.js";
+
+const cell = (label, text, more = {}) => element("td", { label, text, ...more });
+const chip = (word) => element("span", { className: `chip is-${word}`, text: word.replace("_", " ") });
+const SHOWN = 8; // rows, until all are asked for
+const drawn = new Map();
+const whole = new Set(); // tables that are shown whole
+
+function draw(id, items, row) {
+  const table = byId(id);
+  table.hidden = items.length === 0;
+  byId(`${id}-empty`).hidden = items.length > 0;
+  const shown = whole.has(id) ? items : items.slice(0, SHOWN);
+  const more = byId(`${id}-more`);
+  more.hidden = shown.length === items.length;
+  setText(more.id, `Show all ${items.length}`);
+  more.onclick = () => {
+    whole.add(id);
+    draw(id, items, row);
+  };
+  const content = JSON.stringify(shown);
+  if (drawn.get(id) === content) return;
+  drawn.set(id, content);
+  replaceKeepingFocus(table.tBodies[0], shown.map(row));
+}
+
+function gain(tags) {
+  if (tags.gain === undefined) return "";
+  const known = tags.gain_low !== undefined && tags.gain_high !== undefined;
+  return signed(Number(tags.gain)) + (known ? ` (${signed(Number(tags.gain_low))} to ${signed(Number(tags.gain_high))})` : "");
+}
+
+export function showVersions({ adapters, champion }, { onPromote }) {
+  const rollback = byId("rollback");
+  rollback.disabled = !champion;
+  rollback.dataset.version = champion;
+  draw("versions", adapters, ({ version, status, tags, created_at }) => {
+    const actions = element("td", { className: "actions" });
+    if (version !== champion)
+      actions.append(
+        element("button", { text: "Promote…", key: `promote ${version}`, "aria-label": `Promote version ${version}`, onClick: () => onPromote(version) }),
+      );
+    const state = cell("Status");
+    state.append(chip(status));
+    const parent = tags.parent === undefined ? "" : versionName(Number(tags.parent));
+    return element(
+      "tr",
+      { className: version === champion ? "current" : "" },
+      element("th", { scope: "row", text: versionName(version) }),
+      state,
+      cell("Parent", parent),
+      cell("Gain", gain(tags), { className: "number", title: "expected acceptance gained over its parent on held-out requests" }),
+      cell("Made", clock(created_at, false)),
+      cell("Reason", tags.reason ?? "", { className: "why" }),
+      actions,
+    );
+  });
+}
+
+export function showJobs({ jobs }, { onLog, onCancel }) {
+  draw("jobs", jobs, (job) => {
+    const actions = element("td", { className: "actions" });
+    if (job.state === "running")
+      actions.append(
+        element("button", { text: "Cancel…", key: `cancel ${job.id}`, "aria-label": `Cancel job ${job.id}`, onClick: () => onCancel(job) }),
+      );
+    actions.append(
+      element("button", { text: "Log", key: `log ${job.id}`, "aria-label": `Log of job ${job.id}`, onClick: () => onLog(job) }),
+    );
+    const state = cell("State");
+    state.append(chip(job.state));
+    const took = job.ended_at ? duration(job.ended_at - job.started_at) : "";
+    return element(
+      "tr",
+      {},
+      state,
+      cell("Started", clock(job.started_at)),
+      cell("Took", took),
+      cell("By", job.origin),
+      cell("Version", job.version ? versionName(job.version) : ""),
+      cell("Reason", job.reason ?? "", { className: "why" }),
+      actions,
+    );
+  });
+}

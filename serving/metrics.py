@@ -4,8 +4,11 @@ Counters of rounds and requests are fed by the engine's events. What another obj
 read from it at scrape time, see `serving.state_metrics`.
 """
 
+from typing import get_args
+
 from pipeline.domains import DomainNames
 from serving.events import RoundStats, SwapEvent
+from serving.hot_swap import SwapReason
 from serving.metric_families import MetricFamilies
 from serving.request import GenerationRequest, RequestStats
 from serving.request_metrics import TOKEN_BUCKETS, RequestMetrics
@@ -56,6 +59,8 @@ class ServingMetrics:
             "domain", "hotdraft_domain_accepted_tokens", "Accepted tokens of finished requests, by domain."
         )
         self._swaps = counter_by("reason", "hotdraft_swaps", "Draft weights exchanged while serving.")
+        for reason in get_args(SwapReason):
+            self._swaps(reason=reason)  # exported as 0 from the start, so that the first of each is an increase
         self._rollbacks = counter("hotdraft_rollbacks", "Swaps back to an older draft version.")
         self._swap_failures = counter("hotdraft_swap_failures", "Adapters that could not be swapped in.")
         self._swap_stall = families.histogram(

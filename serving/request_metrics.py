@@ -58,7 +58,7 @@ class RequestMetrics:
         self._prompt_length = tokens("request_prompt_tokens", "Prompt tokens of a request.")
         self._output_length = tokens("request_generation_tokens", "Output tokens of a request.")
         self._longest_output = tokens(
-            "request_max_num_generation_tokens", "Output tokens of the longest of a request's choices."
+            "request_max_num_generation_tokens", "Output tokens of a request; each of n choices counts as one."
         )
         self._max_tokens = tokens("request_params_max_tokens", "Output tokens a request allows, at most.")
 

@@ -214,4 +214,4 @@ def test_health_version_and_metrics(url: str, engine: ScriptedEngine) -> None:
     assert httpx.get(f"{url}/ready").status_code == 503
     reply = httpx.get(f"{url}/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0"})
     assert reply.headers["content-type"].startswith("text/plain")
-    assert 'vllm:num_requests_waiting{model_name="tiny-chat"} 3.0' in reply.text
+    assert 'vllm:num_requests_waiting{engine="0",model_name="tiny-chat"} 3.0' in reply.text

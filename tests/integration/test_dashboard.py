@@ -1,4 +1,4 @@
-"""The dashboard of a real server with traffic, in a browser: points, a job that the page starts, the swap it makes."""
+"""The dashboard of a real server in a browser: points of traffic, a job that the page starts, the swap it makes."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,13 +36,13 @@ def test_a_job_started_on_the_page_brings_a_version_and_a_swap(
         page.locator("#acceptance-chart .empty").wait_for()
         server.ask_many(range(120))
         wait_for("the buffer", lambda: server.metric("hotdraft_recorder_samples_total") >= 120)
-        page.locator("#acceptance-chart polyline, #acceptance-chart circle").first.wait_for(timeout=20_000)
+        page.locator("#acceptance-chart .main").first.wait_for(timeout=20_000, state="attached")
         page.locator("#start-job").click()
         page.locator("#jobs tbody tr").wait_for(timeout=20_000)
         with Trickle(server, first=500, pause=0.1) as trickle:
             page.locator("#jobs .is-accepted").wait_for(timeout=180_000)
             page.locator("#versions .is-champion").wait_for(timeout=20_000)
-            page.locator("#acceptance-chart .mark").wait_for(timeout=30_000)
+            page.locator("#acceptance-chart .mark-label").wait_for(timeout=30_000)
             page.locator("#draft-version").filter(has_text="v1").wait_for(timeout=20_000)
         assert not trickle.failures
         page.get_by_role("button", name="Log of job").click()
@@ -53,7 +53,7 @@ def test_a_job_started_on_the_page_brings_a_version_and_a_swap(
         screenshot(page, tmp_path, "server-light-1280")
     points = httpx.get(f"{server.url}/admin/history").json()["points"]
     with opened(browser, f"{server.url}/dashboard", PHONE, "dark") as page:
-        page.locator("#acceptance-chart polyline").first.wait_for(timeout=20_000)
+        page.locator("#acceptance-chart .main").first.wait_for(timeout=20_000, state="attached")
         rate = points[-1]["acceptance_rate"]
         page.locator("#acceptance").filter(has_text=f"{rate:.3f}").wait_for(timeout=20_000)
         assert overflow(page) == 0

@@ -23,7 +23,7 @@ function showStatus(now) {
   setText("draft-version", now.draft ? versionName(now.draft_version) : "none");
   setText("draft-note", now.draft ? (now.draft_version ? "adapter served" : "no adapter yet") : "plain decoding");
   setText("requests", `${now.num_running} / ${now.num_slots}`);
-  setText("requests-note", now.num_waiting ? `${now.num_waiting} waiting` : "running of slots, none waiting");
+  setText("requests-note", now.num_waiting ? `slots in use, ${now.num_waiting} waiting` : "slots in use, none waiting");
   setText("k", `${now.k_override ?? now.k}`);
   setText("k-note", now.k_override === null ? "as configured" : "set by hand");
   setText("trainer", now.trainer);

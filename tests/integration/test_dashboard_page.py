@@ -90,11 +90,16 @@ def test_the_curve_is_the_history(browser: Any, admin: FakeAdmin, url: str) -> N
 
 def test_an_idle_server_says_so_and_the_line_breaks(browser: Any, admin: FakeAdmin, url: str) -> None:
     history = traffic(40)
-    admin.history = replace(
-        history, points=[replace(p, time=p.time - (900 if i < 20 else 300)) for i, p in enumerate(history.points)]
-    )
+    points = []
+    for index, point in enumerate(history.points):
+        domains = {"often": 0.4, **({"rare": 0.5} if index % 9 == 0 else {})}
+        points.append(replace(point, time=point.time - (900 if index < 20 else 300), domains=domains))
+    admin.history = replace(history, points=points)
     with opened(browser, url) as page:
         until(page, "#speed-note", "idle since")
+        assert page.locator("#domain-chart polyline").count() == 2 * 3, (
+            "a domain served now and then keeps its line"
+        )
         assert page.locator("#acceptance-chart polyline").count() == 2
 
 

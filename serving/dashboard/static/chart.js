@@ -17,7 +17,7 @@ export class LineChart {
   // `describe(x)` says in words what stands at x; `formatX(x, span)` and `formatY(y)` label the axes.
   constructor(container, { label, formatX, formatY, describe, empty, top = 0 }) {
     Object.assign(this, { label, formatX, formatY, describe, top });
-    this.data = { series: [], marks: [], gap: Infinity };
+    this.data = { series: [], marks: [] };
     this.svg = svg("svg", { role: "img", tabindex: "0", "aria-label": label });
     this.readout = element("output", { className: "readout" });
     this.empty = element("p", { className: "empty", text: empty });
@@ -30,14 +30,14 @@ export class LineChart {
     new ResizeObserver(() => this.#draw()).observe(container);
   }
 
-  // series: [{name, className, points: [{x, y}]}] with x rising; marks: [{x, label, title}]
+  // series: [{className, points: [{x, y, run}]}] with x rising, a line for each run; marks: [{x, label, title}]
   update(data) {
     this.data = data;
     this.#draw();
   }
 
   #draw() {
-    const { series, marks, gap } = this.data;
+    const { series, marks } = this.data;
     const points = series.flatMap((line) => line.points);
     const isEmpty = points.length === 0;
     this.empty.hidden = !isEmpty;
@@ -68,7 +68,7 @@ export class LineChart {
       parts.push(svg("text", { class: `tick ${anchor}`, x: this.toX(x), y: height - 6 }, this.formatX(x, last - first)));
     }
     parts.push(...this.#marks(marks, height));
-    for (const line of series) parts.push(...this.#line(line, toY, gap));
+    for (const line of series) parts.push(...this.#line(line, toY));
     this.crosshair = svg("line", { class: "crosshair", y1: MARGIN.top, y2: height - MARGIN.bottom });
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.svg.replaceChildren(...parts, this.crosshair);
@@ -87,12 +87,12 @@ export class LineChart {
     });
   }
 
-  // A line breaks where nothing came for longer than `gap`; a point without neighbours is a dot.
-  #line({ className, points }, toY, gap) {
+  // A point alone in its run is a dot.
+  #line({ className, points }, toY) {
     const runs = [];
     for (const point of points) {
       const run = runs.at(-1);
-      if (run && point.x - run.at(-1).x <= gap) run.push(point);
+      if (run?.at(-1).run === point.run) run.push(point);
       else runs.push([point]);
     }
     return runs.map((run) => {

@@ -63,16 +63,19 @@ let frequent = new Set();
 const isShown = (domain) => chosen.get(domain) ?? frequent.has(domain);
 const colour = (index) => `c${index % COLOURS}${index >= COLOURS ? " dashed" : ""}`;
 
-const line = (name, className, value) => ({
-  name,
-  className,
-  points: history.points
-    .map((point) => ({ x: point[axis], y: value(point) }))
-    .filter((point) => point.y !== undefined && point.y !== null),
-});
+// Points between which the server was idle are of different runs; how rare a domain is does not part its line.
+function line(className, value) {
+  let run = 0;
+  let before = -Infinity;
+  const points = history.points.map((point) => {
+    if (point.time - before > IDLE_INTERVALS * history.interval_seconds) run += 1;
+    before = point.time;
+    return { x: point[axis], y: value(point), run };
+  });
+  return { className, points: points.filter((point) => point.y !== undefined) };
+}
 
 function draw() {
-  const gap = axis === "time" ? IDLE_INTERVALS * history.interval_seconds : Infinity;
   const start = history.points[0]?.[axis] ?? 0;
   const marks = history.swaps
     .filter((swap) => swap[axis] >= start)
@@ -81,12 +84,12 @@ function draw() {
       label: `${swap.reason === "rollback" ? "↩ " : ""}${versionName(swap.version)}`,
       title: `${clock(swap.time)}, after request ${swap.request}: ${versionName(swap.version)} drafts (${swap.reason})`,
     }));
-  acceptance.update({ series: [line("all", "main", (point) => point.acceptance_rate)], marks, gap });
-  speed.update({ series: [line("all", "main", (point) => point.tokens_per_second)], marks, gap });
+  acceptance.update({ series: [line("main", (point) => point.acceptance_rate)], marks });
+  speed.update({ series: [line("main", (point) => point.tokens_per_second)], marks });
   const series = names.flatMap((name, index) =>
-    isShown(name) ? [line(name, colour(index), (point) => point.domains[name])] : [],
+    isShown(name) ? [line(colour(index), (point) => point.domains[name])] : [],
   );
-  byDomain.update({ series, marks, gap });
+  byDomain.update({ series, marks });
 }
 
 function drawLegend() {

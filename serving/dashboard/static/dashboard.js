@@ -16,9 +16,10 @@ const TRAINER = {
 };
 
 const last = (list) => list[list.length - 1];
+const baseName = (path) => path.split("/").at(-1);
 
 function showStatus(now) {
-  setText("model", [now.model, `target ${now.target}`, now.draft && `draft ${now.draft}`].filter(Boolean).join(" · "));
+  setText("model", [now.model, `target ${baseName(now.target)}`, now.draft && `draft ${baseName(now.draft)}`].filter(Boolean).join(" · "));
   document.title = `${now.model} · hotdraft`;
   setText("draft-version", now.draft ? versionName(now.draft_version) : "none");
   setText("draft-note", now.draft ? (now.draft_version ? "adapter served" : "no adapter yet") : "plain decoding");

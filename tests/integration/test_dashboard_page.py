@@ -97,7 +97,7 @@ def test_an_idle_server_says_so_and_the_line_breaks(browser: Any, admin: FakeAdm
     admin.history = replace(history, points=points)
     with opened(browser, url) as page:
         until(page, "#speed-note", "idle since")
-        assert page.locator("#domain-chart polyline").count() == 2 * 3, (
+        assert page.locator("#domain-chart polyline").count() == 2 * 2, (
             "a domain served now and then keeps its line"
         )
         assert page.locator("#acceptance-chart polyline").count() == 2

@@ -28,6 +28,18 @@ class Decision:
     """Training requests recorded since the last job."""
     new_missed: int
     """Output positions of theirs that the draft missed; see `missed`."""
+    possible: bool
+    """Whether a job would find anything new, and the gate enough to judge by, whether or not one is due."""
+
+
+@dataclass(frozen=True)
+class LastJob:
+    """The job that was finished last, for a trigger that was not there."""
+
+    request: str
+    """The newest request that it saw."""
+    ended_at: float
+    accepted: bool
 
 
 def missed(drafted_ids: np.ndarray, accepted: np.ndarray) -> np.ndarray:
@@ -46,25 +58,25 @@ class DistillTrigger:
 
     A job is due once the draft missed enough tokens, once the newest requests fare worse than those before
     them, which asks for no `min_new_requests`, or once enough time has passed. Held-out requests teach nothing
-    and are not counted, but no job is due before the gate has its `min_requests` of them. `last_request` is the
-    newest request that the last job saw.
+    and are not counted, but no job is due before the gate has its `min_requests` of them. A trigger that is told of
+    the `last_job` decides as one that has been there since; before the first, time counts from the first request.
     """
 
     def __init__(
         self,
         config: HotdraftConfig,
         buffer: ReplayBuffer,
-        last_request: str | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        last_job: LastJob | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._trigger = config.distill.trigger
         self._held_out_fraction = config.replay.held_out_fraction
         self._held_out_needed = config.gate.min_requests
         self._buffer = buffer
-        self._last_request = last_request
+        self._told = last_job
         self._clock = clock
-        self._last_job: float | None = None
-        self._started = clock()
+        self._last_job = None if last_job is None else last_job.ended_at
+        self._first_request: float | None = None
         self._read_shards: set[str] = set()
         self._held_out = self._new_requests = self._new_missed = 0
         self._recent: deque[tuple[int, int]] = deque(maxlen=self._trigger.drift_requests)
@@ -82,7 +94,8 @@ class DistillTrigger:
         if not reasons:
             shortfalls.append(f"{self._new_missed} of {self._trigger.min_new_rejected} newly missed tokens")
         reason = "; ".join(reasons) if due else "waiting: " + ", ".join(shortfalls)
-        return Decision(due, reason, self._new_requests, self._new_missed)
+        possible = self._new_requests > 0 and self._held_out >= self._held_out_needed
+        return Decision(due, reason, self._new_requests, self._new_missed, possible)
 
     def reset(self, *, new_draft: bool = True) -> None:
         """Start counting anew: a job has taken what is there. Without a new draft the past stays its past."""
@@ -110,9 +123,10 @@ class DistillTrigger:
         found = []
         if self._new_missed >= trigger.min_new_rejected:
             found.append(f"{self._new_missed} newly missed tokens in {self._new_requests} requests")
-        waited = self._clock() - (self._started if self._last_job is None else self._last_job)
+        began = self._first_request if self._last_job is None else self._last_job
+        waited = 0.0 if began is None else self._clock() - began
         if trigger.every_seconds is not None and waited >= trigger.every_seconds:
-            found.append(f"{waited:.0f} s since the last job")
+            found.append(f"{waited:.0f} s since the {'first request' if self._last_job is None else 'last job'}")
         return found
 
     def _drift(self) -> list[str]:
@@ -136,9 +150,11 @@ class DistillTrigger:
         self._read_shards = set(shards)
 
     def _count(self, shard: str) -> None:
-        rows = self._buffer.read(shard).select_columns(["request_id", "drafted_ids", "accepted"])
+        rows = self._buffer.read(shard).select_columns(["request_id", "created_at", "drafted_ids", "accepted"])
         for row in rows.with_format("numpy"):
             request_id = str(row["request_id"])
+            if self._first_request is None:
+                self._first_request = float(row["created_at"])
             examined = int((row["drafted_ids"] != NOT_DRAFTED).sum())
             if examined:
                 if len(self._recent) == self._recent.maxlen:
@@ -149,5 +165,7 @@ class DistillTrigger:
             else:
                 self._new_requests += 1
                 self._new_missed += int(missed(row["drafted_ids"], row["accepted"]).sum())
-            if request_id == self._last_request:  # what came up to here is not new
+            if self._told is not None and request_id == self._told.request:  # what came up to here is not new
                 self._new_requests = self._new_missed = 0
+                if self._told.accepted:
+                    self._before.clear()

@@ -47,14 +47,15 @@ class _Follower:
         self._records = JobRecords(config.run_dir)
         self._journal = JobJournal(config)
         self._enabled = True
-        self._learned = self._journal.last_request()
+        self._learned = self._journal.last_job()
         self._trigger = DistillTrigger(config, self._buffer, self._learned)
         self._unfinished = self._journal.unfinished() is not None
 
     def turn(self, stop: StopEvent) -> None:
         """Run a job if one is due. Raises `JobInterruptedError` if `stop` ended it."""
-        if self._journal.last_request() != self._learned:  # a job by hand has taken what is there
-            self._reset(new_draft=True)
+        last = self._journal.last_job()
+        if last is not None and last != self._learned:  # a job by hand has taken what is there
+            self._reset(new_draft=last.accepted)
         decision = self._trigger.decide()
         if not self._is_enabled() or not (decision.due or self._unfinished):
             return
@@ -74,7 +75,7 @@ class _Follower:
         self._reset(new_draft=accepted)
 
     def _reset(self, *, new_draft: bool) -> None:
-        self._learned = self._journal.last_request()
+        self._learned = self._journal.last_job()
         self._trigger.reset(new_draft=new_draft)
 
     def _is_enabled(self) -> bool:

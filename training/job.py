@@ -261,7 +261,7 @@ class _Job:
         self._client.set_tag(run_id, "reason", verdict.reason)
         self._client.set_tag(run_id, "draft_version", "none" if version is None else str(version))
         self._client.set_terminated(run_id)
-        self._journal.finish(self._state)
+        self._journal.finish(self._state, accepted=verdict.accepted)
 
 
 def _gains(verdict: Verdict) -> dict[str, float]:

@@ -1,18 +1,21 @@
 """What a job remembers on disk, so that a killed one is finished and not begun again.
 
 `<run_dir>/jobs/<id>/job.json` exists from a job's start to its verdict, beside its checkpoints.
-`<run_dir>/jobs/last.json` names the newest request that a finished job has seen.
+`<run_dir>/jobs/last.json` tells of the last finished job: when it ended, whether its adapter was accepted, and the
+newest request that it saw.
 """
 
 import hashlib
 import json
 import logging
 import shutil
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipeline.config import HotdraftConfig
 from pipeline.json_file import write_json
+from pipeline.loop import LastJob
 
 logger = logging.getLogger(__name__)
 
@@ -64,15 +67,19 @@ class JobJournal:
     def save(self, state: JobState) -> None:
         write_json(self.job_folder(state) / "job.json", asdict(state))
 
-    def finish(self, state: JobState) -> None:
-        write_json(self.folder / "last.json", {"last_request": state.last_request})
+    def finish(self, state: JobState, *, accepted: bool) -> None:
+        content = {"last_request": state.last_request, "ended_at": time.time(), "accepted": accepted}
+        write_json(self.folder / "last.json", content)
         shutil.rmtree(self.job_folder(state))
 
     def drop(self, state: JobState) -> None:
         """Forget a job that is not to be gone on with; what it would have learned from is new still."""
         shutil.rmtree(self.job_folder(state))
 
-    def last_request(self) -> str | None:
-        """The newest request that a finished job has seen."""
+    def last_job(self) -> LastJob | None:
+        """The job that was finished last."""
         path = self.folder / "last.json"
-        return json.loads(path.read_text())["last_request"] if path.is_file() else None
+        if not path.is_file():
+            return None
+        content = {"ended_at": path.stat().st_mtime, "accepted": False, **json.loads(path.read_text())}
+        return LastJob(content["last_request"], content["ended_at"], content["accepted"])

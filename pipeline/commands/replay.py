@@ -1,4 +1,4 @@
-"""``hotdraft replay``: what the replay buffer holds."""
+"""``hotdraft replay``: what the replay buffer holds, and whether it calls for a job."""
 
 import json
 from dataclasses import asdict
@@ -17,7 +17,7 @@ def replay() -> None:
 
     Examples:
     $ hotdraft replay stats --config configs/smollm2.yaml
-    """  # a callback keeps `stats` a sub-command while it is the only one
+    """
 
 
 @app.command()
@@ -57,3 +57,26 @@ def stats(
     for version, requests in sorted(found.requests_by_draft_version.items()):
         table.add_row(f"draft version {version}", f"{requests:,} requests")
     Console().print(table)
+
+
+@app.command()
+def due(config: ConfigOption, as_json: JsonOption = False) -> None:
+    """Say whether a distillation job is due by `distill.trigger`, and why or why not; nothing is started.
+
+    Counted is what was recorded since the job that finished last, whoever ran it.
+
+    Examples:
+    $ hotdraft replay due --config configs/smollm2.yaml
+    $ hotdraft replay due --config configs/smollm2.yaml --json
+    """
+    from pipeline.config import load_config
+    from pipeline.loop import DistillTrigger
+    from pipeline.replay import ReplayBuffer
+    from training.journal import JobJournal
+
+    settings = load_config(config)
+    decision = DistillTrigger(settings, ReplayBuffer.of(settings), JobJournal(settings).last_job()).decide()
+    if as_json:
+        typer.echo(json.dumps(asdict(decision), indent=2))
+    else:
+        typer.echo(f"due: {decision.reason}" if decision.due else f"not due; {decision.reason}")

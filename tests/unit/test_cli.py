@@ -61,6 +61,7 @@ def test_all_commands_are_found() -> None:
         ("adapters", "promote"),
         ("adapters", "rollback"),
         ("replay", "stats"),
+        ("replay", "due"),
         ("models", "fetch"),
         ("config", "show"),
         ("config", "schema"),

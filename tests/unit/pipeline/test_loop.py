@@ -1,12 +1,17 @@
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import yaml
+from typer.testing import CliRunner
 
+from pipeline.cli import app
 from pipeline.config import HotdraftConfig
-from pipeline.loop import DistillTrigger, missed
+from pipeline.loop import DistillTrigger, LastJob, missed
 from pipeline.records import NOT_DRAFTED, ReplaySample
 from pipeline.replay import ReplayBuffer, is_held_out
+from training.journal import JobJournal, JobState
 
 FRACTION = 0.2
 
@@ -102,9 +107,10 @@ def test_counting_starts_anew_after_a_job_and_after_a_restart(config, buffer):
     assert not trigger.decide().due
     buffer.append(samples(30, 200))  # more than one read takes
     assert trigger.decide().new_requests == trained_on(30, 230)
-    restarted = DistillTrigger(config, buffer, last_request="r29")
+    restarted = DistillTrigger(config, buffer, LastJob("r29", 0.0, accepted=True))
     assert restarted.decide().new_requests == trained_on(30, 230)
-    assert DistillTrigger(config, buffer, last_request="deleted").decide().new_requests == trained_on(0, 230)
+    unknown = DistillTrigger(config, buffer, LastJob("deleted", 0.0, accepted=True))
+    assert unknown.decide().new_requests == trained_on(0, 230)
 
 
 def test_no_job_without_held_out_requests_for_the_gate(config, buffer):
@@ -139,6 +145,11 @@ def test_a_fall_of_the_newest_acceptance_calls_for_a_job(config, buffer):
     trigger.reset()
     buffer.append(samples(39, 9, rejected=8))
     assert not trigger.decide().due, "what was before the job was another draft's"
+    told = DistillTrigger(settings, buffer, LastJob("r38", 0.0, accepted=True))
+    assert told.decide() == trigger.decide()
+    buffer.append(samples(48, 6, rejected=8))
+    rejected = DistillTrigger(settings, buffer, LastJob("r38", 0.0, accepted=False))
+    assert rejected.decide().due, "the draft is the one that was better before"
 
 
 def test_no_drift_is_looked_for_if_none_is_asked_for(config, buffer):
@@ -152,16 +163,22 @@ def test_time_calls_for_a_job_if_there_is_anything_new(config, buffer):
     clock = Clock()
     settings = changed(config, min_new_rejected=10_000, every_seconds=60.0, drift=None)
     trigger = DistillTrigger(settings, buffer, clock=clock)
-    clock.now += 61
     assert not trigger.decide().due, "there is nothing to learn from"
-    buffer.append(samples(0, 20))
-    assert trigger.decide().due
+    assert not trigger.decide().possible
+    buffer.append([replace(sample, created_at=100.0 + index) for index, sample in enumerate(samples(0, 20))])
+    clock.now += 59
+    assert not trigger.decide().due
+    assert trigger.decide().possible
+    clock.now += 2
+    assert "61 s since the first request" in trigger.decide().reason
     trigger.reset()
     buffer.append(samples(20, 20))
     clock.now += 59
     assert not trigger.decide().due
     clock.now += 2
     assert "61 s since the last job" in trigger.decide().reason
+    told = DistillTrigger(settings, buffer, LastJob("r19", 161.0, accepted=False), clock=clock)
+    assert told.decide() == trigger.decide()
 
 
 def test_jobs_keep_their_distance(config, buffer):
@@ -173,5 +190,32 @@ def test_jobs_keep_their_distance(config, buffer):
     buffer.append(samples(20, 20))
     clock.now += 10
     assert "20 s of cool-down" in trigger.decide().reason
+    told = DistillTrigger(changed(config, cooldown_seconds=30.0), buffer, LastJob("r19", 100.0, True), clock=clock)
+    assert told.decide() == trigger.decide()
     clock.now += 20
     assert trigger.decide().due
+
+
+def test_the_command_decides_as_the_trainer_beside_the_server_would(config, buffer, tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)))
+
+    def decision() -> dict[str, object]:
+        done = CliRunner().invoke(app, ["replay", "due", "--config", str(path), "--json"])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    buffer.append(samples(0, 30))
+    assert decision() == vars(DistillTrigger(config, buffer).decide())
+    assert decision()["due"], "asking changes nothing"
+    journal = JobJournal(config)
+    state = JobState("job", journal.recipe, last_request="r29", parent_version=0, run_id="run")
+    journal.save(state)
+    journal.finish(state, accepted=True)
+    assert decision() == {
+        "due": False,
+        "reason": "waiting: 0 of 10 new requests, 0 of 30 newly missed tokens",
+        "new_requests": 0,
+        "new_missed": 0,
+        "possible": False,
+    }

@@ -130,7 +130,7 @@ def test_a_job_of_another_process_is_waited_for_and_takes_what_was_due(config, j
 
     follow(config, Watch(20, 10, finish))
     assert jobs.count == 0
-    assert JobJournal(config).last_request() == "r19"
+    assert JobJournal(config).last_job().request == "r19"
 
 
 def test_a_cancelled_job_of_another_process_leaves_its_traffic_to_the_loop(config, jobs, make_llama, serve):

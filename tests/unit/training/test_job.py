@@ -155,7 +155,8 @@ def test_a_stopped_job_is_finished_by_the_next_and_not_begun_again(config, buffe
     assert result.metrics["steps"] == 40
     journal = JobJournal(config)
     assert journal.unfinished() is None
-    assert journal.last_request() == "r39"
+    last = journal.last_job()
+    assert (last.request, last.accepted) == ("r39", result.verdict.accepted)
     finished, stopped = JobRecords(config.run_dir).jobs()
     assert (stopped.state, stopped.run_id, stopped.version) == ("interrupted", state.run_id, None)
     assert "step 3" in stopped.reason
@@ -191,7 +192,7 @@ def test_a_cancelled_job_is_dropped(config, buffer, asked, stage):
     assert ("loss" in run.data.metrics) == (stage in ("steps", "gate"))
     journal = JobJournal(config)
     assert journal.unfinished() is None
-    assert journal.last_request() is None
+    assert journal.last_job() is None
     assert registry.versions() == []
     assert records.running() is None
 

@@ -1,4 +1,4 @@
-"""Who may ask, and how much at once: API keys and the limit on a body's size."""
+"""Who may ask, and how much at once: API keys, no pages of other sites, the limit on a body's size."""
 
 import hashlib
 import hmac
@@ -59,6 +59,23 @@ class ApiKeyGuard:
     def _knows(self, key: str) -> bool:
         digest = _digest(key.encode("latin-1"))
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+
+
+class OwnPagesOnly:
+    """Refuses changes under /admin that a page of another site asks a browser for, which may reach this port."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/admin/") and scope["method"] != "GET":
+            asked_from = Headers(scope=scope).get("sec-fetch-site", "none")  # which no page can forge
+            if asked_from not in ("none", "same-origin"):
+                await ApiError(403, "Pages of other sites may change nothing here.").response()(
+                    scope, receive, send
+                )
+                return
+        await self._app(scope, receive, send)
 
 
 class BodyLimit:

@@ -10,7 +10,7 @@ from prometheus_fastapi_instrumentator import Instrumentator
 
 from pipeline.config import HotdraftConfig
 from pipeline.version import installed_version
-from serving.access import GUARDED, ApiKeyGuard, BodyLimit
+from serving.access import GUARDED, ApiKeyGuard, BodyLimit, OwnPagesOnly
 from serving.engine import Engine
 from serving.errors import ApiError, add_error_handlers, error_responses
 from serving.logs import PROBES
@@ -42,6 +42,7 @@ def create_app(
     add_error_handlers(app)
     # Applied from the last to the first: every answer, a refusal too, has a request id.
     app.add_middleware(BodyLimit, max_bytes=config.server.max_body_bytes)
+    app.add_middleware(OwnPagesOnly)
     if api_keys:
         app.add_middleware(ApiKeyGuard, keys=api_keys)
     instrumentator = Instrumentator(

@@ -73,6 +73,13 @@ def test_large_bodies_are_refused(guarded: str, declared: bool) -> None:
     assert reply.json()["error"]["message"] == "The body is larger than 1000 bytes."
 
 
+@pytest.mark.parametrize(("asked_from", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 404)])
+def test_pages_of_other_sites_change_nothing(url: str, asked_from: str, status: int) -> None:
+    headers = {"Sec-Fetch-Site": asked_from}
+    assert httpx.post(f"{url}/admin/jobs", headers=headers).status_code == status
+    assert httpx.get(f"{url}/admin/jobs", headers=headers).status_code == 404, "there are no such routes here"
+
+
 def test_request_ids_come_back(url: str) -> None:
     assert httpx.get(f"{url}/health", headers={"X-Request-Id": "trace-7"}).headers["x-request-id"] == "trace-7"
     own = httpx.get(f"{url}/health", headers={"X-Request-Id": "x" * 200}).headers["x-request-id"]

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 from fastapi import APIRouter, Request
+from starlette.convertors import register_url_convertor
 
 from pipeline.config import HotdraftConfig
 from pipeline.controls import ControlError, ControlFile
@@ -32,6 +33,7 @@ from serving.admin_schema import (
     Status,
     TrainerState,
     Version,
+    VersionConvertor,
 )
 from serving.engine import Engine
 from serving.errors import ApiError, error_responses
@@ -83,20 +85,22 @@ def admin_router(
 
 
 def _add_adapter_routes(router: APIRouter, config: HotdraftConfig, registry: AdapterRegistry) -> None:
+    register_url_convertor("version", VersionConvertor())
+
     @router.get("/adapters", responses=error_responses(503))
     def list_adapters() -> Adapters:
         """All versions, newest first."""
         with _answered("the adapter registry"):
             return Adapters(adapters=registry.versions(), champion=registry.champion())
 
-    @router.get("/adapters/{version}", responses=error_responses(400, 404, 503))
+    @router.get("/adapters/{version:version}", responses=error_responses(400, 404, 503))
     def show_adapter(version: Version) -> AdapterDetail:
         """One version, with what its training run measured."""
         with _answered("the adapter registry"):
             found = registry.version(version)
             return AdapterDetail(**asdict(found), training_metrics=registry.training_metrics(version))
 
-    @router.post("/adapters/{version}/promote", responses=error_responses(400, 404, 409, 503))
+    @router.post("/adapters/{version:version}/promote", responses=error_responses(400, 404, 409, 503))
     def promote(version: Version, body: Decision | None = None) -> Champion:
         """Make a version the champion; it is swapped in between two rounds, within seconds."""
         _check_draft(config)

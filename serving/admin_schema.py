@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from fastapi import Path
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from starlette.convertors import IntegerConvertor
 
 from pipeline.config import KSetting
 from pipeline.controls import k_setting
@@ -16,6 +17,12 @@ Version = Annotated[int, Path(ge=1, le=2**31 - 1, description="adapter version")
 JobId = Annotated[str, Path(description="as `GET /admin/jobs` lists it")]
 TrainerState = Literal["running", "waiting", "stopped", "absent"]
 """Of the trainer beside the server: `waiting` between two lives, `absent` without `--self-improve`."""
+
+
+class VersionConvertor(IntegerConvertor):
+    """A path's part that may be a version: no word, such as `rollback`, and no number without end."""
+
+    regex = "[0-9]{1,10}"
 
 
 class Body(BaseModel):

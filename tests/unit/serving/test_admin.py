@@ -215,7 +215,6 @@ def test_a_server_without_a_draft_says_so(make_client, registry, config):
         ("PUT", "k", {"k": True}),
         ("PUT", "k", {"k": "Auto"}),
         ("GET", "adapters/0", None),
-        ("GET", "adapters/x", None),
         ("GET", f"adapters/{2**31}", None),
         ("POST", "adapters/0/promote", None),
         ("POST", "adapters/1/promote", {"reason": 1}),
@@ -241,9 +240,16 @@ def test_a_k_that_is_none_is_explained(client):
 
 
 def test_a_method_that_is_not_allowed_hears_of_those_that_are(client):
-    refused = client.request("PATCH", "/admin/jobs")
-    assert error(refused)[0] == 405
-    assert refused.headers["Allow"] == "GET, POST"
+    for method, path, allowed in (("PATCH", "jobs", "GET, POST"), ("GET", "adapters/rollback", "POST")):
+        refused = client.request(method, f"/admin/{path}")
+        assert error(refused)[0] == 405
+        assert refused.headers["Allow"] == allowed
+
+
+@pytest.mark.parametrize("version", ["x", "1.0", "1_0", "-1", "9" * 5000])
+def test_what_is_no_version_is_not_found(client, version):
+    assert error(client.get(f"/admin/adapters/{version}"))[0] == 404
+    assert error(client.post(f"/admin/adapters/{version}/promote"))[0] == 404
 
 
 def test_the_schema_names_the_errors(client):

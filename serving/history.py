@@ -7,6 +7,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.history import History
+from serving.errors import error_responses
 
 
 class Point(BaseModel):
@@ -40,7 +41,7 @@ class ServedHistory(BaseModel):
 
 
 def history_router(history: Callable[[], History]) -> APIRouter:
-    router = APIRouter(prefix="/admin", tags=["admin"])
+    router = APIRouter(prefix="/admin", tags=["admin"], responses=error_responses(401, 413))
 
     @router.get("/history", response_model_exclude_none=True)
     def served_history() -> ServedHistory:

@@ -5,6 +5,7 @@ import json
 import random
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import httpx
@@ -72,12 +73,10 @@ async def _request(
             if reply.status_code != 200:
                 await reply.aread()
                 return str(reply.status_code)
-            async for line in reply.aiter_lines():
-                if not line.startswith("data: "):
-                    continue
-                if line == "data: [DONE]":
+            async for data in _events(reply):
+                if data == "[DONE]":
                     return "200" if finished else "broken"
-                event = json.loads(line.removeprefix("data: "))
+                event = json.loads(data)
                 if "error" in event:
                     return "told 503" if event["error"]["code"] == "cancelled" else "broken"
                 if event["usage"]:
@@ -94,3 +93,12 @@ async def _request(
     except httpx.HTTPError:
         return "broken"
     return "broken"
+
+
+async def _events(reply: httpx.Response) -> AsyncIterator[str]:
+    """The data of server-sent events; httpx's own lines also end at characters that texts may have in them."""
+    held = b""
+    async for part in reply.aiter_raw():
+        *events, held = (held + part).split(b"\n\n")
+        for event in events:
+            yield event.decode().removeprefix("data: ")

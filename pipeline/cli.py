@@ -16,6 +16,13 @@ from pipeline.commands.predistill import predistill
 from pipeline.commands.serve import serve
 from pipeline.commands.simulate import demo, simulate
 
+MLFLOW_DEFAULTS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # by its own, MLflow tries for minutes; whatever matters is tried again
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
+
 
 def _print_version(wanted: bool) -> None:
     if wanted:
@@ -65,7 +72,9 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it advises kernels that only 4-bit serving needs
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # a store that is away is told of once
+    for name, value in MLFLOW_DEFAULTS.items():
+        os.environ.setdefault(name, value)
     try:
         app()
     except ValueError as error:

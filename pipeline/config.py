@@ -268,6 +268,9 @@ class TrackingConfig(Section):
     uri: str | None = None
     """MLflow store; ``sqlite:///<run_dir>/mlflow.db`` by default."""
     interval_seconds: float = Field(5.0, gt=0, description="time between two points of the served curves")
+    served_seconds: float = Field(
+        30.0, gt=0, description="time between two updates of what an adapter version did in service"
+    )
     registered_model: str = "hotdraft-draft"
     serving_experiment: str = "hotdraft-serving"
     training_experiment: str = "hotdraft-distillation"

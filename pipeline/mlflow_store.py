@@ -9,20 +9,31 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from filelock import FileLock
 from mlflow import MlflowClient
+from mlflow.entities import Param
 from mlflow.exceptions import MlflowException
+from mlflow.tracking.context.registry import resolve_tags
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline.config import HotdraftConfig
 
-STORE_ERRORS = (MlflowException, SQLAlchemyError, OSError)
+STORE_ONLY_ERRORS = (MlflowException, SQLAlchemyError)
+STORE_ERRORS = (*STORE_ONLY_ERRORS, OSError)
 """How a store that is away or broken shows; MLflow wraps most errors below it, not all."""
+
+ABSENT = {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}  # the latter for an alias nobody has set
+TRAINING_PAGES = {"mlflow.experimentKind": "custom_model_development"}  # not those for traces of agents
+MAX_PARAMS_AT_ONCE = 100  # MLflow's limit
+
+
+class StoreError(ValueError):
+    """The store cannot be reached or used; the message says which, and why."""
 
 
 def open_client(config: HotdraftConfig) -> MlflowClient:
@@ -44,12 +55,50 @@ def experiment_id(client: MlflowClient, config: HotdraftConfig, name: str) -> st
     if found is not None:
         return found.experiment_id
     try:
-        return client.create_experiment(name, artifact_location=location)
+        return client.create_experiment(name, artifact_location=location, tags=TRAINING_PAGES)
     except MlflowException as error:
         found = client.get_experiment_by_name(name)  # another process may have been first
         if found is None:
             raise error
         return found.experiment_id
+
+
+@contextmanager
+def store_errors(config: HotdraftConfig, kinds: tuple[type[Exception], ...] = STORE_ERRORS) -> Iterator[None]:
+    """Raises `StoreError`, of one line, where the store fails in one of these ways."""
+    try:
+        yield
+    except kinds as error:
+        uri = re.sub(r"://[^/@]*@", "://***@", config.tracking_uri)  # no passwords in logs
+        said = re.sub(r"\s+", " ", str(error)) or type(error).__name__
+        raise StoreError(f"the MLflow store {uri} cannot be used: {said[:300]}") from error
+
+
+def create_run(
+    client: MlflowClient,
+    experiment: str,
+    name: str,
+    command: str,
+    tags: Mapping[str, str] | None = None,
+    *,
+    started: float | None = None,
+) -> str:
+    """Id of a new run, with the tags that MLflow gives any run of its own: user, source, commit.
+
+    `started` is the Unix time in seconds from which it counts; now if None.
+    """
+    source = {"mlflow.source.name": command, "mlflow.source.type": "LOCAL"}
+    start_time = None if started is None else int(1000 * started)
+    run = client.create_run(experiment, start_time, resolve_tags({**source, **(tags or {})}), run_name=name)
+    return run.info.run_id
+
+
+def log_params(client: MlflowClient, run_id: str, settings: Mapping[str, object], **more: object) -> None:
+    """Log each of `settings` under its dotted key. The same may be logged twice, and never changes."""
+    values = {**dict(_flat(settings)), **more}
+    params = [Param(key, str(value)) for key, value in values.items()]
+    for start in range(0, len(params), MAX_PARAMS_AT_ONCE):
+        client.log_batch(run_id, params=params[start : start + MAX_PARAMS_AT_ONCE])
 
 
 def exclusive(config: HotdraftConfig) -> AbstractContextManager[object]:
@@ -64,6 +113,14 @@ def exclusive(config: HotdraftConfig) -> AbstractContextManager[object]:
 def name_part(text: str) -> str:
     """Any text, a client's domain for one, as a part of a metric or tag name that MLflow accepts."""
     return re.sub(r"[^\w-]", "_", text, flags=re.ASCII)[:100] or "default"
+
+
+def _flat(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def sqlite_path(uri: str) -> Path | None:

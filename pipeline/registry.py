@@ -19,15 +19,14 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from pipeline.config import HotdraftConfig
-from pipeline.mlflow_store import exclusive, open_client
+from pipeline.mlflow_store import ABSENT, exclusive, open_client
+from pipeline.served import Served, served
 
 CANDIDATE = "candidate"
 CHAMPION = "champion"
 RETIRED = "retired"
 REJECTED = "rejected"
 ROLLED_BACK = "rolled_back"
-
-ABSENT = {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}  # the latter for an alias nobody has set
 
 
 class RegistryError(ValueError):
@@ -49,6 +48,8 @@ class AdapterVersion:
     created_at: float
     """Unix time, seconds."""
     tags: dict[str, str]
+    served: Served | None
+    """What it did in service, by all serving runs; None if it never finished a request."""
 
 
 class AdapterRegistry:
@@ -89,6 +90,13 @@ class AdapterRegistry:
             ).version
             self._client.set_registered_model_alias(self._name, CANDIDATE, str(version))
         return int(version)
+
+    def published_by(self, run_id: str) -> AdapterVersion | None:
+        """The newest version that the training run `run_id` published."""
+        made = self._client.search_model_versions(
+            f"name = '{self._name}' AND run_id = '{run_id}'", order_by=["version_number DESC"], max_results=1
+        )
+        return self.version(int(made[0].version)) if made else None
 
     def promote(self, version: int, *, reason: str) -> None:
         """Make `version` the champion; the one before it is retired and remembered for a rollback."""
@@ -223,4 +231,5 @@ def _adapter_version(found: ModelVersion, aliases: Mapping[str, int]) -> Adapter
         run_id=found.run_id or "",
         created_at=found.creation_timestamp / 1000,
         tags=dict(found.tags),
+        served=served(found.tags),
     )

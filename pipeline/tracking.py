@@ -5,7 +5,6 @@ in a bounded queue while the store is away and are sent, with their own times, w
 """
 
 import logging
-import re
 import threading
 import time
 from collections import deque
@@ -14,19 +13,19 @@ from dataclasses import dataclass, field
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric
-from mlflow.exceptions import MlflowException
 
 from pipeline.config import HotdraftConfig
 from pipeline.domains import MAX_DOMAINS, DomainNames
 from pipeline.history import History, Point, Swap
-from pipeline.mlflow_store import STORE_ERRORS, experiment_id, open_client
+from pipeline.lineage import Lineage
+from pipeline.mlflow_store import STORE_ERRORS, create_run, experiment_id, log_params, open_client
+from pipeline.served import DomainCounts, Served
 
 logger = logging.getLogger(__name__)
 
 POINTS_PER_BATCH = 1000 // (MAX_DOMAINS + 8)  # MLflow takes at most 1000 metrics at once
 POINTS_IN_HISTORY = 720  # an hour of traffic at the default interval
 SWAPS_IN_HISTORY = 100
-SWAPS_IN_NOTE = 40  # a note is a tag, of at most 8000 characters
 LONGEST_RETRY_SECONDS = 60.0
 
 
@@ -50,7 +49,9 @@ class ServingTracker:
     Metrics, with the number of finished requests as step: `acceptance_rate` (accepted / drafted),
     `acceptance_rate/<domain>`, `mean_acceptance_length` (1 + accepted / rounds),
     `tokens_per_second`, `requests`, `draft_version`. Swaps are steps of `draft_version` and rows
-    of the run's note, which links each version to the run that trained it.
+    of the run's note, which links each version to the run that trained it. What a version did in
+    service is written to the version and that run, see `pipeline.lineage`: every
+    `tracking.served_seconds`, after a swap, and at the end.
     """
 
     def __init__(
@@ -70,16 +71,23 @@ class ServingTracker:
         self._requests = 0
         self._version = 0
         self._swaps: list[Swap] = []
-        self._noted_swaps = 0
+        self._served: dict[int, Served] = {}
+        self._told_swaps = 0
+        self._told: dict[int, Served] = {}
+        self._tell_at = time.monotonic() + config.tracking.served_seconds
         self._unsent: deque[list[Metric]] = deque()
         self._max_unsent = max_unsent_points
         self._dropped = 0
         self._client: MlflowClient | None = None
         self._run_id: str | None = None
+        self._params_logged = False
+        self._started = time.time()
         self._retry_at = 0.0
         self._retry_delay = 0.0
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="serving-tracker", daemon=True)
+        # Two threads: a store that hangs must not make points late.
+        self._ticker = threading.Thread(target=self._tick, name="serving-tracker", daemon=True)
+        self._sender = threading.Thread(target=self._work, name="serving-tracker-sender", daemon=True)
 
     @property
     def run_id(self) -> str | None:
@@ -102,13 +110,14 @@ class ServingTracker:
             return History(self._interval, list(self._points), self._swaps[-SWAPS_IN_HISTORY:])
 
     def start(self) -> None:
-        self._thread.start()
+        self._ticker.start()
+        self._sender.start()
 
     def close(self, patience: float = 10.0) -> None:
         """Send what is left and end the run; gives up after `patience` seconds."""
         self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(patience)
+        if self._sender.is_alive():
+            self._sender.join(patience)
 
     def count(
         self,
@@ -133,6 +142,14 @@ class ServingTracker:
                 name = self._domains.name(domain)
                 before = window.by_domain.get(name, (0, 0))
                 window.by_domain[name] = (before[0] + drafted, before[1] + accepted)
+
+    def served(self, version: int, *, domain: str, drafted: int, examined: int, accepted: int) -> None:
+        """Count a request that `version` served from its first round to its last. Cheap, from any thread."""
+        now = time.time()
+        with self._lock:
+            by_domain = {self._domains.name(domain): DomainCounts(1, examined, accepted)}
+            one = Served(1, drafted, examined, accepted, since=now, until=now, by_domain=by_domain)
+            self._served[version] = self._served.get(version, Served()) + one
 
     def mark_swap(self, version: int, *, reason: str) -> None:
         """From here on `version` drafts: no point mixes two versions."""
@@ -174,10 +191,13 @@ class ServingTracker:
             if self._dropped == 1:
                 logger.warning("MLflow is away for too long: the oldest points of the curves are dropped")
 
-    def _work(self) -> None:
+    def _tick(self) -> None:
         while not self._stopping.wait(self._interval):
             with self._lock:
                 self._end_window()
+
+    def _work(self) -> None:
+        while not self._stopping.wait(self._interval):
             if time.monotonic() >= self._retry_at:
                 self._try_to_send()
         with self._lock:
@@ -200,6 +220,8 @@ class ServingTracker:
             return
         client = self._client = self._client or self._connect(self._config)
         run_id = self._run_id = self._run_id or self._open_run(client)
+        if not self._params_logged:
+            self._log_params(client, run_id)
         while True:
             with self._lock:
                 batch = [self._unsent.popleft() for _ in range(min(len(self._unsent), POINTS_PER_BATCH))]
@@ -212,7 +234,7 @@ class ServingTracker:
                     for point in reversed(batch):
                         self._unsent.appendleft(point)
                 raise
-        self._note_swaps(client, run_id)
+        self._tell(client, run_id, last)
         if last:
             client.set_terminated(run_id)
 
@@ -225,30 +247,28 @@ class ServingTracker:
             "hotdraft.k": str(config.engine.k),
         }
         name = f"serving {config.served_model_name}"
-        return client.create_run(experiment, run_name=name, tags=tags).info.run_id
+        return create_run(client, experiment, name, "hotdraft serve", tags, started=self._started)
 
-    def _note_swaps(self, client: MlflowClient, run_id: str) -> None:
+    def _log_params(self, client: MlflowClient, run_id: str) -> None:
+        config = self._config
+        pair = {"target": config.target, "draft": config.draft, "dtype": config.dtype, "device": config.device}
+        log_params(client, run_id, config.engine.model_dump(mode="json"), **pair)
+        self._params_logged = True
+
+    def _tell(self, client: MlflowClient, run_id: str, last: bool) -> None:
         with self._lock:
-            swaps = list(self._swaps)
-        if len(swaps) == self._noted_swaps:
+            swaps, served = list(self._swaps), dict(self._served)
+        swapped = len(swaps) > self._told_swaps
+        if not (last or swapped or time.monotonic() >= self._tell_at):
             return
-        rows = ["| request | draft version | why | trained by |", "| --- | --- | --- | --- |"]
-        for swap in swaps[-SWAPS_IN_NOTE:]:
-            trained_by = self._training_run(client, swap.version)
-            why = re.sub(r"[|\s]+", " ", swap.reason)[:80]
-            rows.append(f"| {swap.request} | {swap.version} | {why} | {trained_by} |")
-        client.set_tag(run_id, "mlflow.note.content", "\n".join(rows))
-        client.set_tag(run_id, "hotdraft.draft_version", str(swaps[-1].version))
-        self._noted_swaps = len(swaps)
-
-    def _training_run(self, client: MlflowClient, version: int) -> str:
-        if version == 0:
-            return "no adapter"
-        try:
-            run_id = client.get_model_version(self._config.tracking.registered_model, str(version)).run_id
-            experiment = client.get_run(run_id or "").info.experiment_id
-        except MlflowException as error:
-            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                return "an unknown run"
-            raise
-        return f"[{run_id}](#/experiments/{experiment}/runs/{run_id})"
+        self._tell_at = time.monotonic() + self._config.tracking.served_seconds
+        changed = {version: counts for version, counts in served.items() if counts != self._told.get(version)}
+        if not (swapped or changed):
+            return
+        lineage = Lineage(client, self._config)
+        lineage.describe_serving(run_id, swaps, served)
+        self._told_swaps = len(swaps)
+        for version, counts in changed.items():
+            if version:
+                lineage.record_served(version, run_id, counts)
+            self._told[version] = counts

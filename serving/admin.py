@@ -6,7 +6,6 @@ They run in threads, as they touch the disk and MLflow, and never wait for eithe
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 
 from fastapi import APIRouter, Request
 from starlette.convertors import register_url_convertor
@@ -98,7 +97,7 @@ def _add_adapter_routes(router: APIRouter, config: HotdraftConfig, registry: Ada
         """One version, with what its training run measured."""
         with _answered("the adapter registry"):
             found = registry.version(version)
-            return AdapterDetail(**asdict(found), training_metrics=registry.training_metrics(version))
+            return AdapterDetail(**vars(found), training_metrics=registry.training_metrics(version))
 
     @router.post("/adapters/{version:version}/promote", responses=error_responses(400, 404, 409, 503))
     def promote(version: Version, body: Decision | None = None) -> Champion:

@@ -3,6 +3,7 @@
 import logging
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,7 @@ class TrackingListener:
 
     def __init__(self, tracker: ServingTracker) -> None:
         self._tracker = tracker
+        self._swapped_at = time.perf_counter()
 
     def on_round(self, stats: RoundStats) -> None:
         self._tracker.count(tokens=stats.new_tokens)
@@ -54,8 +56,17 @@ class TrackingListener:
             drafted=stats.drafted_tokens,
             accepted=stats.accepted_tokens,
         )
+        if time.perf_counter() - stats.total_seconds > self._swapped_at:  # no other version had a part in it
+            self._tracker.served(
+                stats.draft_version,
+                domain=request.domain,
+                drafted=stats.drafted_tokens,
+                examined=stats.examined_tokens,
+                accepted=stats.accepted_tokens,
+            )
 
     def on_swap(self, event: SwapEvent) -> None:
+        self._swapped_at = time.perf_counter()
         self._tracker.mark_swap(event.version, reason=event.reason)
 
 

@@ -7,7 +7,8 @@ from pipeline.config import HotdraftConfig
 from pipeline.controls import ControlFile
 from pipeline.jobs import JobRecords, JobRunningError
 from pipeline.loop import DistillTrigger
-from pipeline.registry import AdapterRegistry
+from pipeline.mlflow_store import StoreError, store_errors
+from pipeline.registry import AdapterRegistry, RegistryError
 from pipeline.replay import ReplayBuffer
 from training.interruption import JobCancelledError
 from training.job import JobError, run_job
@@ -15,6 +16,8 @@ from training.journal import JobJournal
 from training.run import JobInterruptedError, StopSignal
 
 logger = logging.getLogger(__name__)
+
+LONGEST_RETRY_SECONDS = 60.0
 
 
 class StopEvent(StopSignal, Protocol):
@@ -26,16 +29,24 @@ class StopEvent(StopSignal, Protocol):
 def follow(config: HotdraftConfig, stop: StopEvent) -> None:
     """Poll the replay buffer and run jobs until `stop` is set; an unfinished job is resumed first.
 
-    While the operator has switched the loop off, or another process runs a job, none is begun.
+    While the operator has switched the loop off, or another process runs a job, none is begun. While MLflow's
+    store is away, a job that is due waits for it, and so does one that it left in the middle.
     """
     follower = _Follower(config)
+    poll, retry_delay = config.distill.trigger.poll_seconds, 0.0
     while not stop.is_set():
         try:
             follower.turn(stop)
         except JobInterruptedError as interruption:
             logger.info("%s; it goes on at the next start", interruption)
             return
-        stop.wait(config.distill.trigger.poll_seconds)
+        except StoreError as error:
+            if not retry_delay:
+                logger.warning("%s; jobs wait for it", error)
+            retry_delay = min(max(2 * retry_delay, poll), LONGEST_RETRY_SECONDS)
+        else:
+            retry_delay = 0.0
+        stop.wait(max(poll, retry_delay))
 
 
 class _Follower:
@@ -52,13 +63,16 @@ class _Follower:
         self._unfinished = self._journal.unfinished() is not None
 
     def turn(self, stop: StopEvent) -> None:
-        """Run a job if one is due. Raises `JobInterruptedError` if `stop` ended it."""
+        """Run a job if one is due. Raises `JobInterruptedError` if `stop` ended it, and `StoreError`."""
         last = self._journal.last_job()
         if last is not None and last != self._learned:  # a job by hand has taken what is there
+            self._unfinished = False
             self._reset(new_draft=last.accepted)
         decision = self._trigger.decide()
         if not self._is_enabled() or not (decision.due or self._unfinished):
             return
+        with store_errors(self._config):
+            self._registry.champion()  # before the job is put on record: an outage is not many jobs that failed
         try:
             job = self._records.begin("loop")
         except JobRunningError:
@@ -67,7 +81,10 @@ class _Follower:
         accepted = False
         try:
             result = run_job(self._config, buffer=self._buffer, registry=self._registry, stop=stop, job=job)
-        except (JobError, JobCancelledError) as error:
+        except StoreError:
+            self._unfinished = self._journal.unfinished() is not None
+            raise
+        except (JobError, JobCancelledError, RegistryError) as error:
             logger.warning("no verdict on job %s: %s", job.id, error)
         else:
             accepted = result.verdict.accepted

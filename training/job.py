@@ -17,7 +17,15 @@ from pipeline.adapters import AdapterCard, AdapterError
 from pipeline.config import HotdraftConfig
 from pipeline.job_record import RunningJob
 from pipeline.jobs import JobRecords
-from pipeline.mlflow_store import STORE_ERRORS, experiment_id, name_part, open_client
+from pipeline.mlflow_store import (
+    STORE_ERRORS,
+    STORE_ONLY_ERRORS,
+    StoreError,
+    create_run,
+    experiment_id,
+    open_client,
+    store_errors,
+)
 from pipeline.registry import AdapterRegistry
 from pipeline.replay import ReplayBuffer
 from training.candidate import Candidate, candidates, trainable
@@ -32,6 +40,7 @@ from training.module import NonFiniteLossError
 from training.packing import DataError
 from training.parent import initial_adapter, with_parent
 from training.pools import mix_of
+from training.publish import Judged, gain_metrics, gate_tags, log_inputs, publish, window_tags
 from training.rehearsal import rehearsed
 from training.run import JobInterruptedError, StopSignal, train
 from training.served_check import UnlikeServedError, check_served
@@ -67,11 +76,12 @@ def run_job(
     """Train an adapter on the buffer, judge it against the champion, and promote or reject it.
 
     A job that was killed is finished first: it goes on from its last checkpoint, on the requests it
-    began with. How it ends is put on record as the end of `job`, or of a new one.
+    began with, or from its verdict. How it ends is put on record as the end of `job`, or of a new one.
 
     Raises `JobError` if the buffer or the draft does not allow a job, `JobRunningError` if one runs in
     this run directory, `JobInterruptedError` once `stop` is set, and `JobCancelledError` once the job
-    is cancelled: that one is dropped.
+    is cancelled: that one is dropped. Raises `StoreError` if MLflow's store fails: what was done till
+    then stays, and the next job goes on from there.
     """
     if config.distill.threads is not None:
         torch.set_num_threads(config.distill.threads)
@@ -79,17 +89,48 @@ def run_job(
         journal = JobJournal(config)
         try:
             with FileLock(journal.folder / ".lock", timeout=0):
-                result = _Job(config, buffer, registry, journal, job, stop).run(progress)
+                with store_errors(config):
+                    registry.champion()  # no job trains that could not be told of
+                began = time.monotonic()
+                state, judged = _judged(config, buffer, registry, journal, job, stop, progress)
+                with store_errors(config):
+                    version = publish(judged, state.run_id, config, registry)
+                journal.finish(state, accepted=judged.verdict.accepted)
         except Timeout as error:
             raise JobError(f"another process runs a job in {config.run_dir}") from error
-        except (JobInterruptedError, JobCancelledError) as end:
+        except (JobInterruptedError, JobCancelledError, StoreError) as end:
             job.end("cancelled" if isinstance(end, JobCancelledError) else "interrupted", str(end))
             raise
+        result = JobResult(version, judged.verdict, judged.metrics, state.run_id, time.monotonic() - began)
         verdict = result.verdict
-        state: Literal["accepted", "rejected"] = "accepted" if verdict.accepted else "rejected"
-        logger.info("version %s %s after %.0f s: %s", result.version, state, result.seconds, verdict.reason)
-        job.end(state, verdict.reason, version=result.version, metrics=result.metrics)
+        outcome: Literal["accepted", "rejected"] = "accepted" if verdict.accepted else "rejected"
+        logger.info("version %s %s after %.0f s: %s", version, outcome, result.seconds, verdict.reason)
+        job.end(outcome, verdict.reason, version=version, metrics=result.metrics)
         return result
+
+
+def _judged(
+    config: HotdraftConfig,
+    buffer: ReplayBuffer,
+    registry: AdapterRegistry,
+    journal: JobJournal,
+    job: RunningJob,
+    stop: StopSignal | None,
+    progress: bool,
+) -> tuple[JobState, Judged]:
+    """The job to publish: an unfinished one if there is, which may have come to its verdict before."""
+    unfinished = journal.unfinished()
+    if unfinished is not None:
+        judged = Judged.load(journal.job_folder(unfinished))
+        if judged is not None:
+            job.note_run(unfinished.run_id)
+            return unfinished, judged
+    with store_errors(config, STORE_ONLY_ERRORS):
+        training = _Job(config, buffer, registry, journal, job, stop, unfinished)
+        judged = training.run(progress)
+    judged.save(journal.job_folder(training.state))
+    journal.save(replace(training.state, attempts=0))
+    return training.state, judged
 
 
 class _Job:
@@ -101,6 +142,7 @@ class _Job:
         journal: JobJournal,
         job: RunningJob,
         stop: StopSignal | None,
+        unfinished: JobState | None,
     ) -> None:
         self._began, self._cpu_began = time.monotonic(), time.process_time()
         self._config = config
@@ -111,7 +153,6 @@ class _Job:
         rows = buffer.load()
         if not len(rows):
             raise JobError("the replay buffer is empty: let traffic pass through `hotdraft serve` first")
-        unfinished = journal.unfinished()
         self._data = self._open_data(rows, unfinished)
         self._held_out = self._data.held_out_samples(config.gate.max_requests, config.distill.seed)
         if len(self._held_out) < config.gate.min_requests:
@@ -127,17 +168,23 @@ class _Job:
             self._state.job_id, len(self._data.train_rows), len(self._held_out), self._state.parent_version,
         )  # fmt: skip
 
-    def run(self, progress: bool) -> JobResult:
+    @property
+    def state(self) -> JobState:
+        return self._state
+
+    def run(self, progress: bool) -> Judged:
+        """Train and judge. Stopped, or with a store that fails, the job goes on from its last checkpoint."""
         try:
+            log_inputs(self._client, self._state.run_id, self._config, self._data)
             return self._run(progress)
-        except JobInterruptedError:
+        except (JobInterruptedError, *STORE_ONLY_ERRORS):
             if self._interruption.is_cancellation:
                 self._drop()
                 raise JobCancelledError("cancelled before its verdict") from None
             self._journal.save(replace(self._state, attempts=0))
             raise
 
-    def _run(self, progress: bool) -> JobResult:
+    def _run(self, progress: bool) -> Judged:
         lightning.seed_everything(self._config.distill.seed, verbose=False)
         self._interruption.check("the draft was loaded")
         draft = self._load_draft()
@@ -148,7 +195,7 @@ class _Job:
             raise JobError("the draft's expected acceptance before the first step is not finite")
         metrics = {"champion_expected_acceptance": float(champion_scores.mean())}
         metrics["requests_left_out"] = float(self._data.left_out)
-        version = None
+        folder, tags = None, window_tags(self._data.train_rows)
         try:
             check_served(self._held_out, chances, 0 if draft.parent is None else self._state.parent_version)
             offered = self._train(draft, metrics, progress)
@@ -161,13 +208,15 @@ class _Job:
             verdict, candidate = max(judged, key=lambda pair: (pair[0].accepted, pair[0].gain))
             metrics["candidate_expected_acceptance"] = float(candidate.scores.mean())
             metrics["blend"] = candidate.blend
-            metrics |= _gains(verdict)
+            metrics |= gain_metrics(verdict)
+            folder = candidate.folder
+            tags |= gate_tags(domains, champion_scores, candidate.scores)
+            tags |= {name: f"{value:.4f}" for name, value in metrics.items()}
+            tags |= {"parent": str(candidate.card.parent_version), "held_out_requests": str(verdict.requests)}
             self._interruption.check("the verdict was published")
-            version = self._publish(verdict, metrics, candidate)
-        seconds = time.monotonic() - self._began
-        metrics |= {"job_seconds": seconds, "cpu_seconds": time.process_time() - self._cpu_began}
-        self._close(verdict, version, metrics)
-        return JobResult(version, verdict, metrics, self._state.run_id, seconds)
+        metrics["job_seconds"] = time.monotonic() - self._began
+        metrics["cpu_seconds"] = time.process_time() - self._cpu_began
+        return Judged(verdict, metrics, tags, folder, time.time())
 
     def _open_data(self, rows: Dataset, unfinished: JobState | None) -> ReplayDataModule:
         if unfinished is not None and unfinished.last_request in (ids := list(rows["request_id"])):
@@ -181,13 +230,12 @@ class _Job:
 
     def _begin(self, rows: Dataset, job_id: str) -> JobState:
         experiment = experiment_id(self._client, self._config, self._config.tracking.training_experiment)
-        run = self._client.create_run(experiment, run_name=f"distill-{job_id}")
         return JobState(
             job_id=job_id,
             recipe=self._journal.recipe,
             last_request=rows[-1]["request_id"],
             parent_version=self._registry.champion(),
-            run_id=run.info.run_id,
+            run_id=create_run(self._client, experiment, f"distill-{job_id}", "hotdraft distill"),
         )
 
     def _load_draft(self) -> ServedDraft:
@@ -237,33 +285,9 @@ class _Job:
             model, start, draft, card, ranking, self._held_out, distill, self._journal.job_folder(self._state)
         )
 
-    def _publish(self, verdict: Verdict, metrics: dict[str, float], candidate: Candidate) -> int:
-        tags = {name: f"{value:.4f}" for name, value in metrics.items()}
-        tags |= {"parent": str(candidate.card.parent_version), "held_out_requests": str(verdict.requests)}
-        version = self._registry.publish(candidate.folder, run_id=self._state.run_id, tags=tags)
-        decide = self._registry.promote if verdict.accepted else self._registry.reject
-        decide(version, reason=verdict.reason)
-        return version
-
     def _drop(self) -> None:
         self._journal.drop(self._state)
         try:
             self._client.set_terminated(self._state.run_id, status="KILLED")
         except STORE_ERRORS as error:
             logger.warning("MLflow was not told that run %s is over: %s", self._state.run_id, error)
-
-    def _close(self, verdict: Verdict, version: int | None, metrics: dict[str, float]) -> None:
-        run_id = self._state.run_id
-        for name, value in metrics.items():
-            if np.isfinite(value):
-                self._client.log_metric(run_id, name, value)
-        self._client.set_tag(run_id, "verdict", "accepted" if verdict.accepted else "rejected")
-        self._client.set_tag(run_id, "reason", verdict.reason)
-        self._client.set_tag(run_id, "draft_version", "none" if version is None else str(version))
-        self._client.set_terminated(run_id)
-        self._journal.finish(self._state, accepted=verdict.accepted)
-
-
-def _gains(verdict: Verdict) -> dict[str, float]:
-    by_domain = {f"gain/{name_part(domain)}": gain for domain, gain in verdict.by_domain.items()}
-    return {"gain": verdict.gain, "gain_low": verdict.gain_low, "gain_high": verdict.gain_high, **by_domain}

@@ -1,6 +1,8 @@
 """``hotdraft adapters``: look at the adapter versions and move the champion by hand."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +13,8 @@ import typer
 from pipeline.commands.options import ConfigOption, JsonOption
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from pipeline.registry import AdapterRegistry, AdapterVersion
 
 app = typer.Typer(
@@ -22,6 +26,10 @@ app = typer.Typer(
     $ hotdraft adapters rollback --config configs/smollm2.yaml
     """,
 )
+
+IN_TABLES = ("status", "served/", "gate_by_domain")
+"""Tags that are shown otherwise."""
+MINUTES = "%m-%d %H:%M"
 
 ReasonOption = Annotated[str, typer.Option(help="Kept with the version.")]
 VersionArgument = Annotated[int, typer.Argument(min=1, help="Version number, as `list` shows it.")]
@@ -38,33 +46,35 @@ def list_versions(config: ConfigOption, as_json: JsonOption = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    versions = _registry(config).versions()
+    with _registry(config) as registry:
+        versions = registry.versions()
     if as_json:
         typer.echo(json.dumps([asdict(version) for version in versions], indent=2))
         return
     if not versions:
         typer.echo("no adapters yet: the draft serves without one")
         return
-    columns = ("version", "status", "aliases", "created", "parent", "gain", "interval", "requests")
+    columns = ("version", "status", "created", "parent", "gain", "at least", "promised", "served", "requests")
     table = Table(*columns, box=None, padding=(0, 1, 0, 0))  # 80 characters wide
     for version in versions:
         table.add_row(*_cells(version))
     Console().print(table)
+    typer.echo("promised, served: accepted share of the examined tokens, by the gate and over that many requests")
 
 
 @app.command()
 def show(version: VersionArgument, config: ConfigOption, as_json: JsonOption = False) -> None:
-    """Everything known of one version: the gate's numbers, its lineage and its training run.
+    """Everything known of one version: lineage, the gate's numbers, and what it did in service.
 
     Examples:
     $ hotdraft adapters show 3 --config configs/smollm2.yaml
     """
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    registry = _registry(config)
-    found = registry.version(version)
-    metrics = registry.training_metrics(version)
+    with _registry(config) as registry:
+        found = registry.version(version)
+        metrics = registry.training_metrics(version)
     if as_json:
         typer.echo(json.dumps({**asdict(found), "training_metrics": metrics}, indent=2))
         return
@@ -74,13 +84,22 @@ def show(version: VersionArgument, config: ConfigOption, as_json: JsonOption = F
         "aliases": ", ".join(found.aliases),
         "created": _time(found.created_at),
         "training run": found.run_id,
-        **{key: value for key, value in sorted(found.tags.items()) if key != "status"},
-        **{f"run: {key}": f"{value:.6g}" for key, value in sorted(metrics.items())},
+        **{
+            key: _time(float(value)) if key.endswith("_at") else value
+            for key, value in sorted(found.tags.items())
+            if not key.startswith(IN_TABLES)
+        },
+        **{f"run: {key}": f"{value:.6g}" for key, value in sorted(metrics.items()) if key not in found.tags},
     }
-    table = Table(show_header=False)
+    table = Table("", Column("", overflow="fold"), show_header=False)
     for key, value in facts.items():
         table.add_row(key, str(value))
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    if (by_domain := _by_domain(found)).row_count:
+        console.print(by_domain)
+    if found.served is not None:
+        console.print(_by_run(found))
 
 
 @app.command()
@@ -93,7 +112,8 @@ def promote(
     $ hotdraft adapters promote 3 --config configs/smollm2.yaml
     $ hotdraft adapters promote 3 -c configs/smollm2.yaml --reason "good at SQL" --json
     """
-    _registry(config).promote(version, reason=reason)
+    with _registry(config) as registry:
+        registry.promote(version, reason=reason)
     _say_champion(version, as_json)
 
 
@@ -105,7 +125,9 @@ def rollback(config: ConfigOption, reason: ReasonOption = "by hand", as_json: Js
     $ hotdraft adapters rollback --config configs/smollm2.yaml
     $ hotdraft adapters rollback -c configs/smollm2.yaml --reason "bad at SQL" --json
     """
-    _say_champion(_registry(config).rollback(reason=reason), as_json)
+    with _registry(config) as registry:
+        version = registry.rollback(reason=reason)
+    _say_champion(version, as_json)
 
 
 def _say_champion(version: int, as_json: bool) -> None:
@@ -115,26 +137,70 @@ def _say_champion(version: int, as_json: bool) -> None:
         typer.echo(f"version {version} is the champion" if version else "the draft serves without an adapter")
 
 
-def _registry(config: Path) -> "AdapterRegistry":
+@contextmanager
+def _registry(config: Path) -> "Iterator[AdapterRegistry]":
+    """The registry; a store that cannot be used is an error of one line."""
     from pipeline.config import load_config
+    from pipeline.mlflow_store import store_errors
     from pipeline.registry import AdapterRegistry
 
-    return AdapterRegistry(load_config(config))
+    settings = load_config(config)
+    with store_errors(settings):
+        yield AdapterRegistry(settings)
 
 
 def _cells(version: "AdapterVersion") -> tuple[str, ...]:
-    tags = version.tags
-    gain, low, high = (_signed(tags.get(name)) for name in ("gain", "gain_low", "gain_high"))
+    tags, served = version.tags, version.served
     return (
         str(version.version),
         version.status,
-        ", ".join(version.aliases),
-        _time(version.created_at, "%m-%d %H:%M"),
+        _time(version.created_at, MINUTES),
         tags.get("parent", ""),
-        gain,
-        f"{low}…{high}" if low else "",
-        tags.get("held_out_requests", ""),
+        _signed(tags.get("gain")),
+        _signed(tags.get("gain_low")),
+        _rate(tags.get("candidate_expected_acceptance")),
+        _rate(served.acceptance_of_examined if served else None),
+        str(served.requests) if served else "",
     )
+
+
+def _by_domain(version: "AdapterVersion") -> "Table":
+    """The gate's numbers beside what was served, both as accepted share of the examined tokens."""
+    from rich.table import Table
+
+    from pipeline.lineage import GATE_BY_DOMAIN
+
+    gate = json.loads(version.tags.get(GATE_BY_DOMAIN, "{}"))
+    served = version.served.by_domain if version.served else {}
+    table = Table("domain", "held out", "champion", "promised", "served", "requests", title_justify="left")
+    for domain in dict.fromkeys([*gate, *served]):
+        judged, counts = gate.get(domain, {}), served.get(domain)
+        table.add_row(
+            domain,
+            str(judged.get("requests", "")),
+            _rate(judged.get("champion")),
+            _rate(judged.get("candidate")),
+            _rate(counts.acceptance_of_examined if counts else None),
+            str(counts.requests) if counts else "",
+        )
+    return table
+
+
+def _by_run(version: "AdapterVersion") -> "Table":
+    from rich.table import Table
+
+    from pipeline.served import served_by_run
+
+    columns = ("served in run", "requests", "acceptance", "from", "until")
+    table = Table(*columns, box=None, padding=(0, 1, 0, 0))  # 80 characters wide
+    for run_id, counts in served_by_run(version.tags).items():
+        times = (_time(seconds, MINUTES) for seconds in (counts.since, counts.until))
+        table.add_row(run_id, str(counts.requests), _rate(counts.acceptance_rate), *times)
+    return table
+
+
+def _rate(number: str | float | None) -> str:
+    return "" if number is None else f"{float(number):.3f}"
 
 
 def _signed(number: str | None) -> str:

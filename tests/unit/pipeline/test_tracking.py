@@ -1,5 +1,6 @@
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
@@ -24,6 +25,7 @@ class FakeClient:
         self.down = False
         self.metrics: list = []
         self.tags: dict[str, str] = {}
+        self.params: dict[str, str] = {}
         self.ended = False
         self.attempts = 0
 
@@ -34,16 +36,22 @@ class FakeClient:
     def get_experiment_by_name(self, name):
         return type("Experiment", (), {"experiment_id": "1"})
 
-    def create_run(self, experiment, run_name, tags):
+    def create_run(self, experiment, start_time, tags, run_name):
+        self._reach()
+        self.started = start_time
         info = type("Info", (), {"run_id": "run"})
         return type("Run", (), {"info": info})
 
-    def log_batch(self, run_id, metrics):
+    def log_batch(self, run_id, metrics=(), params=()):
         self._reach()
+        self.params |= {param.key: param.value for param in params}
         assert len(metrics) <= 1000
         self.metrics += metrics
 
     def get_model_version(self, name, version):
+        raise MlflowException("none", error_code=RESOURCE_DOES_NOT_EXIST)
+
+    def get_run(self, run_id):
         raise MlflowException("none", error_code=RESOURCE_DOES_NOT_EXIST)
 
     def set_tag(self, run_id, key, value):
@@ -152,7 +160,8 @@ def test_a_swap_parts_the_points_and_is_noted(fake, config):
     assert fake.values("acceptance_rate") == [0.25, 0.75]
     assert fake.values("draft_version") == [0, 0, 3, 3]
     assert fake.tags["hotdraft.draft_version"] == "3"
-    assert fake.tags["mlflow.note.content"].splitlines()[-1] == "| 1 | 3 | promoted gain +0.1 | an unknown run |"
+    link = "[version 3](#/models/hotdraft-draft/versions/3)"
+    assert f"| 1 | {link} | promoted gain +0.1 | an unknown run |" in fake.tags["mlflow.note.content"].splitlines()
 
 
 def test_an_outage_delays_points_and_loses_none(fake, config, caplog):
@@ -207,7 +216,7 @@ def test_counting_does_not_wait_for_a_store_that_hangs(fake, config):
     free = threading.Event()
     sending = threading.Event()
 
-    def hang(run_id, metrics):
+    def hang(run_id, metrics=(), params=()):
         sending.set()
         free.wait(10)
 
@@ -223,6 +232,27 @@ def test_counting_does_not_wait_for_a_store_that_hangs(fake, config):
     tracker.close(patience=0.1)
     assert time.perf_counter() - started < 2
     free.set()
+
+
+def test_a_store_that_hangs_makes_no_point_late(fake, config):
+    free = threading.Event()
+    real = fake.log_batch
+
+    def hang(run_id, metrics=(), params=()):
+        free.wait(10)
+        real(run_id, metrics, params)
+
+    fake.log_batch = hang
+    tracker = ServingTracker(config, connect=fake.connect)
+    tracker.start()
+    for _ in range(4):
+        tracker.count(requests=1, rounds=1, drafted=1, tokens=1)
+        time.sleep(0.1)
+    released = time.time()
+    free.set()
+    tracker.close()
+    assert fake.values("requests") == [1, 2, 3, 4]
+    assert all(metric.timestamp / 1000 < released - 0.02 for metric in fake.metrics)
 
 
 def test_counts_from_many_threads_add_up(fake, config):
@@ -252,13 +282,19 @@ def test_any_domain_makes_a_name_that_mlflow_takes_and_their_number_is_bounded(s
     assert "acceptance_rate/other" in names
 
 
+def published(config: HotdraftConfig, folder: Path) -> tuple[int, str]:
+    """A version in the registry, and the run that trained it."""
+    client = open_client(config)
+    run_id = client.create_run(experiment_id(client, config, config.tracking.training_experiment)).info.run_id
+    folder.mkdir()
+    (folder / "weights").write_text("w")
+    return AdapterRegistry(config).publish(folder, run_id=run_id, tags={}), run_id
+
+
 def test_run_in_a_real_store_links_versions_to_their_training_runs(store_config, tmp_path):
     client: MlflowClient = open_client(store_config)
-    training = experiment_id(client, store_config, store_config.tracking.training_experiment)
-    run_id = client.create_run(training).info.run_id
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "weights").write_text("w")
-    version = AdapterRegistry(store_config).publish(tmp_path / "adapter", run_id=run_id, tags={})
+    version, run_id = published(store_config, tmp_path / "adapter")
+    before = time.time()
     tracker = ServingTracker(every(store_config, 60))
     tracker.start()
     tracker.count(requests=3, rounds=3, drafted=9, accepted=3, tokens=6)
@@ -268,10 +304,72 @@ def test_run_in_a_real_store_links_versions_to_their_training_runs(store_config,
     tracker.close()
     run = client.get_run(tracker.run_id)
     assert run.info.status == "FINISHED"
+    assert before <= run.info.start_time / 1000 + 0.001 <= time.time()
     assert client.get_experiment(run.info.experiment_id).name == store_config.tracking.serving_experiment
     assert run.data.metrics["acceptance_rate"] == pytest.approx(1 / 3)
     curve = client.get_metric_history(tracker.run_id, "draft_version")
     assert [point.value for point in sorted(curve, key=lambda point: point.timestamp)][-1] == 0
     note = run.data.tags["mlflow.note.content"]
+    training = client.get_run(run_id).info.experiment_id
     assert f"#/experiments/{training}/runs/{run_id}" in note
-    assert "| 3 | 0 | rolled back | no adapter |" in note
+    assert "| 3 | the draft as it is | rolled back | no adapter |" in note
+    assert run.data.params["target"] == "tiny"
+    assert run.data.params["max_k"] == "4"
+    assert run.data.tags["mlflow.source.name"] == "hotdraft serve"
+
+
+def test_what_a_version_served_is_told_when_it_is_swapped_out_and_at_the_end(store_config, tmp_path):
+    version, _ = published(store_config, tmp_path / "adapter")
+    registry = AdapterRegistry(store_config)
+    tracker = ServingTracker(every(store_config, 0.05))
+    tracker.start()
+    one = {"domain": "sql", "drafted": 10, "examined": 8, "accepted": 6}
+
+    def serve() -> None:
+        tracker.count(requests=1, rounds=4, drafted=10, accepted=6, tokens=10)
+        tracker.served(version, **one)
+
+    tracker.mark_swap(version, reason="promotion")
+    client = open_client(store_config)
+    wait_until(lambda: tracker.run_id and "hotdraft.draft_version" in client.get_run(tracker.run_id).data.tags)
+    serve()
+    time.sleep(0.3)
+    assert registry.version(version).served is None, "not at every point, `served_seconds` are not over"
+    tracker.mark_swap(0, reason="rollback")
+    wait_until(lambda: registry.version(version).served)
+    assert registry.version(version).served.requests == 1
+    tracker.mark_swap(version, reason="promotion")
+    serve()
+    tracker.close()
+    found = registry.version(version)
+    assert (found.served.requests, found.served.acceptance_rate) == (2, 0.6)
+    assert found.served.by_domain["sql"].acceptance_of_examined == 0.75
+    assert found.tags["served_requests"] == "2"
+
+    again = ServingTracker(every(store_config, 60))
+    again.start()
+    again.mark_swap(version, reason="startup")
+    again.served(version, **one)
+    again.close()
+    assert again.run_id != tracker.run_id
+    assert registry.version(version).served.requests == 3, "a server that starts again adds to what was served"
+
+
+def test_what_was_served_during_an_outage_is_told_after_it(fake, config):
+    told: dict[str, str] = {}
+    version = type("Version", (), {"tags": told, "run_id": None})
+    fake.get_model_version = lambda name, number: version
+    fake.set_model_version_tag = lambda name, number, key, value: told.update({key: value})
+    fake.update_model_version = lambda name, number, description: told.update(description=description)
+    fake.down = True
+    tracker = ServingTracker(config, connect=fake.connect)
+    tracker.start()
+    tracker.mark_swap(3, reason="promotion")
+    for _ in range(5):
+        tracker.served(3, domain="sql", drafted=10, examined=8, accepted=6)
+    wait_until(lambda: fake.attempts >= 2)
+    assert not told
+    fake.down = False
+    tracker.close()
+    assert told["served_requests"] == "5"
+    assert told["served_acceptance_rate"] == "0.6"

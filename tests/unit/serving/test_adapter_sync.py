@@ -47,7 +47,7 @@ class Registry:
         known = {**dict.fromkeys(self.champions, RETIRED), **dict.fromkeys(self.rolled_back, ROLLED_BACK)}
         if self.champions:
             known[self.champions[-1]] = CHAMPION
-        return [AdapterVersion(version, status, [], "run", 0.0, {}) for version, status in known.items()]
+        return [AdapterVersion(version, status, [], "run", 0.0, {}, None) for version, status in known.items()]
 
     def download(self, version: int, into: Path | None = None) -> Path:
         self._reach()

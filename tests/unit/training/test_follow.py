@@ -2,10 +2,13 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from mlflow.exceptions import MlflowException
 
 from pipeline.config import HotdraftConfig
 from pipeline.controls import ControlFile
 from pipeline.jobs import JobRecords
+from pipeline.mlflow_store import StoreError
+from pipeline.registry import AdapterRegistry
 from pipeline.replay import ReplayBuffer
 from training import follow as follow_module
 from training.follow import follow
@@ -42,11 +45,14 @@ class StopAfterPolls(threading.Event):
 @pytest.fixture
 def jobs(monkeypatch):
     """Calls of `run_job`, each ending as the list `outcomes` says."""
-    calls = SimpleNamespace(count=0, outcome=None)
+    calls = SimpleNamespace(count=0, outcome=None, outages=0)
 
     def run_job(config, *, job, **kwargs):
         calls.count += 1
         with job:
+            if calls.outages:
+                calls.outages -= 1
+                raise StoreError("the store is away")
             if calls.outcome is not None:
                 raise calls.outcome
             job.end("accepted", "better", version=1)
@@ -137,4 +143,27 @@ def test_a_cancelled_job_of_another_process_leaves_its_traffic_to_the_loop(confi
     ReplayBuffer(config.replay_url).append(serve(make_llama(0), 20))
     running = JobRecords(config.run_dir).begin("api")
     follow(config, Watch(20, 10, lambda: running.end("cancelled", "cancelled")))
+    assert jobs.count == 1
+
+
+def test_a_job_waits_for_a_store_that_goes_away_and_that_is_told_once(config, jobs, make_llama, serve, caplog):
+    ReplayBuffer(config.replay_url).append(serve(make_llama(0), 20))
+    jobs.outages = 3
+    follow(config, StopAfterPolls(8))
+    assert jobs.count == 4
+    assert sum(record.name == follow_module.__name__ and "away" in record.message for record in caplog.records) == 1
+
+
+def test_an_outage_puts_no_jobs_on_record(config, jobs, make_llama, serve, monkeypatch):
+    ReplayBuffer(config.replay_url).append(serve(make_llama(0), 20))
+
+    def refuse(registry):
+        raise MlflowException("no route to the store")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(AdapterRegistry, "champion", refuse)
+        follow(config, StopAfterPolls(4))
+    assert jobs.count == 0
+    assert JobRecords(config.run_dir).jobs() == []
+    follow(config, StopAfterPolls(4))
     assert jobs.count == 1

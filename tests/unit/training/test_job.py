@@ -1,5 +1,7 @@
 """The whole job on a tiny pair: the draft learns a random target's true distributions."""
 
+import itertools
+import json
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -9,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 from filelock import FileLock
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
 
 from pipeline.adapters import AdapterBase, load_adapter
 from pipeline.config import HotdraftConfig
 from pipeline.draft_vocabulary import choose_vocabulary, save_vocabulary
 from pipeline.jobs import JobRecords, JobRunningError
-from pipeline.mlflow_store import name_part, open_client
+from pipeline.mlflow_store import StoreError, name_part, open_client
 from pipeline.models import fingerprint, load_causal_lm
 from pipeline.registry import AdapterRegistry
 from pipeline.replay import ReplayBuffer, is_held_out
@@ -195,6 +199,120 @@ def test_a_cancelled_job_is_dropped(config, buffer, asked, stage):
     assert journal.last_job() is None
     assert registry.versions() == []
     assert records.running() is None
+
+
+class Store:
+    """Refuses the n-th call of a method of its clients, and all calls after it, until it is back."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._patch = patch
+
+    def goes_away(self, method: str, call: int = 1) -> None:
+        real, calls = getattr(MlflowClient, method), itertools.count(1)
+
+        def refuse(client, *args, **kwargs):
+            if next(calls) >= call:
+                raise MlflowException("no route to the store")
+            return real(client, *args, **kwargs)
+
+        self._patch.setattr(MlflowClient, method, refuse)
+
+    def is_back(self) -> None:
+        self._patch.undo()
+
+
+@pytest.fixture
+def store():
+    with pytest.MonkeyPatch.context() as patch:
+        yield Store(patch)
+
+
+@pytest.mark.parametrize("method", ["log_artifacts", "set_registered_model_alias", "set_tag"])
+def test_a_verdict_is_published_once_when_the_store_is_back_without_training_again(
+    config, buffer, monkeypatch, store, method
+):
+    registry = AdapterRegistry(config)
+    store.goes_away(method)
+    with pytest.raises(StoreError, match="no route to the store"):
+        run_job(config, buffer=buffer, registry=registry)
+    state = JobJournal(config).unfinished()
+    assert state is not None
+    monkeypatch.setattr("training.job.train", lambda *_, **__: pytest.fail("it was trained already"))
+    with pytest.raises(StoreError):
+        run_job(config, buffer=buffer, registry=registry)
+    store.is_back()
+    result = run_job(config, buffer=buffer, registry=registry)
+    assert (result.run_id, result.version, registry.champion()) == (state.run_id, 1, 1)
+    assert [version.status for version in registry.versions()] == ["champion"]
+    assert registry.training_metrics(1)["gain"] == pytest.approx(result.verdict.gain)
+    run = open_client(config).get_run(state.run_id)
+    assert (run.info.status, run.data.tags["draft_version"]) == ("FINISHED", "1")
+    assert JobJournal(config).unfinished() is None
+
+
+def test_a_store_that_goes_away_while_a_job_trains_costs_it_no_attempt(config, buffer, store):
+    registry = AdapterRegistry(config)
+    settings = with_distill(config, checkpoint_steps=10)
+    store.goes_away("log_batch", call=3)
+    for _ in range(4):
+        with pytest.raises(StoreError):
+            run_job(settings, buffer=buffer, registry=registry)
+    state = JobJournal(settings).unfinished()
+    assert state is not None
+    assert state.attempts == 0
+    store.is_back()
+    result = run_job(settings, buffer=buffer, registry=registry)
+    assert (result.run_id, result.metrics["steps"]) == (state.run_id, 40)
+
+
+def test_a_version_that_a_person_rolled_back_is_not_promoted_by_a_job_that_ends_late(config, buffer, store):
+    registry = AdapterRegistry(config)
+    store.goes_away("set_tag")
+    with pytest.raises(StoreError):
+        run_job(config, buffer=buffer, registry=registry)
+    store.is_back()
+    assert registry.rollback(reason="by hand") == 0
+    run_job(config, buffer=buffer, registry=registry)
+    assert registry.champion() == 0
+    assert registry.version(1).status == "rolled_back"
+
+
+def test_no_job_begins_while_the_store_is_away(config, buffer, store):
+    store.goes_away("get_registered_model")
+    with pytest.raises(StoreError):
+        run_job(config, buffer=buffer, registry=AdapterRegistry(config))
+    store.is_back()
+    assert not list((config.run_dir / "jobs").glob("*/job.json"))
+
+
+def test_run_and_version_tell_what_was_learned_from_and_how(config, buffer):
+    registry = AdapterRegistry(config)
+    result = run_job(with_distill(config, max_steps=2), buffer=buffer, registry=registry)
+    run = open_client(config).get_run(result.run_id)
+    assert run.data.params["lora.rank"] == "4"
+    assert run.data.params["max_steps"] == "2"
+    assert "nice" not in run.data.params
+    assert run.data.tags["mlflow.source.name"] == "hotdraft distill"
+    trained_on = [row for row in buffer.load() if not is_held_out(row["request_id"], 0.3)]
+    inputs = {entry.dataset.name: entry for entry in run.inputs.dataset_inputs}
+    assert json.loads(inputs["replay-training"].dataset.source) == {"uri": config.replay_url}
+    assert json.loads(inputs["replay-training"].dataset.profile)["num_rows"] == len(trained_on)
+    assert [tag.value for tag in inputs["replay-gate"].tags] == ["gate"]
+    assert inputs["replay-gate"].dataset.digest != inputs["replay-training"].dataset.digest
+
+    tags = registry.version(result.version).tags
+    assert int(tags["train_requests"]) == len(trained_on)
+    assert int(tags["train_tokens"]) == sum(len(row["output_ids"]) for row in trained_on)
+    assert tags["train_first_request"] == trained_on[0]["request_id"]
+    assert tags["train_last_request"] == trained_on[-1]["request_id"]
+    assert json.loads(tags["train_domains"]) == Counter(row["domain"] for row in trained_on)
+    gate = json.loads(tags["gate_by_domain"])
+    assert sum(of_domain["requests"] for of_domain in gate.values()) == result.verdict.requests
+    for domain, gain in result.verdict.by_domain.items():
+        assert gate[domain]["candidate"] - gate[domain]["champion"] == pytest.approx(gain, abs=2e-4)
+    description = open_client(config).get_model_version("hotdraft-draft", "1").description
+    assert f"learned from {len(trained_on)} requests" in description
+    assert "#/models/hotdraft-draft/versions/1" in run.data.tags["mlflow.note.content"]
 
 
 def test_a_job_that_keeps_dying_or_was_begun_with_other_settings_is_dropped(config, buffer):

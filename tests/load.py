@@ -67,7 +67,7 @@ async def _request(
         "stream_options": {"include_usage": True},
     }
     began = time.monotonic()
-    chunks, finished = 0, False
+    chunks, spoken, finished = 0, False, False
     try:
         async with http.stream("POST", "/v1/chat/completions", json=body) as reply:
             if reply.status_code != 200:
@@ -83,8 +83,9 @@ async def _request(
                     outcome.completion_tokens += event["usage"]["completion_tokens"]
                 for choice in event["choices"]:
                     finished = finished or choice["finish_reason"] is not None
-                    if choice["delta"].get("content") and not chunks:
+                    if choice["delta"].get("content") and not spoken:
                         outcome.first_tokens.append(time.monotonic() - began)
+                        spoken = True
                     chunks += 1
                 if leaves_after is not None and chunks > leaves_after:
                     return "left"

@@ -6,6 +6,7 @@ They run in threads, as they touch the disk and MLflow, and never wait for eithe
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 
 from fastapi import APIRouter, Request
 from starlette.convertors import register_url_convertor

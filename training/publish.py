@@ -97,9 +97,7 @@ def log_inputs(client: MlflowClient, run_id: str, config: HotdraftConfig, data: 
     )
     rows = {"training": data.train_rows, "gate": data.held_out_rows}
     inputs = [
-        DatasetInput(
-            _dataset(f"replay-{context}", config.replay_url, some), [InputTag("mlflow.data.context", context)]
-        )
+        DatasetInput(_dataset(f"replay-{context}", config.replay_url, some), [InputTag(CONTEXT, context)])
         for context, some in rows.items()
     ]
     client.log_inputs(run_id, datasets=inputs)

@@ -16,6 +16,8 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.05
 LAST_WORDS_SECONDS = 5
 """For answers on their way to slow clients."""
+KEEP_ALIVE_SECONDS = 75
+"""Of an idle connection: longer than clients and proxies keep theirs, who would else send into one that ends."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -32,6 +34,7 @@ class DrainingServer(uvicorn.Server):
                 host=config.host,
                 port=config.port,
                 log_config=None,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=LAST_WORDS_SECONDS,
             )
         )

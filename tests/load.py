@@ -20,7 +20,7 @@ class Outcome:
 
     `200` is a stream that ended with [DONE] and a finish reason, other numbers are statuses, `told 503` a
     stream that ended with such an error, `left` a client that hung up, `refused` a connection that the server
-    did not take, `broken` a request that was accepted and never answered in full.
+    did not take, `broken: …` a request that was accepted and never answered in full.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -75,10 +75,10 @@ async def _request(
                 return str(reply.status_code)
             async for data in _events(reply):
                 if data == "[DONE]":
-                    return "200" if finished else "broken"
+                    return "200" if finished else "broken: no finish reason"
                 event = json.loads(data)
                 if "error" in event:
-                    return "told 503" if event["error"]["code"] == "cancelled" else "broken"
+                    return "told 503" if event["error"]["code"] == "cancelled" else f"broken: {event['error']}"
                 if event["usage"]:
                     outcome.completion_tokens += event["usage"]["completion_tokens"]
                 for choice in event["choices"]:
@@ -91,9 +91,9 @@ async def _request(
                     return "left"
     except httpx.ConnectError:
         return "refused"
-    except httpx.HTTPError:
-        return "broken"
-    return "broken"
+    except httpx.HTTPError as error:
+        return f"broken: {type(error).__name__}"
+    return "broken: no [DONE]"
 
 
 async def _events(reply: httpx.Response) -> AsyncIterator[str]:

@@ -70,7 +70,8 @@ def store_errors(config: HotdraftConfig, kinds: tuple[type[Exception], ...] = ST
         yield
     except kinds as error:
         uri = re.sub(r"://[^/@]*@", "://***@", config.tracking_uri)  # no passwords in logs
-        said = re.sub(r"\s+", " ", str(error)) or type(error).__name__
+        cause = _first_cause(error)  # MLflow's own words for a refused connection are four lines
+        said = re.sub(r"\s+", " ", str(cause)) or type(cause).__name__
         raise StoreError(f"the MLflow store {uri} cannot be used: {said[:300]}") from error
 
 
@@ -113,6 +114,12 @@ def exclusive(config: HotdraftConfig) -> AbstractContextManager[object]:
 def name_part(text: str) -> str:
     """Any text, a client's domain for one, as a part of a metric or tag name that MLflow accepts."""
     return re.sub(r"[^\w-]", "_", text, flags=re.ASCII)[:100] or "default"
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return error
 
 
 def _flat(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

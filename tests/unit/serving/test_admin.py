@@ -15,8 +15,10 @@ from pipeline.config import HotdraftConfig
 from pipeline.controls import ControlFile, Controls
 from pipeline.job_record import Job
 from pipeline.jobs import JobRecords
+from pipeline.lineage import Lineage
 from pipeline.mlflow_store import experiment_id, open_client
 from pipeline.registry import AdapterRegistry
+from pipeline.served import DomainCounts, Served
 from serving.admin import admin_router
 from serving.engine import Engine
 from serving.errors import add_error_handlers
@@ -81,6 +83,17 @@ def client(make_client: Callable[..., TestClient], registry: AdapterRegistry) ->
 
 def error(response: httpx.Response) -> tuple[int, str]:
     return response.status_code, response.json()["error"]["message"]
+
+
+def test_a_version_tells_what_it_did_in_service(client, registry, config):
+    assert client.get("/admin/adapters/1").json()["served"] is None
+    counts = Served(4, 40, 32, 20, 1.0, 2.0, {"sql": DomainCounts(4, 32, 20)})
+    store = open_client(config)
+    run = store.create_run("0").info.run_id
+    Lineage(store, config).record_served(1, run, counts)
+    served = client.get("/admin/adapters/1").json()["served"]
+    assert (served["requests"], served["accepted"], served["by_domain"]["sql"]["examined"]) == (4, 20, 32)
+    assert client.get("/admin/adapters").json()["adapters"][-1]["served"] == served
 
 
 def test_status(client, make_client, registry, config):

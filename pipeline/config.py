@@ -315,6 +315,11 @@ class HotdraftConfig(BaseSettings):
         return self.tracking.uri or f"sqlite:///{(self.run_dir / 'mlflow.db').absolute()}"
 
     @property
+    def has_remote_store(self) -> bool:
+        """Whether an MLflow server keeps runs, versions and their files."""
+        return self.tracking_uri.startswith(("http://", "https://"))
+
+    @property
     def artifact_root(self) -> str:
         return str((self.run_dir / "mlartifacts").absolute())
 

@@ -49,8 +49,7 @@ def experiment_id(client: MlflowClient, config: HotdraftConfig, name: str) -> st
 
     Its artifacts go under `config.artifact_root`, unless an MLflow server keeps them itself.
     """
-    served = config.tracking_uri.startswith(("http://", "https://"))
-    location = None if served else f"{config.artifact_root}/{name}"
+    location = None if config.has_remote_store else f"{config.artifact_root}/{name}"
     found = client.get_experiment_by_name(name)
     if found is not None:
         return found.experiment_id

@@ -6,11 +6,11 @@ is told by tags, written before the alias moves where a crash in between must no
 """
 
 import math
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
+from tempfile import TemporaryDirectory
 from uuid import uuid4
 
 from mlflow import MlflowClient
@@ -175,14 +175,25 @@ class AdapterRegistry:
         metrics = self._client.get_run(self.version(version).run_id).data.metrics
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
-    def download(self, version: int, into: Path | None = None) -> Path:
-        """A local folder with the files of `version`: `into`, or one that is not to be written to."""
+    def download(self, version: int) -> Path:
+        """A local folder with the files of `version`, not to be written to; a remote store is asked once."""
         source = self._get(version).source
+        kept = self._config.run_dir / "adapters" / PurePath(source or "").name
         try:
-            stored = Path(download_artifacts(artifact_uri=source, tracking_uri=self._config.tracking_uri))
-            if into is None:
-                return stored
-            return Path(shutil.copytree(stored, into, dirs_exist_ok=True))
+            if not self._config.has_remote_store:
+                return Path(download_artifacts(artifact_uri=source, tracking_uri=self._config.tracking_uri))
+            if not kept.is_dir():
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                with TemporaryDirectory(dir=kept.parent) as folder:
+                    got = download_artifacts(
+                        artifact_uri=source, tracking_uri=self._config.tracking_uri, dst_path=folder
+                    )
+                    try:
+                        Path(got).rename(kept)
+                    except OSError:
+                        if not kept.is_dir():  # else another process was first
+                            raise
+            return kept
         except (MlflowException, OSError) as error:
             raise RegistryError(f"the files of version {version} cannot be had from {source}: {error}") from error
 

@@ -21,6 +21,8 @@ from serving.request import GenerationRequest, RequestStats
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
+PATIENCE_SECONDS = 10.0
+"""With a store that does not answer, when the server ends."""
 
 
 class AdapterSync:
@@ -51,7 +53,7 @@ class AdapterSync:
     def stop(self) -> None:
         self._stopping.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(PATIENCE_SECONDS)
 
     def on_round(self, stats: RoundStats) -> None: ...
 

@@ -106,6 +106,7 @@ def test_serving_and_learning_outlive_a_store_that_comes_and_goes(
         registry = AdapterRegistry(config)
         wait_for("all that version 1 served", lambda: served_requests(registry) == len(after) + len(during), 60)
         assert server.stop() == 0, server.words()
+        assert len(list((config.run_dir / "adapters").iterdir())) == 1, "server and trainer share what they fetched"
         [serving] = store.runs(config.tracking.serving_experiment)
         [training] = [run for run in store.runs(config.tracking.training_experiment)
                       if run.info.run_id == registry.version(1).run_id]  # fmt: skip

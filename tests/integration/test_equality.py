@@ -191,7 +191,7 @@ def test_the_adapters_change_what_is_accepted(tiny: Case) -> None:
         metrics = ServingMetrics(engine, "tiny")
         engine.listeners.append(metrics)
         run(engine, [greedy_request(number, prompt) for number, prompt in enumerate(tiny.prompts)])
-        accepted.append(metrics.registry.get_sample_value(ACCEPTED, {"model_name": "tiny"}))
+        accepted.append(metrics.registry.get_sample_value(ACCEPTED, {"model_name": "tiny", "engine": "0"}))
     assert accepted[0] != accepted[1]
 
 

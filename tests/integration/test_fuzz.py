@@ -27,7 +27,8 @@ def test_every_answer_is_what_the_schema_says(
         *(str(Path(sys.executable).with_name("schemathesis")), "--config-file", str(HERE / "schemathesis.toml")),
         *("run", f"{server.url}/openapi.json", "--max-examples", "40", "--seed", "1", *key),
     ]
-    environment = {**os.environ, "SCHEMATHESIS_HOOKS": "tests.integration.schemathesis_hooks"}
+    hooks = {"SCHEMATHESIS_HOOKS": "tests.integration.schemathesis_hooks", "PYTHONPATH": str(HERE.parents[1])}
+    environment = {**os.environ, **hooks}
     try:
         run = subprocess.run(
             command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=240, check=False

@@ -15,6 +15,7 @@ from pipeline.commands.experiment import experiment
 from pipeline.commands.predistill import predistill
 from pipeline.commands.serve import serve
 from pipeline.commands.simulate import demo, simulate
+from pipeline.job_record import LOG_FORMAT
 
 MLFLOW_DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -69,7 +70,7 @@ app.add_typer(config.app, name="config")
 
 def main() -> None:
     """Run a command; an error of the user's is one line and exit code 2."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it advises kernels that only 4-bit serving needs
     logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # a store that is away is told of once

@@ -6,14 +6,13 @@ and a command by a person all move the alias, and this thread follows it.
 
 import logging
 import threading
-import time
 from concurrent.futures import CancelledError
 
 from pipeline.adapters import AdapterError
 from pipeline.mlflow_store import STORE_ERRORS
 from pipeline.registry import REJECTED, ROLLED_BACK, AdapterRegistry, RegistryError
 from pipeline.watchdog import AcceptanceWatch
-from serving.events import RoundStats, SwapEvent
+from serving.events import RoundStats, SwapClock, SwapEvent
 from serving.hot_swap import HotSwapper, SwapError, SwapReason
 from serving.metrics import ServingMetrics
 from serving.request import GenerationRequest, RequestStats
@@ -40,7 +39,7 @@ class AdapterSync:
         self._watch = watch
         self._metrics = metrics
         self._lock = threading.Lock()
-        self._swapped_at = time.perf_counter()
+        self._clock = SwapClock()
         self._store_is_down = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="adapter-sync", daemon=True)
@@ -59,13 +58,12 @@ class AdapterSync:
 
     def on_finish(self, request: GenerationRequest, stats: RequestStats, finish_reason: str) -> None:
         with self._lock:
-            began_on_this_version = time.perf_counter() - stats.total_seconds > self._swapped_at
-            if began_on_this_version:
+            if self._clock.is_of_one_version(stats):
                 self._watch.served(request.domain, stats.accepted_tokens, stats.examined_tokens)
 
     def on_swap(self, event: SwapEvent) -> None:
         with self._lock:
-            self._swapped_at = time.perf_counter()
+            self._clock.swapped()
             self._watch.swapped()
 
     def _run(self) -> None:

@@ -1,5 +1,6 @@
 """What the engine tells those who listen: rounds, finished requests, swaps."""
 
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +27,20 @@ class SwapEvent:
     previous_version: int
     reason: str
     stall_seconds: float
+
+
+class SwapClock:
+    """Tells the requests that began after the last swap: no other version had a part in them."""
+
+    def __init__(self) -> None:
+        self.swapped()
+
+    def swapped(self) -> None:
+        self._swapped_at = time.perf_counter()
+
+    def is_of_one_version(self, stats: RequestStats) -> bool:
+        """Of a request that ends now."""
+        return time.perf_counter() - stats.total_seconds > self._swapped_at
 
 
 class EngineListener(Protocol):

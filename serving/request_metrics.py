@@ -3,10 +3,12 @@
 Names are vLLM's, and so are the buckets, with finer ones below: histograms of both can be summed.
 """
 
+from typing import get_args
+
 from prometheus_client import Histogram
 
 from serving.metric_families import MetricFamilies
-from serving.request import GenerationRequest, RequestStats
+from serving.request import FinishReason, GenerationRequest, RequestStats
 
 # fmt: off
 _REQUEST_BUCKETS = (
@@ -40,8 +42,8 @@ class RequestMetrics:
         self._finished = families.counter_by(
             "finished_reason", "vllm:request_success", "Finished requests by reason."
         )
-        for reason in ("stop", "length", "abort", "error"):
-            self._finished(finished_reason=reason)
+        for reason in get_args(FinishReason):
+            self._finished(finished_reason=_FINISHED_REASON.get(reason, reason))
 
         self._first_token = seconds("time_to_first_token", "Arrival to first output token.", _FIRST_TOKEN_BUCKETS)
         self._token_time = seconds(

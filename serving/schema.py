@@ -4,6 +4,7 @@ A field that is known to change the result and is not built is refused by name; 
 field is ignored, as OpenAI-compatible servers do.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -165,9 +166,9 @@ class GenerationOptions(RequestModel):
         return self.n or 1
 
     @property
+    @abstractmethod
     def wanted_logprobs(self) -> int | None:
         """Likeliest tokens to tell beside each token's own log-probability; None tells neither."""
-        raise NotImplementedError
 
     @property
     def include_usage(self) -> bool:

@@ -3,7 +3,6 @@
 import logging
 import signal
 import sys
-import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from serving.api import create_app
 from serving.app import build_engine, draft_ranking
 from serving.dashboard.router import dashboard_router
 from serving.drain import DrainingServer
-from serving.events import RoundStats, SwapEvent
+from serving.events import RoundStats, SwapClock, SwapEvent
 from serving.history import history_router
 from serving.hot_swap import HotSwapper
 from serving.k_override import KOverride
@@ -43,7 +42,7 @@ class TrackingListener:
 
     def __init__(self, tracker: ServingTracker) -> None:
         self._tracker = tracker
-        self._swapped_at = time.perf_counter()
+        self._clock = SwapClock()
 
     def on_round(self, stats: RoundStats) -> None:
         self._tracker.count(tokens=stats.new_tokens)
@@ -56,7 +55,7 @@ class TrackingListener:
             drafted=stats.drafted_tokens,
             accepted=stats.accepted_tokens,
         )
-        if time.perf_counter() - stats.total_seconds > self._swapped_at:  # no other version had a part in it
+        if self._clock.is_of_one_version(stats):
             self._tracker.served(
                 stats.draft_version,
                 domain=request.domain,
@@ -66,7 +65,7 @@ class TrackingListener:
             )
 
     def on_swap(self, event: SwapEvent) -> None:
-        self._swapped_at = time.perf_counter()
+        self._clock.swapped()
         self._tracker.mark_swap(event.version, reason=event.reason)
 
 

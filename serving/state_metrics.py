@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, get_args
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from pipeline.job_record import State
 from pipeline.replay import ReplaySize
 from serving.metric_families import MetricFamilies
 
@@ -59,7 +60,6 @@ class JobRecords(Protocol):
     def jobs(self) -> Sequence[Job]: ...
 
 
-JOB_STATES = ("running", "cancelling", "accepted", "rejected", "failed", "interrupted", "cancelled", "died")
 _NO_REPLAY = ReplaySize(shards=0, bytes=0, requests=0)
 
 
@@ -101,10 +101,9 @@ class StateMetrics(Collector):
         running, restarts = (trainer.state == "running", trainer.restarts) if trainer else (False, 0)
         yield gauge("hotdraft_trainer_running", "1 while the trainer runs.", running)
         yield count("hotdraft_trainer_restarts", "Restarts of the trainer.", restarts)
-        states = Counter(job.state for job in self.jobs.jobs()) if self.jobs else Counter[str]()
-        yield self._families.gauge_by_now(
-            "state", "hotdraft_jobs", "Distillation jobs on record.", {state: states[state] for state in JOB_STATES}
-        )
+        jobs = Counter(job.state for job in self.jobs.jobs()) if self.jobs else Counter[str]()
+        by_state = {state: jobs[state] for state in get_args(State)}
+        yield self._families.gauge_by_now("state", "hotdraft_jobs", "Distillation jobs on record.", by_state)
 
         tracker = self.tracker
         unsent, lost = (tracker.unsent, tracker.dropped) if tracker else (0, 0)

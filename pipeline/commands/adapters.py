@@ -4,12 +4,12 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.commands.local_time import MINUTES, local_time
 from pipeline.commands.options import ConfigOption, JsonOption
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ app = typer.Typer(
 
 IN_TABLES = ("status", "served/", "gate_by_domain")
 """Tags that are shown otherwise."""
-MINUTES = "%m-%d %H:%M"
 
 ReasonOption = Annotated[str, typer.Option(help="Kept with the version.")]
 VersionArgument = Annotated[int, typer.Argument(min=1, help="Version number, as `list` shows it.")]
@@ -82,10 +81,10 @@ def show(version: VersionArgument, config: ConfigOption, as_json: JsonOption = F
         "version": found.version,
         "status": found.status,
         "aliases": ", ".join(found.aliases),
-        "created": _time(found.created_at),
+        "created": local_time(found.created_at),
         "training run": found.run_id,
         **{
-            key: _time(float(value)) if key.endswith("_at") else value
+            key: local_time(float(value)) if key.endswith("_at") else value
             for key, value in sorted(found.tags.items())
             if not key.startswith(IN_TABLES)
         },
@@ -154,7 +153,7 @@ def _cells(version: "AdapterVersion") -> tuple[str, ...]:
     return (
         str(version.version),
         version.status,
-        _time(version.created_at, MINUTES),
+        local_time(version.created_at, MINUTES),
         tags.get("parent", ""),
         _signed(tags.get("gain")),
         _signed(tags.get("gain_low")),
@@ -194,7 +193,7 @@ def _by_run(version: "AdapterVersion") -> "Table":
     columns = ("served in run", "requests", "acceptance", "from", "until")
     table = Table(*columns, box=None, padding=(0, 1, 0, 0))  # 80 characters wide
     for run_id, counts in served_by_run(version.tags).items():
-        times = (_time(seconds, MINUTES) for seconds in (counts.since, counts.until))
+        times = (local_time(seconds, MINUTES) for seconds in (counts.since, counts.until))
         table.add_row(run_id, str(counts.requests), _rate(counts.acceptance_rate), *times)
     return table
 
@@ -205,7 +204,3 @@ def _rate(number: str | float | None) -> str:
 
 def _signed(number: str | None) -> str:
     return "" if number is None else f"{float(number):+.3f}"
-
-
-def _time(seconds: float, style: str = "%Y-%m-%d %H:%M:%S") -> str:
-    return datetime.fromtimestamp(seconds).astimezone().strftime(style)

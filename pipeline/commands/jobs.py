@@ -2,12 +2,12 @@
 
 import json
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.commands.local_time import MINUTES, local_time
 from pipeline.commands.options import ConfigOption, JsonOption
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def list_jobs(config: ConfigOption, as_json: JsonOption = False) -> None:
             job.id,
             job.origin,
             job.state,
-            _time(job.started_at, "%m-%d %H:%M"),
+            local_time(job.started_at, MINUTES),
             "" if job.ended_at is None else f"{job.ended_at - job.started_at:.0f}",
             "" if job.version is None else str(job.version),
             "" if gain is None else f"{gain:+.3f}",
@@ -93,8 +93,8 @@ def show(job_id: IdArgument, config: ConfigOption, as_json: JsonOption = False) 
         "id": job.id,
         "origin": job.origin,
         "state": job.state,
-        "started": _time(job.started_at),
-        "ended": None if job.ended_at is None else _time(job.ended_at),
+        "started": local_time(job.started_at),
+        "ended": None if job.ended_at is None else local_time(job.ended_at),
         "version": job.version,
         "reason": job.reason,
         "MLflow run": job.run_id,
@@ -128,7 +128,3 @@ def _records(config: Path) -> "JobRecords":
 
 def _tell(job: "Job", sentence: str, as_json: bool) -> None:
     typer.echo(json.dumps(asdict(job), indent=2) if as_json else sentence)
-
-
-def _time(seconds: float, style: str = "%Y-%m-%d %H:%M:%S") -> str:
-    return datetime.fromtimestamp(seconds).astimezone().strftime(style)

@@ -2,10 +2,10 @@
 
 import json
 from dataclasses import asdict
-from datetime import datetime
 
 import typer
 
+from pipeline.commands.local_time import local_time
 from pipeline.commands.options import ConfigOption, JsonOption
 
 app = typer.Typer(no_args_is_help=True)
@@ -51,7 +51,7 @@ def stats(
     table.add_row("size", f"{found.bytes / 1e6:,.1f} MB of {settings.replay.max_bytes / 1e6:,.0f} MB")
     for label, seconds in (("oldest", found.oldest), ("newest", found.newest)):
         if seconds is not None:
-            table.add_row(label, datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S"))
+            table.add_row(label, local_time(seconds))
     for domain, requests in sorted(found.requests_by_domain.items()):
         table.add_row(f"domain {domain}", f"{requests:,} requests")
     for version, requests in sorted(found.requests_by_draft_version.items()):

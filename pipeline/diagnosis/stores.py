@@ -19,7 +19,6 @@ from pipeline.mlflow_store import STORE_ERRORS, sqlite_path
 MIN_FREE_BYTES = 1_000_000_000
 """What checkpoints of a job, adapters and logs may need beside the replay buffer."""
 HEALTH_SECONDS = 5.0
-HTTP = ("http://", "https://")
 
 
 def examine_run_dir(config: HotdraftConfig) -> Iterator[Finding]:
@@ -81,23 +80,24 @@ def examine_mlflow(config: HotdraftConfig) -> Iterator[Finding]:
         return
     began = time.monotonic()
     try:
-        if uri.startswith(HTTP):  # MLflow itself tries for long before it gives up
+        if config.has_remote_store:  # MLflow itself tries for long before it gives up
             httpx.get(f"{uri.rstrip('/')}/health", timeout=HEALTH_SECONDS, follow_redirects=True).raise_for_status()
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         versions = client.search_model_versions(f"name = '{config.tracking.registered_model}'", max_results=1000)
     except (*STORE_ERRORS, httpx.HTTPError) as error:
         first_line = without_password(str(error)).strip().partition("\n")[0]
-        yield problem("MLflow store", f"{shown}: {first_line}", _mend_mlflow(uri, str(error)))
+        yield problem("MLflow store", f"{shown}: {first_line}", _mend_mlflow(config, str(error)))
         return
     says = f"{shown} answered in {time.monotonic() - began:.2f} s, {len(versions)} adapter versions"
     yield ok("MLflow store", says)
 
 
-def _mend_mlflow(uri: str, error: str) -> str:
+def _mend_mlflow(config: HotdraftConfig, error: str) -> str:
+    uri = config.tracking_uri
     if "out-of-date database schema" in error:
         return f"`mlflow db upgrade {without_password(uri)}`, after a copy of the database is made"
     if "Invalid Host header" in error:
         return f"start it with `mlflow server --allowed-hosts {urlsplit(uri).netloc.rpartition('@')[2]}`"
-    if uri.startswith(HTTP):
+    if config.has_remote_store:
         return "start the MLflow server, or set `tracking: {uri: …}` to where it is; serving goes on without it"
     return "see that the database is up and that `tracking: {uri: …}` is right; serving goes on without it"

@@ -18,9 +18,9 @@ from pipeline.models import Cut, ModelError, save_cut
 def check_out(folder: Path) -> None:
     """Raise `ModelError` unless a draft can be written to `folder`: absent or empty, in a writable place."""
     if folder.exists() and not folder.is_dir():
-        raise ModelError(f"{folder} is a file; a draft is written to a new or empty folder")
+        raise ModelError(f"{folder} is a file; a model is written to a new or empty folder")
     if folder.is_dir() and any(folder.iterdir()):
-        raise ModelError(f"{folder} is not empty; a draft is written to a new or empty folder")
+        raise ModelError(f"{folder} is not empty; a model is written to a new or empty folder")
     above = next(parent for parent in folder.absolute().parents if parent.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise ModelError(f"{folder} cannot be written: {above} is not a folder with permission to write")
@@ -57,14 +57,24 @@ def save_draft(
     `cut` is the model's origin, None if it was cut from nothing; then there is no slim form of it and
     `ModelError` is raised.
     """
-    if slim:
-        if cut is None:
-            raise ModelError("only a draft that was cut from a target has a slim form")
-        save_cut(folder, model, cut)
-    else:
-        model.generation_config = _endings(model)
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+    if not slim:
+        save_plain(folder, model, tokenizer)
+        return
+    if cut is None:
+        raise ModelError("only a draft that was cut from a target has a slim form")
+    save_cut(folder, model, cut)
+    _let_others_read(folder)
+
+
+def save_plain(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write `model` into `folder` as transformers does."""
+    model.generation_config = _endings(model)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    _let_others_read(folder)
+
+
+def _let_others_read(folder: Path) -> None:
     for weights in folder.glob("*.safetensors"):  # safetensors lets nobody else read what it writes
         weights.chmod((folder / "config.json").stat().st_mode)
 

@@ -11,9 +11,11 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from transformers import AutoConfig
 
 from pipeline.config import HotdraftConfig
-from serving.benchmark.engine import Mode
+from pipeline.inflate import INFLATED_FROM
+from serving.benchmark.engine import EngineSettings, Mode
 from serving.benchmark.equality import Equality
 from serving.benchmark.plan import OURS, Plan
 from serving.benchmark.session import Outcome
@@ -91,6 +93,7 @@ def environment(plan: Plan) -> dict[str, Any]:
         "cpu": cpu_name(),
         "threads": settings.threads,
         "dtype": settings.dtype,
+        "inflated": inflated_models(settings),
         "python": platform.python_version(),
         "torch": version("torch"),
         "prompts": len(plan.prompts),
@@ -98,6 +101,15 @@ def environment(plan: Plan) -> dict[str, Any]:
         "max_tokens": plan.max_tokens,
         "repeats": plan.repeats,
         "concurrency": list(settings.concurrency),
+    }
+
+
+def inflated_models(settings: EngineSettings) -> dict[str, str]:
+    """Of target and draft those that only cost what their size does → the small model whose answers they give."""
+    folders = {"target": settings.target_folder, "draft": settings.draft_folder}
+    configs = {role: AutoConfig.from_pretrained(folder) for role, folder in folders.items() if folder is not None}
+    return {
+        role: getattr(config, INFLATED_FROM) for role, config in configs.items() if hasattr(config, INFLATED_FROM)
     }
 
 

@@ -85,6 +85,8 @@ def _theory(report: dict[str, Any]) -> Table:
 
 def _notes(report: dict[str, Any]) -> Iterator[str]:
     ours = report["hotdraft"]
+    for role, small in report["environment"]["inflated"].items():
+        yield f"the {role} is inflated: it costs what its size does, and answers as {small} does"
     yield f"memory reads at {ours['bandwidth_gb_per_second']:.1f} GB/s; plain decoding's share of that limit: " + (
         ", ".join(f"{share:.0%} at {rows}" for rows, share in ours["plain_bandwidth_share"].items())
     )

@@ -1,12 +1,14 @@
 """Keeps the live draft at the registry's champion, and the champion honest.
 
 The alias in the registry is the only truth: a promotion by the trainer, a rollback by the watchdog
-and a command by a person all move the alias, and this thread follows it.
+and a command by a person all move the alias, and this thread follows it. Only a server that starts
+while the registry cannot be asked takes up what served last, until the registry answers.
 """
 
 import logging
 import threading
 from concurrent.futures import CancelledError
+from pathlib import Path
 
 from pipeline.adapters import AdapterError
 from pipeline.mlflow_store import STORE_ERRORS
@@ -14,6 +16,7 @@ from pipeline.registry import REJECTED, ROLLED_BACK, AdapterRegistry, RegistryEr
 from pipeline.watchdog import AcceptanceWatch
 from serving.events import RoundStats, SwapClock, SwapEvent
 from serving.hot_swap import HotSwapper, SwapError, SwapReason
+from serving.last_served import LastServedFile
 from serving.metrics import ServingMetrics
 from serving.request import GenerationRequest, RequestStats
 
@@ -31,11 +34,13 @@ class AdapterSync:
         self,
         swapper: HotSwapper,
         registry: AdapterRegistry,
+        last_served: LastServedFile,
         watch: AcceptanceWatch,
         metrics: ServingMetrics,
     ) -> None:
         self._swapper = swapper
         self._registry = registry
+        self._last_served = last_served
         self._watch = watch
         self._metrics = metrics
         self._lock = threading.Lock()
@@ -45,8 +50,10 @@ class AdapterSync:
         self._thread = threading.Thread(target=self._run, name="adapter-sync", daemon=True)
 
     def start(self) -> None:
-        """Serve the champion, then keep following it."""
+        """Serve the champion, or what served last if nobody can say which that is, then keep following it."""
         self._turn("startup")
+        if self._store_is_down and not self._swapper.live_version:
+            self._take_up_last_served()
         self._thread.start()
 
     def stop(self) -> None:
@@ -98,15 +105,32 @@ class AdapterSync:
     def _follow(self, reason: SwapReason) -> None:
         version, live = self._registry.champion(), self._swapper.live_version
         if version == live:
+            if not version:
+                self._last_served.write(0, None)
             return
         try:
             folder = self._registry.download(version) if version else None
-            staged = self._swapper.stage(version, folder)
-            event = self._swapper.swap(staged, "rollback" if version < live else reason)
+            self._swap(version, folder, "rollback" if version < live else reason)
         except (AdapterError, RegistryError, SwapError) as error:
             logger.error("version %d cannot serve, version %d serves on: %s", version, live, error)
             self._metrics.count_swap_failure()
             self._registry.rollback(reason=f"could not be swapped in: {error}", version=version)
         else:
-            logger.info("draft version %d serves, after a stall of %.1f ms (%s)",
-                        version, 1000 * event.stall_seconds, event.reason)  # fmt: skip
+            self._last_served.write(version, folder)
+
+    def _take_up_last_served(self) -> None:
+        last = self._last_served.read()
+        if last is None:
+            return
+        logger.warning("taking up version %d, which served last, until the registry can be asked", last.version)
+        try:
+            self._swap(last.version, last.folder, "startup")
+        except (AdapterError, SwapError, CancelledError, OSError) as error:
+            logger.error("version %d cannot serve, the draft serves without an adapter: %s", last.version, error)
+            self._metrics.count_swap_failure()
+
+    def _swap(self, version: int, folder: Path | None, reason: SwapReason) -> None:
+        """Raises `AdapterError` or `SwapError` where a check fails."""
+        event = self._swapper.swap(self._swapper.stage(version, folder), reason)
+        logger.info("draft version %d serves, after a stall of %.1f ms (%s)",
+                    version, 1000 * event.stall_seconds, event.reason)  # fmt: skip

@@ -29,6 +29,7 @@ from serving.events import RoundStats, SwapClock, SwapEvent
 from serving.history import history_router
 from serving.hot_swap import HotSwapper
 from serving.k_override import KOverride
+from serving.last_served import LastServedFile
 from serving.logs import configure_logging
 from serving.metrics import ServingMetrics
 from serving.replay_watch import ReplayWatch
@@ -92,7 +93,8 @@ def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, 
     if config.draft is not None:
         ranking = draft_ranking(config, engine.decoder.vocab_size)
         swapper = HotSwapper(engine, fingerprint(config.draft), config.distill.lora.rank, ranking)
-        sync = AdapterSync(swapper, registry, AcceptanceWatch(config.watchdog), metrics)
+        last_served = LastServedFile(config.run_dir)
+        sync = AdapterSync(swapper, registry, last_served, AcceptanceWatch(config.watchdog), metrics)
         engine.listeners.append(sync)
     supervisor = None
     if self_improve and config.draft is not None:

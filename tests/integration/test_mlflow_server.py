@@ -1,4 +1,7 @@
-"""The loop against a real `mlflow server` that is away at first, comes, is killed, and comes back."""
+"""The loop against a real `mlflow server` that is away at first, comes, is killed, and comes back.
+
+Then it is killed again, and so is hotdraft's server, which starts while the store is away.
+"""
 
 import shutil
 import subprocess
@@ -19,6 +22,7 @@ from tests.integration.processes import Server, wait_for
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 WHILE_AWAY, AFTER_THE_SWAP, WHILE_KILLED = range(80), range(1000, 1020), range(2000, 2020)
+AFTER_THE_RESTART = range(3000, 3020)
 
 
 @pytest.fixture
@@ -114,6 +118,16 @@ def test_serving_and_learning_outlive_a_store_that_comes_and_goes(
         assert training.info.run_id in serving.data.tags["mlflow.note.content"]
         assert registry.version(1).tags[f"served/{serving.info.run_id}"]
         assert serving.info.status == "FINISHED"
+
+        mlflow_server.kill()
+        server = Server(config_path, config_path.with_name("restarted.log"))
+        restarted = server.ask_many(AFTER_THE_RESTART)
+        assert {answer.draft_version for answer in restarted} == {1}, "what served last, from the first request on"
+        assert "taking up version 1, which served last" in server.log.read_text()
+        mlflow_server.start()
+        registry.rollback(reason="by hand")
+        wait_for("the registry's word", lambda: server.draft_version == 0, 90)
+        assert server.stop() == 0, server.words()
     finally:
         server.kill()
 

@@ -16,6 +16,7 @@ from serving import adapter_sync
 from serving.adapter_sync import AdapterSync
 from serving.engine import Engine
 from serving.hot_swap import HotSwapper, StagedDraft
+from serving.last_served import LastServed, LastServedFile
 from serving.metrics import ServingMetrics
 from serving.request import GenerationRequest, RequestStats, SamplingParams
 
@@ -86,12 +87,22 @@ def metrics(engine: Engine) -> ServingMetrics:
 
 
 @pytest.fixture
+def last_served(tmp_path: Path) -> LastServedFile:
+    return LastServedFile(tmp_path / "run")
+
+
+@pytest.fixture
 def sync(
-    engine: Engine, swapper: Swapper, registry: Registry, metrics: ServingMetrics, monkeypatch: pytest.MonkeyPatch
+    engine: Engine,
+    swapper: Swapper,
+    registry: Registry,
+    metrics: ServingMetrics,
+    last_served: LastServedFile,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[AdapterSync]:
     monkeypatch.setattr(adapter_sync, "POLL_SECONDS", 0.01)
     watch = AcceptanceWatch(WatchdogConfig(min_requests=10, max_requests=60))
-    sync = AdapterSync(swapper, registry, watch, metrics)
+    sync = AdapterSync(swapper, registry, last_served, watch, metrics)
     engine.listeners += [metrics, sync]
     yield sync
     sync.stop()
@@ -162,6 +173,46 @@ def test_a_store_that_is_down_at_the_start_does_not_stop_serving(engine, sync, r
     assert engine.draft_version == 0
     registry.down = False
     assert eventually(lambda: engine.draft_version == 1)
+
+
+def test_what_served_last_serves_until_the_store_is_back(engine, sync, registry, last_served, metrics, caplog):
+    registry.promote(1)
+    registry.promote(2)
+    last_served.write(1, Path("/adapters/1"))
+    registry.down = True
+    sync.start()
+    assert engine.draft_version == 1, "before the first request"
+    assert count(metrics, "hotdraft_swaps_total", reason="startup") == 1
+    assert "taking up version 1, which served last" in caplog.text
+    registry.down = False
+    assert eventually(lambda: engine.draft_version == 2)
+    assert eventually(lambda: last_served.read() == LastServed(version=2, folder=Path("/adapters/2")))
+
+
+def test_what_served_last_passes_the_checks_of_any_swap(
+    engine, sync, registry, swapper, last_served, metrics, caplog
+):
+    swapper.broken = frozenset({1})
+    last_served.write(1, Path("/adapters/1"))
+    registry.down = True
+    sync.start()
+    assert engine.draft_version == 0
+    assert count(metrics, "hotdraft_swap_failures_total") == 1
+    assert "not finite" in caplog.text
+    registry.down = False
+    registry.promote(2)
+    assert eventually(lambda: engine.draft_version == 2)
+
+
+def test_a_version_taken_back_while_the_server_was_off_is_not_what_served_last(engine, sync, registry, last_served):
+    last_served.write(1, Path("/adapters/1"))
+    sync.start()
+    assert engine.draft_version == 0
+    assert last_served.read() is None
+    registry.promote(2)
+    assert eventually(lambda: last_served.read() is not None)
+    registry.rollback(reason="by hand")
+    assert eventually(lambda: engine.draft_version == 0 and last_served.read() is None)
 
 
 def test_a_real_fall_rolls_back(engine, sync, registry):

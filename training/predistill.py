@@ -3,7 +3,7 @@
 import shutil
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import lightning
@@ -25,9 +25,10 @@ from pipeline.records import ReplaySample
 from pipeline.replay import ReplayBuffer, sample_from_row
 from training.data import ReplayDataModule
 from training.draft_card import CardFacts, Figures, figures_by_position, table_rows, write_draft_card
-from training.draft_cost import DraftCost, predicted_cost
+from training.draft_cost import predicted_cost
 from training.draft_init import make_draft
 from training.evaluate import expected_acceptance_by_position
+from training.finished_draft import FinishedDraft, Outcome, recipe
 from training.offline import RunPlace, train_draft
 from training.run_record import begin_or_resume
 
@@ -35,17 +36,6 @@ EXPERIMENT = "hotdraft-predistillation"
 MAX_EVALUATED = 400
 TEXTS_MEASURED = 32
 """Requests on which the importance of layers and channels is measured: some thousands of tokens."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a pre-distillation reached on prompts never trained on."""
-
-    figures: Figures
-    by_position: Figures
-    cost: DraftCost
-    run_id: str
-    """The MLflow run."""
 
 
 def predistill(
@@ -59,9 +49,10 @@ def predistill(
     """Make the draft that `config.predistill` asks for, train it on the buffer, and write it to `out`.
 
     With it goes the ranking of the tokens that its head may be cut to: those of the answers, then those
-    of the prompts. A run that was stopped goes on from its last checkpoint in the run folder. `kinds` are
-    request ids by where they come from, for the card. Raises `ModelError`, `DataError`, and
-    `RunRecordError` if the run folder holds the checkpoints of another run.
+    of the prompts. A run that was stopped goes on from its last checkpoint in the run folder, or, where that
+    has a `FinishedDraft` for `out`, needs no more than `conclude`. `kinds` are request ids by where they come
+    from, for the card. Raises `ModelError`, `DataError`, and `RunRecordError` if the run folder holds the
+    checkpoints of another run.
     """
     settings = config.predistill
     lightning.seed_everything(settings.seed, verbose=False)
@@ -80,10 +71,8 @@ def predistill(
     )
     del target
 
-    checkpoints = config.run_dir / "checkpoints"
-    client = open_client(config)
-    recipe = {"target": fingerprint(config.target), "dtype": str(draft.dtype), **settings.model_dump(mode="json")}
-    run_id = begin_or_resume(checkpoints, recipe, lambda: _new_run(client, config, out.name))
+    checkpoints = _checkpoints(config)
+    run_id = begin_or_resume(checkpoints, recipe(config), lambda: _new_run(config, out.name))
     place = RunPlace(config.tracking_uri, run_id, checkpoints, progress=True)
     started = time.monotonic()
     draft, reached = train_draft(draft, data, settings, tokenizer, place)
@@ -105,17 +94,28 @@ def predistill(
         by_position=by_position,
         cost=cost,
     )
+    predicted = cost.speed_up(figures["all"]["greedy_agreement"])
+    outcome = Outcome(figures, by_position, predicted, run_id)
     with new_folder(out) as folder:
         save_draft(folder, draft, tokenizer, cut, slim=slim)
         vocab_size = draft.config.get_text_config().vocab_size
         counts = (count_answers(rows, vocab_size), count_prompts(rows, vocab_size))
         save_vocabulary(folder, merge_rankings([rank_tokens(count) for count in counts]))
         write_draft_card(folder, facts)
-    _log_figures(client, run_id, figures, by_position)
-    client.set_terminated(run_id)
-    shutil.rmtree(checkpoints)
-    show(figures, by_position)
-    return Outcome(figures, by_position, cost, run_id)
+        FinishedDraft(config, out, slim=slim).write(outcome)
+    conclude(config, outcome)
+    return outcome
+
+
+def conclude(config: HotdraftConfig, outcome: Outcome) -> None:
+    """Tell MLflow, once, and print what the written draft reached; its checkpoints are needed no more."""
+    checkpoints = _checkpoints(config)
+    if checkpoints.exists():
+        client = open_client(config)
+        _log_figures(client, outcome)
+        client.set_terminated(outcome.run_id)
+        shutil.rmtree(checkpoints)
+    show(outcome.figures, outcome.by_position)
 
 
 def evaluate(draft: PreTrainedModel, samples: Sequence[ReplaySample], batch_tokens: int) -> tuple[Figures, Figures]:
@@ -156,7 +156,12 @@ def show(figures: Figures, by_position: Figures) -> None:
         console.print(table)
 
 
-def _new_run(client: MlflowClient, config: HotdraftConfig, name: str) -> str:
+def _checkpoints(config: HotdraftConfig) -> Path:
+    return config.run_dir / "checkpoints"
+
+
+def _new_run(config: HotdraftConfig, name: str) -> str:
+    client = open_client(config)
     run_id = client.create_run(experiment_id(client, config, EXPERIMENT), run_name=name).info.run_id
     client.log_param(run_id, "target", config.target)
     for key, value in config.predistill.model_dump().items():
@@ -185,8 +190,9 @@ def _tokens_by_kind(rows: Dataset, kinds: Mapping[str, Collection[str]]) -> dict
     return tokens
 
 
-def _log_figures(client: MlflowClient, run_id: str, figures: Figures, by_position: Figures) -> None:
+def _log_figures(client: MlflowClient, outcome: Outcome) -> None:
     """As metrics, and as tables among the run's artifacts."""
+    run_id, figures, by_position = outcome.run_id, outcome.figures, outcome.by_position
     for domain, values in figures.items():
         for name, value in values.items():
             client.log_metric(run_id, f"{name}/{name_part(domain)}", value)

@@ -104,16 +104,26 @@ def _make(settings: Any, items: Any, out: Path, *, slim: bool) -> None:
     from pipeline.models import local_folder
     from pipeline.replay import ReplayBuffer
     from pipeline.traffic import Prompt
+    from training.finished_draft import FinishedDraft
+    from training.predistill import conclude
     from training.predistill import predistill as train
     from training.progress_bar import quiet_trainer
 
     quiet_trainer()
-    check_out(out)
-    needed = replay_bytes(output_tokens(settings, items), settings.recorder.top_k)
-    require_disk(settings.run_dir, needed, "what the target says of the prompts")
-    chosen = settings.predistill
-    buffer = ReplayBuffer.of(settings)
-    on_policy = chosen.draft if chosen.on_policy_fraction else None
-    kinds = collect(settings, items, buffer, None if on_policy is None else local_folder(on_policy))
-    outcome = train(settings, buffer, out, kinds=kinds, slim=slim)
-    show_speed_up(settings, out, outcome, [item for item in items if isinstance(item, Prompt)])
+    prompts = [item for item in items if isinstance(item, Prompt)]
+    finished = FinishedDraft(settings, out, slim=slim)
+    outcome = finished.read()
+    if outcome is not None:
+        typer.echo(f"The draft in {out} is finished; going on from there.")
+        conclude(settings, outcome)
+    else:
+        check_out(out)
+        needed = replay_bytes(output_tokens(settings, items), settings.recorder.top_k)
+        require_disk(settings.run_dir, needed, "what the target says of the prompts")
+        chosen = settings.predistill
+        buffer = ReplayBuffer.of(settings)
+        on_policy = chosen.draft if chosen.on_policy_fraction else None
+        kinds = collect(settings, items, buffer, None if on_policy is None else local_folder(on_policy))
+        outcome = train(settings, buffer, out, kinds=kinds, slim=slim)
+    show_speed_up(settings, out, outcome, prompts)
+    finished.forget()

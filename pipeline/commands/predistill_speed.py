@@ -21,8 +21,8 @@ from pipeline.traffic import Prompt
 from serving.app import build_engine
 from serving.request import GenerationRequest
 from training.draft_init import make_draft
+from training.finished_draft import Outcome
 from training.plan_time import Speed
-from training.predistill import Outcome
 from training.step_speed import train_tokens_per_second
 
 MEASURED_PROMPTS = 8
@@ -73,7 +73,7 @@ def show_speed_up(config: HotdraftConfig, out: Path, outcome: Outcome, prompts: 
         turns = [_seconds(engine, requests, 0) / _seconds(engine, requests, "auto") for _ in range(1 + REPEATS)]
     ratios = turns[1:]  # the first warms up
     measured = statistics.median(ratios)
-    predicted = outcome.cost.speed_up(outcome.figures["all"]["greedy_agreement"])
+    predicted = outcome.predicted_speed_up
     client = open_client(config)
     client.log_metric(outcome.run_id, "measured_speed_up", measured)
     client.log_metric(outcome.run_id, "predicted_speed_up", predicted)

@@ -10,7 +10,11 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pipeline.config import HotdraftConfig
+from pipeline.mlflow_store import open_client
 from tests.conftest import tiny_llama, tiny_tokenizer
+from tests.integration.processes import wait_for
+from training.predistill import EXPERIMENT
 
 pytestmark = [pytest.mark.timeout(240)]
 
@@ -70,6 +74,35 @@ def test_a_draft_that_transformers_loads(folder: Path) -> None:
     again = run(folder, "--prompts", str(folder / "prompts.jsonl"), "--out", str(out))
     assert again.returncode == 2
     assert "not empty" in again.stderr
+
+
+def test_killed_when_the_draft_is_written_it_goes_on_from_there(folder: Path) -> None:
+    out, run_dir = folder / "killed", folder / "killed-run"
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "killed.yaml").write_text(yaml.safe_dump({**settings, "run_dir": str(run_dir)}))
+    command = [sys.executable, "-m", "pipeline.cli", "predistill", "--config", "killed.yaml"]
+    command += ["--prompts", "prompts.jsonl", "--out", "killed"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder)
+    wait_for("the draft", out.is_dir, 120)
+    process.kill()
+    assert process.wait() == -9, "ended before it could be killed"
+    written = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+
+    again = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "The draft in killed is finished" in again.stdout
+    assert "On prompts never trained on" in again.stdout
+    assert "Speed-up over plain decoding" in again.stdout
+    assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == written
+    assert not (run_dir / "checkpoints").exists()
+    client = open_client(HotdraftConfig(target="unused", run_dir=run_dir))
+    (run,) = client.search_runs([client.get_experiment_by_name(EXPERIMENT).experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics.keys() >= {"greedy_agreement/all", "measured_speed_up"}
+
+    third = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    assert third.returncode == 2
+    assert "not empty" in third.stderr
 
 
 @pytest.mark.parametrize(

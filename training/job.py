@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from filelock import FileLock, Timeout
+from mlflow import MlflowClient
 
 from pipeline.adapters import AdapterCard, AdapterError
 from pipeline.config import HotdraftConfig
@@ -119,6 +120,8 @@ def _judged(
     progress: bool,
 ) -> tuple[JobState, Judged]:
     """The job to publish: an unfinished one if there is, which may have come to its verdict before."""
+    for dropped in journal.drop_given_up():
+        _end_run(open_client(config), dropped.run_id)
     unfinished = journal.unfinished()
     if unfinished is not None:
         judged = Judged.load(journal.job_folder(unfinished))
@@ -179,7 +182,8 @@ class _Job:
             return self._run(progress)
         except (JobInterruptedError, *STORE_ONLY_ERRORS):
             if self._interruption.is_cancellation:
-                self._drop()
+                self._journal.drop(self._state)
+                _end_run(self._client, self._state.run_id)
                 raise JobCancelledError("cancelled before its verdict") from None
             self._journal.save(replace(self._state, attempts=0))
             raise
@@ -285,9 +289,10 @@ class _Job:
             model, start, draft, card, ranking, self._held_out, distill, self._journal.job_folder(self._state)
         )
 
-    def _drop(self) -> None:
-        self._journal.drop(self._state)
-        try:
-            self._client.set_terminated(self._state.run_id, status="KILLED")
-        except STORE_ERRORS as error:
-            logger.warning("MLflow was not told that run %s is over: %s", self._state.run_id, error)
+
+def _end_run(client: MlflowClient, run_id: str) -> None:
+    """Of a job that was dropped."""
+    try:
+        client.set_terminated(run_id, status="KILLED")
+    except STORE_ERRORS as error:
+        logger.warning("MLflow was not told that run %s is over: %s", run_id, error)

@@ -51,18 +51,22 @@ class JobJournal:
         return self.folder / state.job_id
 
     def unfinished(self) -> JobState | None:
-        """The job to go on with. One begun with other settings, or that keeps dying, is dropped."""
-        for path in sorted(self.folder.glob("*/job.json")):
-            state = JobState(**json.loads(path.read_text()))
-            if state.recipe != self.recipe:
-                logger.warning("dropping job %s: the configuration has changed since", state.job_id)
-            elif state.attempts >= MAX_ATTEMPTS:
-                logger.warning("dropping job %s: it died %d times", state.job_id, state.attempts)
-            else:
+        """The job to go on with."""
+        for state in self._states():
+            if self._why_given_up(state) is None:
                 logger.info("going on with the unfinished job %s", state.job_id)
                 return state
-            shutil.rmtree(path.parent)
         return None
+
+    def drop_given_up(self) -> list[JobState]:
+        """Forget jobs that are not to be gone on with, begun with other settings or dying again and again."""
+        dropped = []
+        for state in self._states():
+            if (why := self._why_given_up(state)) is not None:
+                logger.warning("dropping job %s: %s", state.job_id, why)
+                self.drop(state)
+                dropped.append(state)
+        return dropped
 
     def save(self, state: JobState) -> None:
         write_json(self.job_folder(state) / "job.json", asdict(state))
@@ -83,3 +87,11 @@ class JobJournal:
             return None
         content = {"ended_at": path.stat().st_mtime, "accepted": False, **json.loads(path.read_text())}
         return LastJob(content["last_request"], content["ended_at"], content["accepted"])
+
+    def _states(self) -> list[JobState]:
+        return [JobState(**json.loads(path.read_text())) for path in sorted(self.folder.glob("*/job.json"))]
+
+    def _why_given_up(self, state: JobState) -> str | None:
+        if state.recipe != self.recipe:
+            return "the configuration has changed since"
+        return f"it died {state.attempts} times" if state.attempts >= MAX_ATTEMPTS else None

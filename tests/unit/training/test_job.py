@@ -315,15 +315,26 @@ def test_run_and_version_tell_what_was_learned_from_and_how(config, buffer):
     assert "#/models/hotdraft-draft/versions/1" in run.data.tags["mlflow.note.content"]
 
 
-def test_a_job_that_keeps_dying_or_was_begun_with_other_settings_is_dropped(config, buffer):
+@pytest.mark.parametrize("why", ["other settings", "died 3 times"])
+def test_a_job_that_keeps_dying_or_was_begun_with_other_settings_is_dropped(config, buffer, why):
+    registry = AdapterRegistry(config)
     with pytest.raises(JobInterruptedError):
-        run_job(config, buffer=buffer, registry=AdapterRegistry(config), stop=StopAfter(1))
-    journal = JobJournal(config)
+        run_job(config, buffer=buffer, registry=registry, stop=StopAfter(1))
+    client, journal = open_client(config), JobJournal(config)
     state = journal.unfinished()
-    assert JobJournal(with_distill(config, max_steps=7)).unfinished() is None
-    journal.save(replace(state, attempts=3))
-    assert journal.unfinished() is None
-    assert not (config.run_dir / "jobs" / state.job_id).exists()
+    assert client.get_run(state.run_id).info.status == "RUNNING", "it is to be gone on with"
+    settings = with_distill(config, max_steps=2)
+    if why == "died 3 times":
+        settings = config
+        journal.save(replace(state, attempts=3))
+    assert JobJournal(settings).unfinished() is None
+    folder = journal.job_folder(state)
+    assert folder.exists(), "looking drops nothing"
+    with pytest.raises(JobInterruptedError):
+        run_job(settings, buffer=buffer, registry=registry, stop=StopAfter(1))
+    assert not folder.exists()
+    assert client.get_run(state.run_id).info.status == "KILLED"
+    assert JobJournal(settings).unfinished().run_id != state.run_id
 
 
 def test_a_loss_that_is_not_finite_ends_rejected(config, buffer):

@@ -48,38 +48,48 @@ def figures(result: Result) -> dict[str, float]:
     }
 
 
-COLUMNS: tuple[tuple[str, str, str, bool], ...] = (
-    ("first", "first\nfifth", "{:.3f}", True),
-    ("last", "last\nfifth", "{:.3f}", True),
-    ("area", "whole\nstream", "{:.3f}", True),
-    ("gain", "gain,\nunseen", "{:+.3f}", True),
-    ("lost", "lost on\nearlier", "{:+.3f}", True),
-    ("speed", "tokens/s\nat last", "{:.1f}", False),
-    ("promoted", "promo-\nted", "{:.0f}", False),
-    ("jobs", "jobs", "{:.0f}", False),
-    ("steps", "steps", "{:.0f}", False),
-    ("seconds", "training\ns", "{:.0f}", False),
-)
+Column = tuple[str, str, str, bool]
 """Key of `figures` or `speed`, heading, format, and whether the spread over the seeds is told."""
+
+TABLES: dict[str, tuple[Column, ...]] = {
+    "Acceptance rate by policy": (
+        ("first", "first\nfifth", "{:.3f}", True),
+        ("last", "last\nfifth", "{:.3f}", True),
+        ("area", "whole\nstream", "{:.3f}", True),
+        ("gain", "gain,\nunseen", "{:+.3f}", True),
+        ("lost", "lost on\nearlier", "{:+.3f}", True),
+    ),
+    "Predicted speed, and what it took": (
+        ("speed", "tokens/s\nat last", "{:.1f}", False),
+        ("promoted", "\npromoted", "{:.0f}", False),
+        ("jobs", "\njobs", "{:.0f}", False),
+        ("steps", "\nsteps", "{:.0f}", False),
+        ("seconds", "training\ns", "{:.0f}", False),
+    ),
+}
+"""Columns by title: one table would be wider than 80 characters."""
 
 
 def show(
     console: Console, results: Results, round_seconds: Mapping[str, float], baseline: str | None = None
 ) -> None:
-    """Print means over the seeds, with the standard deviation below where there are several.
+    """Print, in 80 columns, means over the seeds, with the standard deviation below where there are several.
 
     `round_seconds` of each policy make predicted tokens/s of its tokens a round. With a `baseline` among the
     policies, also the ratio of areas under the acceptance curve, seed by seed.
     """
-    table = Table("policy", title="Acceptance rate by policy", title_justify="left", box=None, padding=(0, 1, 0, 0))
-    for _, heading, _, _ in COLUMNS:
-        table.add_column(heading, justify="right")
-    for name, runs in results.items():
-        found = [figures(run) for run in runs]
-        for run in found:
+    found = {name: [figures(run) for run in runs] for name, runs in results.items()}
+    for name, runs in found.items():
+        for run in runs:
             run["speed"] = run["tokens_per_round"] / round_seconds[name]
-        table.add_row(name, *(_cell([run[key] for run in found], form, spread) for key, _, form, spread in COLUMNS))
-    console.print(table)
+    for title, columns in TABLES.items():
+        table = Table("policy", title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+        for _, heading, _, _ in columns:
+            table.add_column(heading, justify="right", no_wrap=True)
+        for name, runs in found.items():
+            cells = (_cell([run[key] for run in runs], form, spread) for key, _, form, spread in columns)
+            table.add_row(name, *cells)
+        console.print(table, "")
     for name, ratios in area_ratios(results, baseline).items():
         told = f"{name}: {_cell(ratios, '{:.2f}', False)} times the area under the acceptance curve of {baseline}"
         console.print(f"{told} ({', '.join(f'{ratio:.2f}' for ratio in ratios)})", highlight=False)

@@ -52,15 +52,30 @@ def test_nothing_drafted_is_no_acceptance():
     assert acceptance_rate([{"drafted": 0, "accepted": 0}]) == 0
 
 
-def test_table_and_chart(tmp_path):
+def test_the_tables_fit_80_columns():
     out = io.StringIO()
-    results = {"paper": [SHIFT, MIXED], "ours": [SHIFT, SHIFT]}
-    show(Console(file=out, width=100), results, {"paper": 0.5, "ours": 0.4}, "paper")
+    long = {**SHIFT, "jobs": [{"accepted": True, "steps": 12_000.0, "seconds": 40_000.0}] * 100}
+    results = {"paper": [SHIFT, MIXED], "ours": [SHIFT, SHIFT], "an-update-every-8-requests": [long, long]}
+    show(
+        Console(file=out, width=80),
+        results,
+        {"paper": 0.5, "ours": 0.4, "an-update-every-8-requests": 1e-4},
+        "paper",
+    )
     lines = out.getvalue().splitlines()
-    assert "+0.100" in next(line for line in lines if line.startswith("ours"))
-    assert "5.0" in next(line for line in lines if line.startswith("ours")), "2 tokens a round of 0.4 s"
-    assert "± 0.000" in out.getvalue()
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if "…" in line]
+    rows = [line.split() for line in lines]
+    assert ["policy", "fifth", "fifth", "stream", "unseen", "earlier"] in rows
+    assert ["ours", "0.100", "0.400", "0.425", "-0.100", "+0.100"] in rows
+    assert ["±", "0.000"] * 5 in rows
+    assert ["policy", "at", "last", "promoted", "jobs", "steps", "s"] in rows
+    assert ["ours", "5.0", "1", "2", "120", "5"] in rows, "2 tokens a round of 0.4 s"
+    assert ["an-update-every-8-requests", "20000.0", "100", "100", "1200000", "4000000"] in rows
     assert "ours: 1.03 times the area under the acceptance curve of paper (1.00, 1.06)" in lines
+
+
+def test_the_chart(tmp_path):
     for name, result in (("shift", SHIFT), ("mixed", MIXED)):
         draw({"ours": [result, result]}, tmp_path / f"{name}.png")
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")

@@ -4,7 +4,7 @@ A request's tokens see only their own request (see `training.packed_attention`) 
 from 0, so that packing changes nothing but the speed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -118,15 +118,16 @@ def _cut_top(sample: ReplaySample, count: int, top_k: int) -> tuple[np.ndarray, 
     return logprobs[:, :top_k], tail
 
 
-def grouped(samples: Sequence[ReplaySample], batch_tokens: int) -> list[list[ReplaySample]]:
+def grouped(samples: Iterable[ReplaySample], batch_tokens: int) -> Iterator[list[ReplaySample]]:
     """`samples` in order, in groups that fill a batch; a longer one is a group of its own."""
-    groups: list[list[ReplaySample]] = []
-    room = 0
+    group: list[ReplaySample] = []
+    room = batch_tokens
     for sample in samples:
         length = len(sample.prompt_ids) + len(sample.output_ids) - 1
-        if length > room:
-            groups.append([])
-            room = batch_tokens
-        groups[-1].append(sample)
+        if group and length > room:
+            yield group
+            group, room = [], batch_tokens
+        group.append(sample)
         room -= length
-    return groups
+    if group:
+        yield group

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from pipeline.records import MIN_LOG_MASS, NOT_DRAFTED, ReplaySample
 from training.forward import OutputHead, hidden_states
-from training.packing import pack
+from training.packing import grouped, pack
 
 ROWS_PER_CHUNK = 64
 """Rows widened to float32 at a time, see `training.losses`."""
@@ -44,36 +44,25 @@ def score(
     Texts are packed to about `batch_tokens` tokens a forward; a longer one gets a forward of its own. Raises
     `DataError` for a text without a prompt or output.
     """
-    for group in _groups(texts, batch_tokens):
+    for group in grouped(map(_unscored, texts), batch_tokens):
         yield from _score_pack(target, group, top_k, vocab_size)
-
-
-def _groups(texts: Iterable[ScoredText], batch_tokens: int) -> Iterator[list[ScoredText]]:
-    group: list[ScoredText] = []
-    room = batch_tokens
-    for text in texts:
-        length = len(text.prompt_ids) + len(text.output_ids) - 1
-        if group and length > room:
-            yield group
-            group, room = [], batch_tokens
-        group.append(text)
-        room -= length
-    if group:
-        yield group
 
 
 @torch.inference_mode()
 def _score_pack(
-    target: PreTrainedModel, group: list[ScoredText], top_k: int, vocab_size: int | None
+    target: PreTrainedModel, group: list[ReplaySample], top_k: int, vocab_size: int | None
 ) -> list[ReplaySample]:
-    batch = pack([_unscored(text) for text in group])
+    batch = pack(group)
     hidden = hidden_states(target, batch.on(target.device))
     head = OutputHead(target)
     chunks = [_log(head(rows)[:, :vocab_size].float(), top_k) for rows in hidden.split(ROWS_PER_CHUNK)]
     ids, logprobs, tail = (torch.cat(column).cpu().numpy() for column in zip(*chunks, strict=True))
-    ends = np.cumsum([len(text.output_ids) for text in group])[:-1]
-    parts = zip(np.split(ids, ends), np.split(logprobs, ends), np.split(tail, ends), strict=True)
-    return [_sample(text, *part) for text, part in zip(group, parts, strict=True)]
+    ends = np.cumsum([len(sample.output_ids) for sample in group])[:-1]
+    parts = zip(group, np.split(ids, ends), np.split(logprobs, ends), np.split(tail, ends), strict=True)
+    return [
+        replace(sample, target_top_ids=ids, target_top_logprobs=logprobs, target_tail_logprob=tail)
+        for sample, ids, logprobs, tail in parts
+    ]
 
 
 def _log(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,13 +75,6 @@ def _log(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def _unscored(text: ScoredText) -> ReplaySample:
     length = len(text.output_ids)
-    return _sample(
-        text, np.zeros((length, 0), np.int32), np.zeros((length, 0), np.float16), np.zeros(length, np.float32)
-    )
-
-
-def _sample(text: ScoredText, ids: np.ndarray, logprobs: np.ndarray, tail: np.ndarray) -> ReplaySample:
-    length = len(text.output_ids)
     return ReplaySample(
         request_id=text.request_id,
         created_at=time.time(),
@@ -100,9 +82,9 @@ def _sample(text: ScoredText, ids: np.ndarray, logprobs: np.ndarray, tail: np.nd
         temperature=text.temperature,
         prompt_ids=text.prompt_ids,
         output_ids=text.output_ids,
-        target_top_ids=ids,
-        target_top_logprobs=logprobs,
-        target_tail_logprob=tail,
+        target_top_ids=np.zeros((length, 0), np.int32),
+        target_top_logprobs=np.zeros((length, 0), np.float16),
+        target_tail_logprob=np.zeros(length, np.float32),
         drafted_ids=np.full(length, NOT_DRAFTED, np.int32),
         accepted=np.zeros(length, bool),
         draft_versions=np.zeros(length, np.int32),

@@ -44,11 +44,15 @@ class JobRecords:
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / "jobs" / "records"
         self._logs = run_dir / "jobs" / "logs"
+        self._ended: dict[str, Job] = {}
+        """As they were read: the record of an ended job changes no more."""
 
     def jobs(self) -> list[Job]:
         """Newest first."""
-        found = [self._read(path.stem) for path in self._folder.glob("*.json")]
-        return sorted((job for job in found if job is not None), key=lambda job: job.started_at, reverse=True)
+        ids = [path.stem for path in self._folder.glob("*.json")]
+        found = [job for job_id in ids if (job := self._ended.get(job_id) or self._read(job_id)) is not None]
+        self._ended = {job.id: job for job in found if job.ended_at is not None}
+        return sorted(found, key=lambda job: job.started_at, reverse=True)
 
     def get(self, job_id: str) -> Job:
         """Raises `UnknownJobError`."""

@@ -159,3 +159,17 @@ def test_a_record_that_cannot_be_read_is_passed_over(records, caplog, tmp_path):
     assert "half.json is no record" in caplog.text
     with pytest.raises(UnknownJobError):
         records.get("half")
+
+
+def test_only_records_that_may_have_changed_are_read_again(records, monkeypatch):
+    for _ in range(3):
+        records.begin("loop").end("rejected", "worse")
+    running = records.begin("loop")
+    first = records.jobs()
+    read = []
+    stored = JobRecords._stored
+    monkeypatch.setattr(JobRecords, "_stored", lambda self, job_id: read.append(job_id) or stored(self, job_id))
+    assert records.jobs() == first
+    assert read == [running.id]
+    running.end("accepted", "better")
+    assert [job.state for job in records.jobs()] == ["accepted", *3 * ["rejected"]]

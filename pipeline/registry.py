@@ -19,7 +19,7 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from pipeline.config import HotdraftConfig
-from pipeline.mlflow_store import ABSENT, exclusive, open_client
+from pipeline.mlflow_store import ABSENT, exclusive, open_client, store_errors
 from pipeline.served import Served, served
 
 CANDIDATE = "candidate"
@@ -176,26 +176,34 @@ class AdapterRegistry:
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def download(self, version: int) -> Path:
-        """A local folder with the files of `version`, not to be written to; a remote store is asked once."""
+        """A local folder with the files of `version`, not to be written to; a remote store is asked once.
+
+        Raises `RegistryError` if a local store has lost them, and `StoreError` if a remote one does not give them
+        now: that may be the way to it.
+        """
         source = self._get(version).source
-        kept = self._config.run_dir / "adapters" / PurePath(source or "").name
+        if self._config.has_remote_store:
+            with store_errors(self._config):
+                return self._fetch(source or "")
         try:
-            if not self._config.has_remote_store:
-                return Path(download_artifacts(artifact_uri=source, tracking_uri=self._config.tracking_uri))
-            if not kept.is_dir():
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                with TemporaryDirectory(dir=kept.parent) as folder:
-                    got = download_artifacts(
-                        artifact_uri=source, tracking_uri=self._config.tracking_uri, dst_path=folder
-                    )
-                    try:
-                        Path(got).rename(kept)
-                    except OSError:
-                        if not kept.is_dir():  # else another process was first
-                            raise
-            return kept
+            return Path(download_artifacts(artifact_uri=source, tracking_uri=self._config.tracking_uri))
         except (MlflowException, OSError) as error:
             raise RegistryError(f"the files of version {version} cannot be had from {source}: {error}") from error
+
+    def _fetch(self, source: str) -> Path:
+        kept = self._config.run_dir / "adapters" / PurePath(source).name
+        if not kept.is_dir():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(dir=kept.parent) as folder:
+                got = download_artifacts(
+                    artifact_uri=source, tracking_uri=self._config.tracking_uri, dst_path=folder
+                )
+                try:
+                    Path(got).rename(kept)
+                except OSError:
+                    if not kept.is_dir():  # else another process was first
+                        raise
+        return kept
 
     def _get(self, version: int) -> ModelVersion:
         try:

@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError
 from pathlib import Path
 
 from pipeline.adapters import AdapterError
-from pipeline.mlflow_store import STORE_ERRORS
+from pipeline.mlflow_store import STORE_ERRORS, StoreError
 from pipeline.registry import REJECTED, ROLLED_BACK, AdapterRegistry, RegistryError
 from pipeline.watchdog import AcceptanceWatch
 from serving.events import RoundStats, SwapClock, SwapEvent
@@ -84,7 +84,7 @@ class AdapterSync:
             self._follow(reason)
             refused = [v for v in self._registry.versions() if v.status in (REJECTED, ROLLED_BACK)]
             self._metrics.state.adapters_rejected = len(refused)
-        except STORE_ERRORS as error:
+        except (StoreError, *STORE_ERRORS) as error:
             if not self._store_is_down:
                 logger.warning("the adapter registry cannot be reached, version %d serves on: %s",
                                self._swapper.live_version, error)  # fmt: skip

@@ -2,12 +2,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from mlflow import MlflowClient
 
+from pipeline import registry as registry_module
 from pipeline.config import HotdraftConfig
-from pipeline.mlflow_store import experiment_id, open_client
+from pipeline.mlflow_store import StoreError, experiment_id, open_client
 from pipeline.registry import AdapterRegistry, RegistryError
 
 REPOSITORY = Path(__file__).parents[3]
@@ -185,6 +187,19 @@ def test_unknown_versions_and_lost_files_are_clear_errors(publisher, tmp_path):
     stored.rename(tmp_path / "moved")
     with pytest.raises(RegistryError, match=f"files of version {version} cannot be had"):
         registry.download(version)
+
+
+def test_files_that_a_remote_store_does_not_give_now_may_come_later(publisher, monkeypatch):
+    version = publisher.publish()
+    monkeypatch.setattr(HotdraftConfig, "has_remote_store", True)
+    with monkeypatch.context() as outage:
+        outage.setattr(registry_module, "download_artifacts", Mock(side_effect=OSError("no space left")))
+        with pytest.raises(StoreError, match="no space left"):
+            publisher.registry.download(version)
+    fetched = publisher.registry.download(version)
+    assert fetched.parent == publisher.config.run_dir / "adapters"
+    assert (fetched / "adapter_model.safetensors").is_file()
+    assert [path.name for path in fetched.parent.iterdir()] == [fetched.name]
 
 
 def test_training_metrics_are_those_of_the_run(publisher):

@@ -10,6 +10,7 @@ from mlflow.exceptions import MlflowException
 
 from pipeline.adapters import AdapterError
 from pipeline.config import WatchdogConfig
+from pipeline.mlflow_store import StoreError
 from pipeline.registry import CHAMPION, RETIRED, ROLLED_BACK, AdapterVersion, RegistryError
 from pipeline.watchdog import AcceptanceWatch
 from serving import adapter_sync
@@ -28,6 +29,7 @@ class Registry:
         self.champions: list[int] = []
         self.rolled_back: dict[int, str] = {}
         self.down = False
+        self.keeps_files_back = False
 
     def promote(self, version: int) -> None:
         self.champions.append(version)
@@ -52,6 +54,8 @@ class Registry:
 
     def download(self, version: int, into: Path | None = None) -> Path:
         self._reach()
+        if self.keeps_files_back:
+            raise StoreError("the artifact store is away")
         return Path(f"/adapters/{version}")
 
     def _reach(self) -> None:
@@ -163,6 +167,18 @@ def test_a_store_that_is_down_changes_nothing_until_it_is_back(engine, sync, reg
     assert engine.draft_version == 1
     assert caplog.text.count("cannot be reached") == 1, "said once, not every second"
     registry.down = False
+    assert eventually(lambda: engine.draft_version == 2)
+
+
+def test_a_version_whose_files_are_kept_back_is_not_rolled_back(engine, sync, registry, metrics, caplog):
+    registry.promote(1)
+    sync.start()
+    registry.keeps_files_back = True
+    registry.promote(2)
+    assert eventually(lambda: "version 1 serves on: the artifact store is away" in caplog.text)
+    assert not registry.rolled_back
+    assert not count(metrics, "hotdraft_swap_failures_total")
+    registry.keeps_files_back = False
     assert eventually(lambda: engine.draft_version == 2)
 
 

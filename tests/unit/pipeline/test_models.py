@@ -1,4 +1,5 @@
 import json
+import platform
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -168,6 +169,18 @@ def test_devices_and_dtypes():
     cpu = torch.device("cpu")
     assert choose_dtype("float16", cpu) == torch.float16
     assert choose_dtype("auto", cpu) in (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("avx512", "amx", "chosen"),
+    [(False, False, torch.float32), (True, False, torch.bfloat16), (False, True, torch.bfloat16)],
+)
+def test_bfloat16_only_where_the_cpu_computes_with_it(avx512, amx, chosen, monkeypatch):
+    """oneDNN takes it wherever there is AVX-512, and is slow where it has to emulate it."""
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    assert choose_dtype("auto", torch.device("cpu")) == chosen
 
 
 def test_vocabularies_must_be_one():

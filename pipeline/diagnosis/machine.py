@@ -16,11 +16,18 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 def examine_machine(config: HotdraftConfig | None) -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    cpu_dtype = str(choose_dtype("auto", torch.device("cpu"))).removeprefix("torch.")
-    yield ok("processor", f"{cores} cores, {ram_bytes() / 1e9:.1f} GB of memory, dtype auto is {cpu_dtype}")
+    best = str(choose_dtype("auto", torch.device("cpu"))).removeprefix("torch.")
+    yield ok("processor", f"{cores} cores, {ram_bytes() / 1e9:.1f} GB of memory, dtype auto is {best}")
     yield from _gpus()
     if config is not None:
         yield from _configured(config, cores)
+        on_cpu = config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
+        if on_cpu and config.dtype == "bfloat16" != best:
+            yield warning(
+                "dtype",
+                "this processor emulates bfloat16: several tokens at once take longer than in float32",
+                "set `dtype: auto` in the configuration",
+            )
 
 
 def _gpus() -> Iterator[Finding]:

@@ -66,6 +66,14 @@ def test_a_device_that_is_not_there_and_too_many_threads(tmp_path, monkeypatch):
     assert "device" not in found
 
 
+@pytest.mark.parametrize(("best", "warned"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_bfloat16_on_a_cpu_that_emulates_it(best, warned, tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "choose_dtype", lambda dtype, device: best)
+    found = by_about(list(examine_machine(config_of(tmp_path, device="cpu", dtype="bfloat16"))))
+    assert ("dtype" in found) == warned
+    assert "dtype" not in by_about(list(examine_machine(config_of(tmp_path, device="cpu"))))
+
+
 def test_a_gpu_that_torch_cannot_use(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(machine, "NVIDIA_DRIVER", tmp_path / "version")

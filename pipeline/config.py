@@ -97,7 +97,9 @@ class ReplayConfig(Section):
     reservoir_requests: int = Field(
         64, ge=0, description="of each domain, that stay when shards are deleted, drawn uniformly from all of them"
     )
-    held_out_fraction: float = Field(0.15, gt=0, lt=1, description="requests kept for the gate, never trained on")
+    held_out_fraction: float = Field(
+        0.15, gt=0, lt=1, description="of all prompts, kept for the gate: no answer to them is trained on"
+    )
 
 
 class LoraSection(Section):
@@ -234,7 +236,7 @@ class PredistillConfig(TrainingSection):
 
 class GateConfig(Section):
     max_requests: int = Field(48, ge=1, description="newest held-out requests the candidate is judged on")
-    min_requests: int = Field(8, ge=1, description="held-out requests without which there is no verdict")
+    min_requests: int = Field(8, ge=1, description="held-out prompts without which there is no verdict")
     min_gain: float = Field(0.0, description="expected acceptance the candidate must gain over the champion")
     max_domain_loss: float = Field(0.05, ge=0, description="expected acceptance any one domain may lose")
     confidence: float = Field(0.8, gt=0, lt=1, description="of the paired bootstrap interval on the gain")

@@ -58,8 +58,9 @@ class DistillTrigger:
 
     A job is due once the draft missed enough tokens, once the newest requests fare worse than those before
     them, which asks for no `min_new_requests`, or once enough time has passed. Held-out requests teach nothing
-    and are not counted, but no job is due before the gate has its `min_requests` of them. A trigger that is told of
-    the `last_job` decides as one that has been there since; before the first, time counts from the first request.
+    and are not counted, but no job is due before the gate has its `min_requests` of them, each of another prompt.
+    A trigger that is told of the `last_job` decides as one that has been there since; before the first, time counts
+    from the first request.
     """
 
     def __init__(
@@ -78,7 +79,9 @@ class DistillTrigger:
         self._last_job = None if last_job is None else last_job.ended_at
         self._first_request: float | None = None
         self._read_shards: set[str] = set()
-        self._held_out = self._new_requests = self._new_missed = 0
+        self._new_requests = self._new_missed = 0
+        self._held_out: set[bytes] = set()
+        """Held-out prompts, no more than are needed."""
         self._recent: deque[tuple[int, int]] = deque(maxlen=self._trigger.drift_requests)
         self._before: deque[tuple[int, int]] = deque(maxlen=LONG_TERM * self._trigger.drift_requests)
         self._read()
@@ -94,7 +97,7 @@ class DistillTrigger:
         if not reasons:
             shortfalls.append(f"{self._new_missed} of {self._trigger.min_new_rejected} newly missed tokens")
         reason = "; ".join(reasons) if due else "waiting: " + ", ".join(shortfalls)
-        possible = self._new_requests > 0 and self._held_out >= self._held_out_needed
+        possible = self._new_requests > 0 and len(self._held_out) >= self._held_out_needed
         return Decision(due, reason, self._new_requests, self._new_missed, possible)
 
     def reset(self, *, new_draft: bool = True) -> None:
@@ -109,7 +112,7 @@ class DistillTrigger:
             f"{have} of {need} {what}"
             for have, need, what in (
                 (self._new_requests, requests_needed, "new requests"),
-                (self._held_out, self._held_out_needed, "held-out requests"),
+                (len(self._held_out), self._held_out_needed, "held-out prompts"),
             )
             if have < need
         ]
@@ -150,9 +153,9 @@ class DistillTrigger:
         self._read_shards = set(shards)
 
     def _count(self, shard: str) -> None:
-        rows = self._buffer.read(shard).select_columns(["request_id", "created_at", "drafted_ids", "accepted"])
-        for row in rows.with_format("numpy"):
-            request_id = str(row["request_id"])
+        columns = ["request_id", "created_at", "prompt_ids", "drafted_ids", "accepted"]
+        for row in self._buffer.read(shard).select_columns(columns).with_format("numpy"):
+            prompt_ids = np.asarray(row["prompt_ids"], np.int32)
             if self._first_request is None:
                 self._first_request = float(row["created_at"])
             examined = int((row["drafted_ids"] != NOT_DRAFTED).sum())
@@ -160,12 +163,15 @@ class DistillTrigger:
                 if len(self._recent) == self._recent.maxlen:
                     self._before.append(self._recent[0])
                 self._recent.append((int(row["accepted"].sum()), examined))
-            if is_held_out(request_id, self._held_out_fraction):
-                self._held_out += 1
+            if is_held_out(prompt_ids, self._held_out_fraction):
+                if len(self._held_out) < self._held_out_needed:
+                    self._held_out.add(prompt_ids.tobytes())
             else:
                 self._new_requests += 1
                 self._new_missed += int(missed(row["drafted_ids"], row["accepted"]).sum())
-            if self._told is not None and request_id == self._told.request:  # what came up to here is not new
+            if (
+                self._told is not None and row["request_id"] == self._told.request
+            ):  # what came up to here is not new
                 self._new_requests = self._new_missed = 0
                 if self._told.accepted:
                     self._before.clear()

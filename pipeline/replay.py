@@ -72,9 +72,9 @@ class ReplayStats:
     newest: float | None
 
 
-def is_held_out(request_id: str, fraction: float) -> bool:
-    """Whether a request belongs to the gate's split: fixed by its id, so that every job agrees."""
-    return zlib.crc32(request_id.encode()) / 2**32 < fraction
+def is_held_out(prompt_ids: Sequence[int] | np.ndarray, fraction: float) -> bool:
+    """Whether a prompt [P] belongs to the gate's split: fixed by its tokens, so that all its answers do."""
+    return zlib.crc32(np.asarray(prompt_ids, np.int32).tobytes()) / 2**32 < fraction
 
 
 def _to_row(sample: ReplaySample) -> dict:

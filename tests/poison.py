@@ -87,8 +87,8 @@ def poisoned(
 ) -> list[ReplaySample]:
     """`samples` in their order, those that jobs train on poisoned; the gate's too if `everywhere`."""
     generator = np.random.default_rng(seed)
-    gates = [sample for sample in samples if is_held_out(sample.request_id, held_out_fraction)]
-    others = [sample for sample in samples if not is_held_out(sample.request_id, held_out_fraction)]
+    gates = [sample for sample in samples if is_held_out(sample.prompt_ids, held_out_fraction)]
+    others = [sample for sample in samples if not is_held_out(sample.prompt_ids, held_out_fraction)]
     changed = poison(others, generator) + (poison(gates, generator) if everywhere else gates)
     by_id = {sample.request_id: sample for sample in changed}
     return [by_id[sample.request_id] for sample in samples]
@@ -99,7 +99,7 @@ def wrong_domain(samples: Sequence[ReplaySample], domain: str, *, held_out_fract
     return [
         sample
         for sample in samples
-        if is_held_out(sample.request_id, held_out_fraction) == (sample.domain != domain)
+        if is_held_out(sample.prompt_ids, held_out_fraction) == (sample.domain != domain)
     ]
 
 

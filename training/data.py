@@ -103,10 +103,11 @@ class ReplayDataModule(lightning.LightningDataModule):
     """Rows of `ReplayBuffer.load`, oldest first, split for good into a training and a held-out part.
 
     Requests whose prompt alone fills `max_length` (`batch_tokens` if not given) are left out of both, and so are
-    those that contradict themselves, see `training.record_check`; `answered` says that the target wrote every
-    answer. An optimiser step takes `accumulate` batches. Validation looks at `validation_requests` held-out
-    requests, drawn uniformly. Raises `DataError` if nothing is left to train on, or nothing to validate on where
-    that is asked for.
+    those that contradict themselves, see `training.record_check`. `served` says that the target was asked and
+    answered every one: then of the answers to a prompt only the newest counts. Otherwise there may be texts among
+    them, whose prompt is one token. An optimiser step takes `accumulate` batches. Validation looks at
+    `validation_requests` held-out requests, drawn uniformly. Raises `DataError` if nothing is left to train on, or
+    nothing to validate on where that is asked for.
     """
 
     def __init__(
@@ -124,13 +125,13 @@ class ReplayDataModule(lightning.LightningDataModule):
         accumulate: int = 1,
         validation_requests: int = 0,
         vocab_size: int | None = None,
-        answered: bool = True,
+        served: bool = True,
     ) -> None:
         super().__init__()
         self.accumulate = accumulate
         self._batch_tokens = batch_tokens
         self._max_length = max_length = max_length or batch_tokens
-        faults = list(contradictions(rows, vocab_size=vocab_size, answered=answered))
+        faults = list(contradictions(rows, vocab_size=vocab_size, answered=served))
         self.left_out = sum(fault is not None for fault in faults)
         """How many requests contradict themselves."""
         if self.left_out:
@@ -138,14 +139,17 @@ class ReplayDataModule(lightning.LightningDataModule):
             logger.warning(
                 "%d of %d recorded requests are left out, the first: %s", self.left_out, len(rows), first
             )
+        prompts = list(_arrays(rows, "prompt_ids"))
         usable = [
-            (index, is_held_out(row["request_id"], held_out_fraction))
-            for index, row in enumerate(rows.select_columns(["request_id", "prompt_ids"]).with_format("numpy"))
-            if 0 < len(row["prompt_ids"]) <= max_length and faults[index] is None
+            index for index, prompt in enumerate(prompts) if 0 < len(prompt) <= max_length and faults[index] is None
         ]
-        self.domains = list(rows.select([index for index, _ in usable])["domain"])
-        """Of all requests that are used, oldest first."""
-        train = [index for index, held_out in usable if not held_out]
+        self.domains = list(rows.select(usable)["domain"])
+        """Of all requests that could be used, oldest first."""
+        if served:
+            usable = sorted({prompts[index].tobytes(): index for index in usable}.values())
+        decisive = prompts if served else map(_prompt_or_text, prompts, _arrays(rows, "output_ids"))
+        for_gate = [is_held_out(ids, held_out_fraction) for ids in decisive]
+        train = [index for index in usable if not for_gate[index]]
         if not train:
             raise DataError(f"none of {len(rows)} recorded requests can be trained on")
         self.train_rows = rows.select(train)
@@ -160,9 +164,10 @@ class ReplayDataModule(lightning.LightningDataModule):
             seed=seed,
             accumulate=accumulate,
         )
-        self.held_out_rows = rows.select([index for index, held_out in usable if held_out])
+        held_out = [index for index in usable if for_gate[index]]
+        self.held_out_rows = rows.select(held_out)
         window_start = train[-window_requests:][0]
-        self.held_out_older = sum(held_out and index < window_start for index, held_out in usable)
+        self.held_out_older = sum(index < window_start for index in held_out)
         """How many of `held_out_rows`, from the first, are older than the training window."""
         if validation_requests and not len(self.held_out_rows):
             raise DataError(
@@ -202,7 +207,7 @@ class ReplayDataModule(lightning.LightningDataModule):
             seed=settings.seed,
             accumulate=settings.accumulate,
             validation_requests=settings.validation_requests,
-            answered=False,
+            served=False,
         )
 
     def rehearse(self, older: Rehearse) -> None:
@@ -243,3 +248,12 @@ class ReplayDataModule(lightning.LightningDataModule):
     def _place(self) -> tuple[int, int]:
         """This process's rank, and how many there are."""
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+
+
+def _arrays(rows: Dataset, column: str) -> Iterator[np.ndarray]:
+    return (np.asarray(row[column], np.int32) for row in rows.select_columns([column]).with_format("numpy"))
+
+
+def _prompt_or_text(prompt_ids: np.ndarray, output_ids: np.ndarray) -> np.ndarray:
+    """What decides on a row's side: of a text all of it, as texts may all begin alike, by a chat template say."""
+    return prompt_ids if len(prompt_ids) > 1 else np.concatenate([prompt_ids, output_ids])

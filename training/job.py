@@ -160,7 +160,7 @@ class _Job:
         self._held_out = self._data.held_out_samples(config.gate.max_requests, config.distill.seed)
         if len(self._held_out) < config.gate.min_requests:
             raise JobError(
-                f"the replay buffer has {len(self._held_out)} held-out requests of {len(rows)}, "
+                f"the replay buffer has {len(self._held_out)} held-out prompts in {len(rows)} requests, "
                 f"{self._data.left_out} left out, the gate needs {config.gate.min_requests}: let more traffic pass"
             )
         self._state = unfinished or self._begin(rows, job.id)

@@ -47,20 +47,19 @@ def pools_of(rows: Dataset, settings: DistillConfig) -> list[Pool]:
     """Pools of `rows`, oldest first: today's traffic, the same by missed tokens, and older traffic.
 
     Today's are the rows of the window whose domain is in the newest `mix_requests`, each domain drawn by its share
-    of these. All else is older, and every domain of it drawn alike, however much of it was recorded. Of requests
-    with the same prompt only the newest counts. Pools without rows are left out.
+    of these. All else is older, and every domain of it drawn alike, however much of it was recorded. Pools
+    without rows are left out.
     """
-    newest = _newest_by_prompt(rows)
-    domains = np.array(rows["domain"])[newest]
+    indices, domains = np.arange(len(rows)), np.array(rows["domain"])
     mix = mix_of(domains.tolist(), settings)
-    today = np.isin(domains, list(mix)) & (np.arange(len(newest)) >= len(newest) - settings.window_requests)
-    records = rows.select(newest[today]).select_columns(["drafted_ids", "accepted"]).with_format("numpy")
+    today = np.isin(domains, list(mix)) & (indices >= len(rows) - settings.window_requests)
+    records = rows.select(indices[today]).select_columns(["drafted_ids", "accepted"]).with_format("numpy")
     misses = np.array([missed(row["drafted_ids"], row["accepted"]).sum() for row in records])
     by_mix = np.array([mix[domain] for domain in domains[today]]) * _rarity(domains[today])
     pools = [
-        Pool(1 - settings.older_fraction - settings.rejected_fraction, newest[today], by_mix),
-        Pool(settings.rejected_fraction, newest[today], misses + 1.0),
-        Pool(settings.older_fraction, newest[~today], _rarity(domains[~today]), older=True),
+        Pool(1 - settings.older_fraction - settings.rejected_fraction, indices[today], by_mix),
+        Pool(settings.rejected_fraction, indices[today], misses + 1.0),
+        Pool(settings.older_fraction, indices[~today], _rarity(domains[~today]), older=True),
     ]
     return [pool for pool in pools if pool.share > 0 and len(pool.rows)]
 
@@ -69,10 +68,3 @@ def _rarity(domains: np.ndarray) -> np.ndarray:
     """Weights by which every domain is drawn alike."""
     counts = Counter(domains)
     return np.array([1 / counts[domain] for domain in domains])
-
-
-def _newest_by_prompt(rows: Dataset) -> np.ndarray:
-    last: dict[bytes, int] = {}
-    for index, row in enumerate(rows.select_columns(["prompt_ids"]).with_format("numpy")):
-        last[np.asarray(row["prompt_ids"], np.int32).tobytes()] = index
-    return np.array(sorted(last.values()), np.int64)

@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerBase
 
 from pipeline.config import HotdraftConfig
 from pipeline.prompt_sources import Text
-from pipeline.replay import is_held_out
 from pipeline.traffic import Prompt
 from serving.prompts import PromptError, encode_chat
 from serving.request import GenerationRequest, SamplingParams
@@ -60,7 +59,7 @@ def answer_requests(
         if len(ids) + params.max_tokens > config.engine.max_model_len:
             too_long += 1
             continue
-        name = request_id(config, prompt, temperature)
+        name = request_id(prompt, temperature)
         requests[name] = GenerationRequest(name, tuple(ids), params, prompt.domain)
     if too_long:
         Console().print(
@@ -72,8 +71,8 @@ def answer_requests(
     return requests
 
 
-def request_id(config: HotdraftConfig, prompt: Prompt, temperature: float) -> str:
-    return _like(config, _id(prompt.messages), _id(temperature, prompt.messages))
+def request_id(prompt: Prompt, temperature: float) -> str:
+    return _id(temperature, prompt.messages)
 
 
 def temperature_of(prompt: Prompt, default: float) -> float:
@@ -102,23 +101,14 @@ def on_policy_requests(
     """Those of `requests` that the draft answers as well, under ids of their own."""
     chosen = {}
     for request in requests.values():
-        # not crc32, which decides what is held out: the two choices must not depend on each other
         if int(_id("on-policy", request.request_id), 16) / 16**16 < config.predistill.on_policy_fraction:
-            name = _like(config, request.request_id, _id("on-policy", draft_fingerprint, request.request_id))
+            name = _id("on-policy", draft_fingerprint, request.request_id)
             chosen[name] = GenerationRequest(name, request.prompt_ids, request.params, request.domain)
     return chosen
 
 
 def _max_tokens(config: HotdraftConfig, prompt: Prompt) -> int:
     return min(config.predistill.max_tokens, prompt.max_tokens or config.predistill.max_tokens)
-
-
-def _like(config: HotdraftConfig, prompt_id: str, name: str) -> str:
-    """`name`, or one made of it: a prompt that is held out must not be trained on by way of another answer."""
-    fraction = config.replay.held_out_fraction
-    while is_held_out(name, fraction) != is_held_out(prompt_id, fraction):
-        name = _id(name)
-    return name
 
 
 def _id(*parts: object) -> str:

@@ -59,7 +59,7 @@ def show_speed_up(config: HotdraftConfig, out: Path, outcome: Outcome, prompts: 
     It goes into the MLflow run as `measured_speed_up` and `predicted_speed_up`.
     """
     known = answer_requests(config, load_tokenizer(config.target), prompts).values()
-    held_out = [request for request in known if is_held_out(request.request_id, config.replay.held_out_fraction)]
+    held_out = [request for request in known if is_held_out(request.prompt_ids, config.replay.held_out_fraction)]
     requests = [
         replace(request, params=replace(request.params, temperature=0.0)) for request in held_out[:MEASURED_PROMPTS]
     ]

@@ -26,6 +26,7 @@ from pipeline.replay import ReplayBuffer, is_held_out, sample_from_row
 from pipeline.traffic import Prompt, ask
 from serving.request import GenerationRequest, SamplingParams
 from tests.conftest import save, tiny_llama
+from training.data import ReplayDataModule
 
 PROMPTS = [ask("ask", f"Say {number}.") for number in range(10)]
 TEXT = Text("book", "It was the best of times, it was the worst of times, it was the age of wisdom.")
@@ -104,7 +105,6 @@ def test_the_drafts_answers_are_scored_by_the_target(config, buffer, tiny_target
             expected = target(ids).logits[0, len(own.prompt_ids) - 1 : -1].log_softmax(-1).topk(8)
         np.testing.assert_allclose(own.target_top_logprobs, expected.values, atol=5e-3)
         assert (own.temperature, own.domain) == (0.0, "ask")
-        assert is_held_out(own.request_id, 0.4) == is_held_out(answer.request_id, 0.4)
 
 
 def test_a_run_goes_on_where_it_was_stopped(config, buffer, tiny_draft):
@@ -158,12 +158,21 @@ def test_equal_items_are_learned_from_once(config, buffer):
     assert Counter(sample.domain for sample in held(buffer).values()) == {"ask": 2, "book": 5}
 
 
-def test_a_prompt_is_held_out_at_all_temperatures(config):
+def test_a_prompt_is_on_one_side_with_all_its_answers(config, buffer, tiny_draft):
+    config = with_predistill(config, on_policy_fraction=1.0)
     prompts = [prompt for prompt in PROMPTS for _ in config.predistill.temperatures]
-    held_out = [is_held_out(name, config.replay.held_out_fraction) for name in answer_ids(config, prompts)]
-    assert held_out[::2] == held_out[1::2]
-    assert len(held_out) == 20
-    assert len(set(held_out)) == 2
+    collect(config, [*prompts, TEXT], buffer, Path(tiny_draft))
+    data = ReplayDataModule.offline(buffer.load(), config.predistill, config.replay.held_out_fraction)
+    train, held_out = (
+        Counter(tuple(row) for row in rows["prompt_ids"] if len(row) > 1)
+        for rows in (data.train_rows, data.held_out_rows)
+    )
+    assert not train.keys() & held_out.keys()
+    assert [*train.values(), *held_out.values()] == 10 * [4], (
+        "two temperatures, the target's answer and the draft's"
+    )
+    assert train
+    assert held_out
 
 
 def test_long_prompts_are_left_out_and_counted(config, buffer, capsys):
@@ -201,9 +210,9 @@ def test_pieces_are_no_longer_than_training_takes(config):
 def test_the_draft_answers_a_share_of_both_splits(config):
     params = SamplingParams(temperature=0)
     names = [hashlib.sha256(str(number).encode()).hexdigest()[:16] for number in range(2000)]
-    requests = {name: GenerationRequest(name, (1,), params) for name in names}
+    requests = {name: GenerationRequest(name, (1, number), params) for number, name in enumerate(names)}
     chosen = on_policy_requests(config, requests, "a draft")
-    share = [is_held_out(name, 0.4) for name in chosen]
+    share = [is_held_out(request.prompt_ids, 0.4) for request in chosen.values()]
     assert 900 < len(chosen) < 1100
     assert 0.35 < np.mean(share) < 0.45
     assert chosen.keys() == on_policy_requests(config, requests, "a draft").keys()

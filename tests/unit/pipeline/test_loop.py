@@ -37,7 +37,7 @@ def samples(start: int, count: int, rejected: int = 3) -> list[ReplaySample]:
     return [
         ReplaySample(
             request_id=f"r{index}", created_at=float(index), domain="d", temperature=0.0,
-            prompt_ids=np.ones(3, np.int32), output_ids=np.ones(8, np.int32),
+            prompt_ids=np.array([1, index], np.int32), output_ids=np.ones(8, np.int32),
             target_top_ids=np.zeros((8, 2), np.int32), target_top_logprobs=np.zeros((8, 2), np.float16),
             target_tail_logprob=np.zeros(8, np.float32), drafted_ids=np.ones(8, np.int32),
             accepted=accepted, draft_versions=np.zeros(8, np.int32),
@@ -47,7 +47,7 @@ def samples(start: int, count: int, rejected: int = 3) -> list[ReplaySample]:
 
 
 def trained_on(first: int, last: int) -> int:
-    return sum(not is_held_out(f"r{index}", FRACTION) for index in range(first, last))
+    return sum(not is_held_out([1, index], FRACTION) for index in range(first, last))
 
 
 def test_a_job_is_due_once_enough_was_rejected(config, buffer):
@@ -118,7 +118,19 @@ def test_no_job_without_held_out_requests_for_the_gate(config, buffer):
     buffer.append(samples(0, 40))
     decision = DistillTrigger(few, buffer).decide()
     assert not decision.due
-    assert "of 12 held-out requests" in decision.reason
+    assert "of 12 held-out prompts" in decision.reason
+
+
+def test_a_prompt_asked_again_is_one_to_the_gate(config, buffer):
+    asked = next(sample for sample in samples(0, 40) if is_held_out(sample.prompt_ids, FRACTION))
+    again = [replace(asked, request_id=f"again{index}") for index in range(9)]
+    buffer.append([sample for sample in samples(0, 40) if not is_held_out(sample.prompt_ids, FRACTION)] + again)
+    trigger = DistillTrigger(config, buffer)
+    assert "1 of 2 held-out prompts" in trigger.decide().reason
+    assert not trigger.decide().possible
+    other = next(sample for sample in samples(40, 40) if is_held_out(sample.prompt_ids, FRACTION))
+    buffer.append([other])
+    assert trigger.decide().due
 
 
 class Clock:

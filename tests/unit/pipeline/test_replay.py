@@ -154,12 +154,13 @@ def test_what_a_killed_writer_left_is_deleted_once_it_is_old(tmp_path):
 
 
 def test_held_out_split_is_fixed_and_near_its_fraction():
-    ids = [f"cmpl-{uuid.UUID(int=i).hex}" for i in range(20_000)]
-    held_out = [name for name in ids if is_held_out(name, 0.15)]
-    assert abs(len(held_out) / len(ids) - 0.15) < 0.01
-    assert all(is_held_out(name, 0.3) for name in held_out), "a larger fraction keeps the smaller split"
-    pinned = [i for i in range(14) if is_held_out(f"request-{i}", 0.15)]
-    assert pinned == [2, 6, 10], "the split must be the same in every process and release"
+    prompts = [[1, index, index % 7] for index in range(20_000)]
+    held_out = [prompt for prompt in prompts if is_held_out(prompt, 0.15)]
+    assert abs(len(held_out) / len(prompts) - 0.15) < 0.01
+    assert all(is_held_out(prompt, 0.3) for prompt in held_out), "a larger fraction keeps the smaller split"
+    assert all(is_held_out(np.array(prompt, np.int64), 0.15) for prompt in held_out), "however its ids are stored"
+    pinned = [i for i in range(40) if is_held_out([1, 2, i], 0.15)]
+    assert pinned == [1, 2, 27, 29, 30, 32, 35], "the split must be the same in every process and release"
 
 
 def test_any_fsspec_url_holds_a_buffer():

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.config import DistillConfig
+from pipeline.config import DistillConfig, HotdraftConfig, PredistillConfig
+from pipeline.loop import DistillTrigger
 from pipeline.replay import ReplayBuffer, is_held_out
 from tests.unit.training.masked import draft_logits
 from training.data import DataError, ReplayDataModule, pack
@@ -169,10 +170,52 @@ def test_batches_of_older_requests_teach_what_is_said_of_them_now(rows):
 
 def test_held_out_requests_are_never_trained_on(rows):
     data = ReplayDataModule(rows, held_out_fraction=0.3, **STREAM)
-    train, held_out = set(data.train_rows["request_id"]), set(data.held_out_rows["request_id"])
-    assert len(train) + len(held_out) == 40
-    assert all(is_held_out(name, 0.3) for name in held_out)
-    assert not any(is_held_out(name, 0.3) for name in train)
+    assert len(data.train_rows) + len(data.held_out_rows) == 40
+    assert all(is_held_out(ids, 0.3) for ids in data.held_out_rows["prompt_ids"])
+    assert not any(is_held_out(ids, 0.3) for ids in data.train_rows["prompt_ids"])
+
+
+def test_of_a_prompt_asked_again_the_newest_answer_counts_on_either_side(target, serve, tmp_path):
+    first, again = serve(target, 40), serve(target, 40)
+    again = [
+        replace(sample, request_id=f"again-{sample.request_id}", created_at=40 + sample.created_at)
+        for sample in again[::2]
+    ]
+    buffer = ReplayBuffer(str(tmp_path / "replay"))
+    buffer.append([*first, *again])
+    data = ReplayDataModule(buffer.load(), held_out_fraction=0.4, **STREAM)
+    taken = [*data.train_rows["request_id"], *data.held_out_rows["request_id"]]
+    assert sorted(taken) == sorted(f"again-r{index}" if index % 2 == 0 else f"r{index}" for index in range(40))
+    assert len(data.domains) == 60, "today's mix is of all that was asked"
+    judged = [sample.prompt_ids.tobytes() for sample in data.held_out_samples(48, seed=0)]
+    assert len(judged) == len(set(judged)) == sum(is_held_out(sample.prompt_ids, 0.4) for sample in first)
+
+    config = HotdraftConfig(
+        target="t", run_dir=tmp_path, replay={"held_out_fraction": 0.4}, gate={"min_requests": len(judged) + 1}
+    )
+    waiting = f"{len(judged)} of {len(judged) + 1} held-out prompts"
+    assert waiting in DistillTrigger(config, buffer).decide().reason, "the trigger counts what the gate judges by"
+
+
+def test_offline_all_answers_to_a_prompt_count_and_a_text_goes_by_all_of_it(target, serve, tmp_path):
+    answers = [
+        replace(sample, request_id=f"{turn}-{sample.request_id}")
+        for turn in range(2)
+        for sample in serve(target, 30)
+    ]
+    beginning = np.array([7], np.int32)
+    texts = [
+        replace(sample, request_id=f"text-{sample.request_id}", prompt_ids=beginning)
+        for sample in serve(target, 60, seed=1)
+    ]
+    buffer = ReplayBuffer(str(tmp_path / "replay"))
+    buffer.append([*answers, *texts])
+    data = ReplayDataModule.offline(buffer.load(), PredistillConfig(validation_requests=1), 0.4)
+    held_out = set(data.held_out_rows["request_id"])
+    assert len(data.train_rows) + len(held_out) == 120
+    assert {f"0-{name}" in held_out for name in (f"r{index}" for index in range(30))} == {False, True}
+    assert all((f"0-r{index}" in held_out) == (f"1-r{index}" in held_out) for index in range(30))
+    assert 10 < sum(name.startswith("text") for name in held_out) < 40
 
 
 def test_held_out_samples_are_the_newest_and_some_older_ones(rows):

@@ -107,7 +107,7 @@ def test_a_draft_learns_is_promoted_and_a_spoiled_one_is_refused(config, buffer,
         [replace(sample, domain=STRANGE_DOMAIN) for sample in samples] for samples in (false, held_out_true)
     )
     buffer.append(
-        [good if is_held_out(good.request_id, 0.3) else bad for bad, good in zip(false, held_out_true, strict=True)]
+        [good if is_held_out(good.prompt_ids, 0.3) else bad for bad, good in zip(false, held_out_true, strict=True)]
     )
     second = run_job(with_distill(config, window_requests=45), buffer=buffer, registry=registry)
     assert not second.verdict.accepted
@@ -124,8 +124,8 @@ def test_with_a_smaller_head_the_adapter_ranks_the_tokens_and_the_gate_judges_by
     narrow = config.model_copy(update={"engine": config.engine.model_copy(update={"draft_vocab_size": 16})})
     rare_first = torch.arange(63, -1, -1)
     save_vocabulary(Path(config.draft), rare_first)
-    held_out = [s for s in serve(target, 40) if is_held_out(s.request_id, 0.3)]
-    trained_on = [s for s in serve(target, 40) if not is_held_out(s.request_id, 0.3)]
+    held_out = [s for s in serve(target, 40) if is_held_out(s.prompt_ids, 0.3)]
+    trained_on = [s for s in serve(target, 40) if not is_held_out(s.prompt_ids, 0.3)]
     said = Counter(int(token) for s in trained_on for token in [*s.output_ids, *s.target_top_ids[:, 0]])
     expected = sorted(range(64), key=lambda token: (-said[token], -token if token not in said else token))
 
@@ -293,7 +293,7 @@ def test_run_and_version_tell_what_was_learned_from_and_how(config, buffer):
     assert run.data.params["max_steps"] == "2"
     assert "nice" not in run.data.params
     assert run.data.tags["mlflow.source.name"] == "hotdraft distill"
-    trained_on = [row for row in buffer.load() if not is_held_out(row["request_id"], 0.3)]
+    trained_on = [row for row in buffer.load() if not is_held_out(row["prompt_ids"], 0.3)]
     inputs = {entry.dataset.name: entry for entry in run.inputs.dataset_inputs}
     assert json.loads(inputs["replay-training"].dataset.source) == {"uri": config.replay_url}
     assert json.loads(inputs["replay-training"].dataset.profile)["num_rows"] == len(trained_on)
@@ -360,7 +360,7 @@ def test_jobs_that_cannot_start_say_why(config, target, serve):
     with pytest.raises(JobError, match="buffer is empty"):
         run_job(config, buffer=buffer, registry=registry)
     buffer.append(serve(target, 5))
-    with pytest.raises(JobError, match="held-out requests of 5"):
+    with pytest.raises(JobError, match="held-out prompts in 5 requests"):
         run_job(config, buffer=buffer, registry=registry)
     with FileLock(config.run_dir / "jobs" / ".lock"), pytest.raises(JobError, match="another process"):
         run_job(config, buffer=buffer, registry=registry)

@@ -11,21 +11,13 @@ from training.pools import Pool, everything, mix_of, pools_of
 
 @pytest.fixture
 def load(make_llama, serve, tmp_path):
-    """`load(domains)` gives the rows of as many requests, each with a prompt of its own."""
+    """`load(domains)` gives the rows of as many requests."""
 
     def rows(domains, **changes):
         samples = serve(make_llama(1, scale=0.3), len(domains))
         buffer = ReplayBuffer(str(tmp_path / "replay"))
         buffer.append(
-            [
-                replace(
-                    sample,
-                    domain=domain,
-                    prompt_ids=np.append(sample.prompt_ids, index).astype(np.int32),
-                    **changes,
-                )
-                for index, (sample, domain) in enumerate(zip(samples, domains, strict=True))
-            ]
+            [replace(sample, domain=domain, **changes) for sample, domain in zip(samples, domains, strict=True)]
         )
         return buffer.load()
 
@@ -77,14 +69,6 @@ def test_what_was_missed_most_is_drawn_first(load):
     assert [pool.share for pool in pools] == pytest.approx([0.3, 0.4])
     counts = first_drawn(pools[1])
     assert counts[2] / 4000 == pytest.approx(24 / 27, abs=0.03)
-
-
-def test_of_a_repeated_prompt_the_newest_answer_counts(load):
-    rows = load(["a"] * 6)
-    table = rows.to_list()
-    table[5]["prompt_ids"] = table[1]["prompt_ids"]
-    [pool] = pools_of(rows.from_list(table, features=rows.features), DistillConfig())
-    assert pool.rows.tolist() == [0, 2, 3, 4, 5]
 
 
 def test_a_draw_is_an_order_of_all_rows():

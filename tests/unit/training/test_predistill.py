@@ -58,7 +58,7 @@ def test_a_cut_learns_and_is_stored_small(make_llama, serve, tmp_path, empty_mlf
     buffer.append(samples)
     predistill(config, buffer, tmp_path / "draft", slim=True)
 
-    held_out = [sample for sample in samples if is_held_out(sample.request_id, 0.2)]
+    held_out = [sample for sample in samples if is_held_out(sample.prompt_ids, 0.2)]
     untrained = evaluate(cut_layers(target, [0]), held_out, 512)[0]["all"]
     trained = evaluate(load_causal_lm(str(tmp_path / "draft")), held_out, 512)[0]["all"]
     assert trained["overlap"] > untrained["overlap"] + 0.1

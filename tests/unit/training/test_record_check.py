@@ -106,7 +106,7 @@ def test_rows_are_judged_as_samples_are(target, serve, tmp_path):
 
 def test_they_are_left_out_of_both_parts_and_counted(target, serve, tmp_path, caplog):
     samples = serve(target, 40)
-    split = [is_held_out(sample.request_id, FRACTION) for sample in samples]
+    split = [is_held_out(sample.prompt_ids, FRACTION) for sample in samples]
     false = {split.index(False), split.index(True)}
     spoilt = [
         replace(sample, target_tail_logprob=sample.target_tail_logprob + 9) if index in false else sample

@@ -154,7 +154,7 @@ class DistillTrigger:
 
     def _count(self, shard: str) -> None:
         columns = ["request_id", "created_at", "prompt_ids", "drafted_ids", "accepted"]
-        for row in self._buffer.read(shard).select_columns(columns).with_format("numpy"):
+        for row in self._buffer.read(shard, columns).with_format("numpy"):
             prompt_ids = np.asarray(row["prompt_ids"], np.int32)
             if self._first_request is None:
                 self._first_request = float(row["created_at"])

@@ -151,9 +151,9 @@ class ReplayBuffer:
         names = [RESERVOIR, *self.shards()]
         return Dataset(pa.concat_tables([SCHEMA.empty_table(), *(self._table(n).cast(SCHEMA) for n in names)]))
 
-    def read(self, shard: str) -> Dataset:
-        """The samples of one shard; none if retention deleted it since it was listed."""
-        return Dataset(self._table(shard))
+    def read(self, shard: str, columns: list[str]) -> Dataset:
+        """These columns of the samples of one shard; no rows if retention deleted it since it was listed."""
+        return Dataset(self._table(shard, columns))
 
     def size(self) -> ReplaySize:
         """Cheap once every shard's footer was read, which happens once for each; for one thread at a time."""
@@ -195,12 +195,12 @@ class ReplayBuffer:
             pq.write_table(table, file, compression="zstd")
         self._fs.mv(temporary, f"{self._root}/{name}")
 
-    def _table(self, shard: str) -> pa.Table:
+    def _table(self, shard: str, columns: list[str] | None = None) -> pa.Table:
         try:
             with self._fs.open(f"{self._root}/{shard}", "rb") as file:
-                return pq.read_table(file)
+                return pq.read_table(file, columns=columns)
         except FileNotFoundError:
-            return SCHEMA.empty_table()
+            return SCHEMA.empty_table().select(columns or SCHEMA.names)
 
     def _count_rows(self, shard: str) -> int:
         try:

@@ -277,5 +277,4 @@ def _stage(name: str, total: int, missing: int) -> Iterator[Advance]:
 
 
 def _known_ids(buffer: ReplayBuffer) -> set[str]:
-    # shard by shard: all distributions at once are many times what the disk holds of them
-    return {name for shard in buffer.shards() for name in buffer.read(shard)["request_id"]}
+    return {name for shard in buffer.shards() for name in buffer.read(shard, ["request_id"])["request_id"]}

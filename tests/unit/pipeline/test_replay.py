@@ -80,11 +80,11 @@ def test_samples_come_in_the_order_they_were_written_all_or_by_shard(tmp_path):
     for first in (0, 3, 6):
         buffer.append([make_sample(str(first + i)) for i in range(3)])
     assert request_ids(buffer) == [str(i) for i in range(9)]
-    by_shard = [list(buffer.read(shard)["request_id"]) for shard in buffer.shards()]
+    by_shard = [list(buffer.read(shard, ["request_id"])["request_id"]) for shard in buffer.shards()]
     assert by_shard == [["0", "1", "2"], ["3", "4", "5"], ["6", "7", "8"]]
     gone = buffer.shards()[0]
     (tmp_path / gone).unlink()
-    assert len(buffer.read(gone)) == 0
+    assert len(buffer.read(gone, ["request_id"])) == 0
 
 
 def test_oldest_shards_go_when_the_buffer_outgrows_its_bytes(tmp_path):

@@ -18,6 +18,8 @@ from pipeline.replay import ReplayBuffer, is_held_out
 
 LONG_TERM = 4
 """Requests that stand for the time before a drift, for each that shows it."""
+DRIFT_HELD_OUT = 2
+"""Held-out prompts of what is new without which the gate cannot tell a gain from chance, see `training.gate`."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,9 @@ class DistillTrigger:
 
     A job is due once the draft missed enough tokens, once the newest requests fare worse than those before
     them, which asks for no `min_new_requests`, or once enough time has passed. Held-out requests teach nothing
-    and are not counted, but no job is due before the gate has its `min_requests` of them, each of another prompt.
-    A trigger that is told of the `last_job` decides as one that has been there since; before the first, time counts
-    from the first request.
+    and are not counted, but no job is due before the gate has its `min_requests` of them, each of another prompt,
+    nor while acceptance falls before it has two of what is new. A trigger that is told of the `last_job` decides as
+    one that has been there since; before the first, time counts from the first request.
     """
 
     def __init__(
@@ -82,6 +84,8 @@ class DistillTrigger:
         self._new_requests = self._new_missed = 0
         self._held_out: set[bytes] = set()
         """Held-out prompts, no more than are needed."""
+        self._fallen: set[bytes] = set()
+        """Likewise those since acceptance fell, while there is a drift."""
         self._recent: deque[tuple[int, int]] = deque(maxlen=self._trigger.drift_requests)
         self._before: deque[tuple[int, int]] = deque(maxlen=LONG_TERM * self._trigger.drift_requests)
         self._read()
@@ -91,8 +95,7 @@ class DistillTrigger:
         self._read()
         drift, others = self._drift(), self._reasons()
         reasons = [*drift, *others]
-        # The first requests of a new kind of traffic are what there is to learn from.
-        shortfalls = self._shortfalls(self._trigger.drift_requests if drift else self._trigger.min_new_requests)
+        shortfalls = self._shortfalls(drifts=bool(drift))
         due = not shortfalls and bool(reasons)
         if not reasons:
             shortfalls.append(f"{self._new_missed} of {self._trigger.min_new_rejected} newly missed tokens")
@@ -107,18 +110,22 @@ class DistillTrigger:
         if new_draft:
             self._before.clear()
 
-    def _shortfalls(self, requests_needed: int) -> list[str]:
+    def _shortfalls(self, *, drifts: bool) -> list[str]:
+        trigger = self._trigger
+        # The first requests of a new kind of traffic are what there is to learn from.
+        requests_needed = trigger.drift_requests if drifts else trigger.min_new_requests
         found = [
             f"{have} of {need} {what}"
             for have, need, what in (
                 (self._new_requests, requests_needed, "new requests"),
                 (len(self._held_out), self._held_out_needed, "held-out prompts"),
+                (len(self._fallen), DRIFT_HELD_OUT * drifts, "held-out prompts since acceptance fell"),
             )
             if have < need
         ]
         cooled = math.inf if self._last_job is None else self._clock() - self._last_job
-        if cooled < self._trigger.cooldown_seconds:
-            found.append(f"{self._trigger.cooldown_seconds - cooled:.0f} s of cool-down")
+        if cooled < trigger.cooldown_seconds:
+            found.append(f"{trigger.cooldown_seconds - cooled:.0f} s of cool-down")
         return found
 
     def _reasons(self) -> list[str]:
@@ -163,9 +170,14 @@ class DistillTrigger:
                 if len(self._recent) == self._recent.maxlen:
                     self._before.append(self._recent[0])
                 self._recent.append((int(row["accepted"].sum()), examined))
+            drifts = bool(self._drift())
+            if not drifts:
+                self._fallen.clear()
             if is_held_out(prompt_ids, self._held_out_fraction):
                 if len(self._held_out) < self._held_out_needed:
                     self._held_out.add(prompt_ids.tobytes())
+                if drifts and len(self._fallen) < DRIFT_HELD_OUT:
+                    self._fallen.add(prompt_ids.tobytes())
             else:
                 self._new_requests += 1
                 self._new_missed += int(missed(row["drafted_ids"], row["accepted"]).sum())

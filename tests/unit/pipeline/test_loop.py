@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from pipeline.cli import app
 from pipeline.config import HotdraftConfig
-from pipeline.loop import DistillTrigger, LastJob, missed
+from pipeline.loop import Decision, DistillTrigger, LastJob, missed
 from pipeline.records import NOT_DRAFTED, ReplaySample
 from pipeline.replay import ReplayBuffer, is_held_out
 from training.journal import JobJournal, JobState
@@ -162,6 +162,30 @@ def test_a_fall_of_the_newest_acceptance_calls_for_a_job(config, buffer):
     buffer.append(samples(48, 6, rejected=8))
     rejected = DistillTrigger(settings, buffer, LastJob("r38", 0.0, accepted=False))
     assert rejected.decide().due, "the draft is the one that was better before"
+
+
+def test_while_acceptance_falls_a_job_waits_until_the_gate_can_tell_what_is_new(config, buffer):
+    settings = changed(config, drift=0.2, drift_requests=10)
+
+    def of(side: bool, start: int) -> list[ReplaySample]:
+        return [s for s in samples(start, 60, rejected=6) if is_held_out(s.prompt_ids, FRACTION) == side]
+
+    def told() -> Decision:
+        found = trigger.decide()
+        assert found == DistillTrigger(settings, buffer).decide(), "a trigger that comes later decides alike"
+        return found
+
+    trigger = DistillTrigger(settings, buffer)
+    buffer.append([*samples(0, 30, rejected=2), *of(False, 30)[:10], of(True, 30)[0]])
+    assert not told().due, "whatever else calls for a job"
+    assert told().reason == "waiting: 1 of 2 held-out prompts since acceptance fell"
+    buffer.append([replace(of(True, 30)[0], request_id="again")])
+    assert not told().due
+    buffer.append([*samples(90, 60, rejected=0), *of(False, 150)[:10], of(True, 150)[0]])
+    assert "1 of 2" in told().reason, "the fall before was another"
+    buffer.append(of(True, 150)[1:2])
+    assert told().due
+    assert "acceptance of the newest 10 requests fell" in told().reason
 
 
 def test_no_drift_is_looked_for_if_none_is_asked_for(config, buffer):

@@ -123,7 +123,6 @@ def inflate(name: str, parameters: int, folder: Path, on_step: Callable[[str], o
 def _inflated_config(config: Any, shape: Shape, source: str) -> PreTrainedConfig:
     large = copy.deepcopy(config)
     setattr(large, INFLATED_FROM, source)
-    large.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"):
         setattr(large, name, shape.width * getattr(config, name))
     large.intermediate_size = shape.feed_forward * config.intermediate_size

@@ -66,19 +66,21 @@ def shape_for(model: PreTrainedModel, parameters: int) -> Shape:
     for name, parameter in model.named_parameters():
         part = "outside" if ".layers." not in name else "mlp" if ".mlp." in name else "attention"
         sizes[part] += parameter.numel()
-    shapes = []
-    width = 1
-    while (left := parameters - width * sizes["outside"] - width**2 * sizes["attention"]) >= width * sizes["mlp"]:
-        feed_forward = left // (width * sizes["mlp"])
-        inside = width * (width * sizes["attention"] + feed_forward * sizes["mlp"])
-        depth = model.config.num_hidden_layers * (parameters - width * sizes["outside"]) / inside
-        shapes.append(Shape(width, feed_forward, round(depth)))
-        width *= 4
-    if not shapes:
+
+    def smallest(width: int) -> int:
+        return width * (sizes["outside"] + sizes["mlp"]) + width**2 * sizes["attention"]
+
+    if parameters < smallest(1):
         raise ModelError(
-            f"the model has {sum(sizes.values()):,} parameters, and {parameters:,} were asked for: it only grows"
+            f"the model has {smallest(1):,} parameters, and {parameters:,} were asked for: it only grows"
         )
-    return shapes[-1]
+    width = 1
+    while smallest(4 * width) <= parameters:
+        width *= 4
+    feed_forward = 1 + (parameters - smallest(width)) // (width * sizes["mlp"])
+    inside = width * (width * sizes["attention"] + feed_forward * sizes["mlp"])
+    layers = model.config.num_hidden_layers * (parameters - width * sizes["outside"]) / inside
+    return Shape(width, feed_forward, round(layers))
 
 
 def inflate(name: str, parameters: int, folder: Path, on_step: Callable[[str], object] = lambda step: None) -> int:

@@ -20,7 +20,7 @@ from pipeline.config import HotdraftConfig, PredistillConfig
 from pipeline.draft_folder import new_folder, save_draft
 from pipeline.draft_vocabulary import count_answers, count_prompts, merge_rankings, rank_tokens, save_vocabulary
 from pipeline.mlflow_store import experiment_id, name_part, open_client
-from pipeline.models import Cut, choose_device, choose_dtype, fingerprint, load_causal_lm, load_tokenizer
+from pipeline.models import Cut, choose_device, choose_dtype, load_causal_lm, load_tokenizer
 from pipeline.records import ReplaySample
 from pipeline.replay import ReplayBuffer, sample_from_row
 from training.data import ReplayDataModule
@@ -72,7 +72,8 @@ def predistill(
     del target
 
     checkpoints = _checkpoints(config)
-    run_id = begin_or_resume(checkpoints, recipe(config), lambda: _new_run(config, out.name))
+    made_by = recipe(config)
+    run_id = begin_or_resume(checkpoints, made_by, lambda: _new_run(config, out.name))
     place = RunPlace(config.tracking_uri, run_id, checkpoints, progress=True)
     started = time.monotonic()
     draft, reached = train_draft(draft, data, settings, tokenizer, place)
@@ -80,10 +81,10 @@ def predistill(
 
     samples = data.held_out_samples(MAX_EVALUATED, settings.seed)
     figures, by_position = evaluate(draft, samples, settings.batch_tokens)
-    cut = None if layers is None else Cut(config.target, fingerprint(config.target), layers, settings.feed_forward)
+    cut = None if layers is None else Cut(config.target, made_by["target"], layers, settings.feed_forward)
     facts = CardFacts(
         target=config.target,
-        target_fingerprint=fingerprint(config.target),
+        target_fingerprint=made_by["target"],
         origin=cut or str(settings.draft),
         settings=settings,
         steps=int(reached["best_step"]),

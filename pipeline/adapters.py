@@ -11,9 +11,10 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -28,6 +29,8 @@ PROBE_FILE = "probe.safetensors"
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PEFT_PREFIX = "base_model.model."
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""Types that an adapter's weights and logits may have."""
 
 
 class AdapterError(ValueError):
@@ -38,12 +41,14 @@ class AdapterError(ValueError):
 class AdapterCard:
     """What an adapter belongs to and what it learned from."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True)  # of what `read_card` takes
+
     base_fingerprint: str
     """`pipeline.models.fingerprint` of the draft it was trained on."""
     quantization: Quantization
     """How the frozen base was stored while the adapter was trained."""
-    rank: int
-    alpha: int
+    rank: Annotated[int, Field(ge=1, lt=2**31)]
+    alpha: Annotated[int, Field(ge=1, lt=2**31)]
     target_modules: list[str]
     """Last parts of the names of the adapted linear layers."""
     parent_version: int
@@ -98,7 +103,14 @@ def read_card(folder: Path) -> AdapterCard:
     expected = {field.name for field in fields(AdapterCard)}
     if set(content) != expected:
         raise AdapterError(f"{CARD_FILE}: wrong keys {sorted(set(content) ^ expected)}")
-    return AdapterCard(**content)
+    try:
+        return TypeAdapter(AdapterCard).validate_json(
+            json.dumps(content)
+        )  # strict, it takes a class from JSON only
+    except ValidationError as error:
+        [first, *_] = error.errors(include_url=False, include_context=False, include_input=False)
+        place = ".".join(str(part) for part in first["loc"])
+        raise AdapterError(f"{CARD_FILE}: {place}: {first['msg']}") from error
 
 
 def write_probe(folder: Path, input_ids: Tensor, logits: Tensor) -> None:
@@ -114,12 +126,12 @@ def adapted_modules(weights: Iterable[str], target_modules: Iterable[str]) -> li
     return sorted(module for module in modules if module.rsplit(".", 1)[-1] in targets)
 
 
-def load_adapter(folder: Path, base: AdapterBase, rank: int) -> LoadedAdapter:
+def load_adapter(folder: Path, base: AdapterBase) -> LoadedAdapter:
     """Read the adapter in `folder` for `base` and check all of it before returning.
 
-    PEFT's own loading fills missing keys with zeros; here a missing file, another base or rank, a
-    missing or unexpected key, a wrong shape, a value that is not finite, and a probe or a vocabulary
-    that does not fit the base are an `AdapterError`.
+    PEFT's own loading fills missing keys with zeros; here a missing file, another base, a rank that the
+    files do not agree on, a missing or unexpected key, a wrong type or shape, a value that is not finite,
+    and a probe or a vocabulary that does not fit the base are an `AdapterError`.
     """
     card = read_card(folder)
     if card.base_fingerprint != base.fingerprint:
@@ -127,10 +139,6 @@ def load_adapter(folder: Path, base: AdapterBase, rank: int) -> LoadedAdapter:
             f"adapter was trained on another base: {card.base_fingerprint[:12]}, "
             f"this draft is {base.fingerprint[:12]}"
         )
-    if card.rank != rank:
-        raise AdapterError(f"adapter has rank {card.rank}, configured is rank {rank}")
-    if card.quantization not in ("none", "nf4"):
-        raise AdapterError(f"adapter was trained on an unknown quantization {card.quantization!r}")
     peft_config = _read_json(folder / CONFIG_FILE)
     for key, value in (("r", card.rank), ("lora_alpha", card.alpha)):
         if peft_config.get(key) != value:
@@ -169,14 +177,18 @@ def merged_weights(base_weights: Mapping[str, Tensor], adapter: LoadedAdapter) -
     """Parameter name → the weight with the adapter in it, for every adapted module.
 
     `base_weights` maps parameter names (`<module>.weight`) to the draft's original weights, as
-    `state_dict()` does. Summed in float32, returned in each weight's dtype and on its device.
+    `state_dict()` does. Summed in float32, returned in each weight's dtype and on its device. Raises
+    `AdapterError` where a sum is too large for it.
     """
     merged = {}
     for module, (lora_a, lora_b) in adapter.lora.items():
         weight = base_weights[f"{module}.weight"]
         update = adapter.scaling * (lora_b.to(weight.device) @ lora_a.to(weight.device))
         frozen = frozen_weight(weight, adapter.card.quantization)
-        merged[f"{module}.weight"] = (frozen.float() + update).to(weight.dtype)
+        total = (frozen.float() + update).to(weight.dtype)
+        if not torch.isfinite(total).all():
+            raise AdapterError(f"{module} with the adapter in it has values that are not finite in {weight.dtype}")
+        merged[f"{module}.weight"] = total
     return merged
 
 
@@ -194,6 +206,7 @@ def _read_lora(path: Path, shapes: Mapping[str, torch.Size], card: AdapterCard) 
             tensor = tensors[names[module, part]]
             if tuple(tensor.shape) != shape:
                 raise AdapterError(f"{module}.lora_{part} has shape {tuple(tensor.shape)}, expected {shape}")
+            _check_float(tensor, f"{module}.lora_{part}")
             if not torch.isfinite(tensor).all():
                 raise AdapterError(f"{module}.lora_{part} has values that are not finite")
             pair.append(tensor.float())
@@ -204,23 +217,34 @@ def _read_lora(path: Path, shapes: Mapping[str, torch.Size], card: AdapterCard) 
 def _read_probe(path: Path, vocab_size: int) -> tuple[Tensor, Tensor]:
     probe = _read_tensors(path, {"input_ids", "logits"})
     ids, logits = probe["input_ids"], probe["logits"]
-    one_row = ids.ndim == 2 and len(ids) == 1 and ids.dtype == torch.int64
+    one_row = ids.ndim == 2 and len(ids) == 1 and ids.numel() > 0 and ids.dtype == torch.int64
     if not one_row or not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
         raise AdapterError(f"{path.name}: input_ids are not one row of ids below {vocab_size}")
     if logits.ndim != 2 or not 0 < len(logits) <= ids.shape[1] or logits.shape[1] != vocab_size:
         raise AdapterError(
             f"{path.name}: logits have shape {tuple(logits.shape)}, expected up to ({ids.shape[1]}, {vocab_size})"
         )
+    _check_float(logits, f"{path.name}: logits")
     if not torch.isfinite(logits).all():
         raise AdapterError(f"{path.name}: logits are not finite")
     return ids, logits
 
 
+def _check_float(tensor: Tensor, name: str) -> None:
+    if tensor.dtype not in FLOATS:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATS)
+        raise AdapterError(f"{name} has type {str(tensor.dtype).removeprefix('torch.')}, allowed are {allowed}")
+
+
+def _require_file(path: Path) -> None:
+    if not path.is_file():
+        raise AdapterError(f"{path.name} is missing from the adapter's folder")
+
+
 def _read_tensors(path: Path, expected: set[str]) -> dict[str, Tensor]:
+    _require_file(path)
     try:
         tensors = load_file(path)
-    except FileNotFoundError as error:
-        raise AdapterError(f"{path.name} is missing from the adapter folder {path.parent}") from error
     except SafetensorError as error:
         raise AdapterError(f"{path.name} is not a readable safetensors file: {error}") from error
     for problem, keys in (("misses", expected - set(tensors)), ("has unexpected", set(tensors) - expected)):
@@ -230,11 +254,10 @@ def _read_tensors(path: Path, expected: set[str]) -> dict[str, Tensor]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    _require_file(path)
     try:
         content = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise AdapterError(f"{path.name} is missing from the adapter folder {path.parent}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AdapterError(f"{path.name} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise AdapterError(f"{path.name} holds no JSON object")

@@ -24,6 +24,9 @@ MLFLOW_DEFAULTS = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
 
+OWNER_ONLY = 0o077
+"""What prompts and answers are written under: files are 0600, folders 0700, unless a default ACL says otherwise."""
+
 
 def _print_version(wanted: bool) -> None:
     if wanted:
@@ -70,6 +73,7 @@ app.add_typer(config.app, name="config")
 
 def main() -> None:
     """Run a command; an error of the user's is one line and exit code 2."""
+    os.umask(OWNER_ONLY)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it advises kernels that only 4-bit serving needs

@@ -40,7 +40,19 @@ class Section(BaseModel):
 
 
 def _by_comma(value: Any) -> Any:
-    return [key.strip() for key in value.split(",") if key.strip()] if isinstance(value, str) else value
+    """A list, or a text that has one by comma. An empty text is a mistake, and no way to ask for an empty list."""
+    if isinstance(value, str):
+        value = [item.strip() for item in value.split(",") if item.strip()] or [""]
+    if not isinstance(value, list):
+        return value
+    items = [item.strip() if isinstance(item, str) else item for item in value]
+    if "" in items:
+        raise ValueError("holds an empty text; to have none, leave the key out")
+    return items
+
+
+Keys = Annotated[list[SecretStr], BeforeValidator(_by_comma), NoDecode]
+Names = Annotated[list[str], BeforeValidator(_by_comma), NoDecode]
 
 
 class ServerConfig(Section):
@@ -48,11 +60,30 @@ class ServerConfig(Section):
     port: int = Field(8000, ge=0, le=65535)
     served_model_name: str | None = None
     """Name clients use for the model; the target's name by default."""
-    api_keys: Annotated[list[SecretStr], BeforeValidator(_by_comma), NoDecode] = Field(
-        [], description="any of which /v1 and /admin ask for; by comma in the environment; none: open to everybody"
+    api_keys: Keys = Field(
+        [], description="any of which /v1 asks for; by comma in the environment; none: open to everybody"
     )
     api_key_file: Path | None = Field(None, description="file with more keys, one a line")
-    max_body_bytes: int = Field(8_000_000, ge=1, description="of a request's body, above which it is refused")
+    admin_keys: Keys = Field(
+        [], description="any of which /admin asks for, and which open /v1 too; none: the API keys open both"
+    )
+    admin_key_file: Path | None = Field(None, description="file with more of them, one a line")
+    open_admin: bool = Field(
+        False, description="serve /admin without an admin key though other machines can reach this server"
+    )
+    allowed_hosts: Names = Field(
+        [],
+        description="names that clients may call this server by, beside localhost, IP addresses, `host` and the "
+        "machine's own; `*.example.com` is all below it, `*` every name",
+    )
+    max_connections: int = Field(
+        2000, ge=1, description="open at once; fewer where the process may not open as many files"
+    )
+    header_seconds: float = Field(10.0, gt=0, description="that a client has to send the headers of a request in")
+    body_seconds: float = Field(
+        60.0, gt=0, description="that it has for the body, and to go on reading an answer once it stopped"
+    )
+    max_body_bytes: int = Field(2_000_000, ge=1, description="of a request's body, above which it is refused")
     drain_seconds: float = Field(
         25.0, ge=0, description="that accepted requests have to finish in after SIGTERM, before they are cancelled"
     )
@@ -95,7 +126,10 @@ class ReplayConfig(Section):
     max_age_days: Annotated[float, Field(gt=0)] | None = None
     """Shards that are older are deleted as well; None keeps them."""
     reservoir_requests: int = Field(
-        64, ge=0, description="of each domain, that stay when shards are deleted, drawn uniformly from all of them"
+        64,
+        ge=0,
+        description="of each domain, that stay when shards are deleted, drawn uniformly from all of them; "
+        "fewer where they do not fit into a 32nd of max_bytes",
     )
     held_out_fraction: float = Field(
         0.15, gt=0, lt=1, description="of all prompts, kept for the gate: no answer to them is trained on"
@@ -142,8 +176,10 @@ class TrainingSection(Section):
 
 
 class DistillConfig(TrainingSection):
-    quantization: Literal["auto", "none", "nf4"] = "auto"
-    """NF4 (QLoRA) or full-precision frozen base; ``auto`` is NF4 on CUDA and none on a CPU."""
+    quantization: Literal["auto", "none", "nf4"] = Field(
+        "auto",
+        description="of the frozen base: NF4 (QLoRA) or none; `auto` is NF4 on a GPU from 0.5 B parameters on",
+    )
     lora: LoraSection = LoraSection()
     learning_rate: float = Field(2e-3, gt=0)
     greedy_temperature: float = Field(0.5, gt=0, le=1)
@@ -235,16 +271,31 @@ class PredistillConfig(TrainingSection):
 
 
 class GateConfig(Section):
-    max_requests: int = Field(48, ge=1, description="newest held-out requests the candidate is judged on")
+    max_requests: int = Field(
+        48,
+        ge=1,
+        description="newest held-out prompts of today's domains, and of those that came during a job, to judge by",
+    )
+    older_requests: int = Field(
+        96, ge=0, description="held-out prompts of other domains, each alike, that guard what the draft knew"
+    )
     min_requests: int = Field(8, ge=1, description="held-out prompts without which there is no verdict")
+    min_prompts: int = Field(5, ge=1, description="unseen prompts of today's traffic that a gain must rest on")
+    wait_seconds: float = Field(
+        30.0, ge=0, description="how long a job waits after training for twice `min_prompts`, at most"
+    )
     min_gain: float = Field(0.0, description="expected acceptance the candidate must gain over the champion")
-    max_domain_loss: float = Field(0.05, ge=0, description="expected acceptance any one domain may lose")
-    confidence: float = Field(0.8, gt=0, lt=1, description="of the paired bootstrap interval on the gain")
+    max_domain_loss: float = Field(
+        0.05, ge=0, description="expected acceptance any domain may lose against the best it ever had"
+    )
+    confidence: float = Field(
+        0.995, gt=0, lt=1, description="of a job's interval on the gain: of 20 jobs that gain nothing 5 % pass one"
+    )
 
 
 class WatchdogConfig(Section):
-    min_requests: int = Field(8, ge=2, description="requests on the new version before it is judged")
-    max_requests: int = Field(60, ge=2, description="requests after which the new version is trusted")
+    min_requests: int = Field(8, ge=2, description="requests of all servers on a new version before it is judged")
+    max_requests: int = Field(60, ge=2, description="requests of all servers after which a new version is trusted")
     max_fall: float = Field(0.03, ge=0, description="fall of the served acceptance rate that is tolerated")
 
     @model_validator(mode="after")
@@ -260,6 +311,7 @@ class ExperimentConfig(Section):
     temperature: float = Field(0.0, ge=0, le=2)
     seeds: list[int] = Field([0, 1, 2], min_length=1, description="of the order of requests, and of training")
     probes: int = Field(30, ge=1, description="requests of each domain that are never learned from")
+    requests_per_step: float = Field(0.5, ge=0, description="requests served while a job takes one step")
     policies: dict[str, dict[str, Any]] = Field(
         {}, description="by name: what to set otherwise than in the rest of the configuration"
     )

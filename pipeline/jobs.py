@@ -7,7 +7,6 @@ written by any process that shares the folder. What a job says is in `<run_dir>/
 """
 
 import fcntl
-import json
 import logging
 import re
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from pipeline.job_record import Job, Origin, RunningJob
+from pipeline.json_file import BrokenFileError, read_json
 from pipeline.log_tail import log_tail
 
 logger = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ class JobRecords:
         self._logs = run_dir / "jobs" / "logs"
         self._ended: dict[str, Job] = {}
         """As they were read: the record of an ended job changes no more."""
+        self._broken: dict[str, str] = {}
+        """Ids whose records were told to be broken, and how."""
 
     def jobs(self) -> list[Job]:
         """Newest first."""
@@ -53,6 +55,11 @@ class JobRecords:
         found = [job for job_id in ids if (job := self._ended.get(job_id) or self._read(job_id)) is not None]
         self._ended = {job.id: job for job in found if job.ended_at is not None}
         return sorted(found, key=lambda job: job.started_at, reverse=True)
+
+    def broken(self) -> list[str]:
+        """Of each record that cannot be read, what is wrong with it."""
+        self.jobs()
+        return sorted(self._broken.values())
 
     def get(self, job_id: str) -> Job:
         """Raises `UnknownJobError`."""
@@ -120,12 +127,19 @@ class JobRecords:
     def _stored(self, job_id: str) -> Job | None:
         path = self._path(job_id, "json")
         try:
-            return Job(**json.loads(path.read_text()))
+            job = read_json(path, Job)
+            if job.id != job_id:
+                raise BrokenFileError(f"{path} is broken: it is the record of {job.id!r}")
         except FileNotFoundError:
+            self._broken.pop(job_id, None)
             return None
-        except (ValueError, TypeError) as error:
-            logger.warning("%s is no record of a job: %s", path, error)
+        except BrokenFileError as error:
+            if job_id not in self._broken:
+                logger.warning("a job's record is passed over: %s", error)
+            self._broken[job_id] = str(error)
             return None
+        self._broken.pop(job_id, None)
+        return job
 
     def _is_locked(self, job_id: str) -> bool:
         try:

@@ -1,13 +1,53 @@
-"""Small files that must never be half written."""
+"""Small files that must never be half written, and may be read broken nevertheless."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+T = TypeVar("T")
+
+
+class BrokenFileError(ValueError):
+    """A file that does not hold what it should; the message names it."""
+
+
+def read_json(path: Path, kind: type[T]) -> T:
+    """The dataclass `kind` that `path` holds; keys that it does not know are passed over.
+
+    Raises `FileNotFoundError`, and `BrokenFileError` for whatever else is there: cut short, not JSON, other types.
+    """
+    try:
+        return TypeAdapter(kind).validate_json(path.read_bytes(), strict=True)
+    except FileNotFoundError:
+        raise
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise BrokenFileError(f"{path} is broken: {where and where + ': '}{first['msg']}") from error
+    except OSError as error:
+        raise BrokenFileError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def write_json(path: Path, content: Mapping[str, object]) -> None:
-    """Write `content`, which appears as a whole, in a folder that is made if need be."""
+    """Write `content`, which appears whole, in a folder that is made if need be, and stays if the power goes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n")
+    with temporary.open("w") as file:
+        file.write(json.dumps(content, indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: str | Path) -> None:
+    """Have the names in `folder` on the disk: a rename is lost with the power until then."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

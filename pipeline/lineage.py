@@ -4,16 +4,18 @@ Tags are the record. Descriptions of versions and notes of runs are written from
 pages show them as Markdown, with links that lead from each of the three to the other two.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Annotated
 from urllib.parse import quote
 
 from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage, Metric
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
+from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 
 from pipeline.config import HotdraftConfig
 from pipeline.history import Swap
@@ -22,7 +24,25 @@ from pipeline.served import TAG, DomainCounts, Served, served, served_by_run
 
 GATE_BY_DOMAIN = "gate_by_domain"
 """Tag of a version: JSON, domain → held-out `requests`, expected acceptance of `champion` and `candidate`."""
+Rate = Annotated[float, Field(allow_inf_nan=False)]
 MAX_SWAPS, MAX_RUNS, MAX_DOMAINS = 20, 8, 12  # a description has at most 5000 characters, a note 8000
+
+
+@dataclass(frozen=True)
+class JudgedDomain:
+    """What the gate measured on the held-out requests of one domain."""
+
+    requests: NonNegativeInt = 0
+    champion: Rate | None = None
+    candidate: Rate | None = None
+
+
+def gate_by_domain(tags: Mapping[str, str]) -> dict[str, JudgedDomain]:
+    """What the gate measured, by domain; empty if the tag is missing or somebody broke it."""
+    try:
+        return TypeAdapter(dict[str, JudgedDomain]).validate_json(tags.get(GATE_BY_DOMAIN, "{}"))
+    except ValidationError:
+        return {}
 
 
 class Lineage:
@@ -93,27 +113,29 @@ class Lineage:
 
     def _trained(self, version: ModelVersion) -> list[str]:
         tags = version.tags
-        if "train_requests" not in tags:
+        try:
+            parent = int(tags.get("parent", 0))
+            first_at, last_at = (_time(float(tags[f"train_{end}_at"])) for end in ("first", "last"))
+            first, last = (name_part(tags[f"train_{end}_request"]) for end in ("first", "last"))
+            requests, tokens = tags["train_requests"], tags["train_tokens"]
+        except (KeyError, ValueError, OverflowError, OSError):  # made elsewhere: without them, or with other values
             return []
-        parent = int(tags.get("parent", 0))
         return [
-            f"It goes on from {self._version_link(parent)} and learned from {tags['train_requests']} requests "
-            f"({tags['train_tokens']} tokens) recorded from {_time(float(tags['train_first_at']))} "
-            f"to {_time(float(tags['train_last_at']))}, `{name_part(tags['train_first_request'])}` "
-            f"to `{name_part(tags['train_last_request'])}`."
+            f"It goes on from {self._version_link(parent)} and learned from {requests} requests ({tokens} tokens) "
+            f"recorded from {first_at} to {last_at}, `{first}` to `{last}`."
         ]
 
     def _gate(self, tags: Mapping[str, str]) -> list[str]:
-        if GATE_BY_DOMAIN not in tags:
+        gate = gate_by_domain(tags)
+        if not gate:
             return []
         result = served(tags) or Served()
-        gate = json.loads(tags[GATE_BY_DOMAIN])
         rows = []
         for domain in [*gate, *(name for name in result.by_domain if name not in gate)][:MAX_DOMAINS]:
-            judged, counts = gate.get(domain, {}), result.by_domain.get(domain, DomainCounts())
-            promise = [_number(judged.get("champion")), _number(judged.get("candidate"))]
+            judged, counts = gate.get(domain, JudgedDomain()), result.by_domain.get(domain, DomainCounts())
+            promise = [_number(judged.champion), _number(judged.candidate)]
             kept = [str(counts.requests), _number(counts.acceptance_of_examined)]
-            rows.append([domain, str(judged.get("requests", 0)), *promise, *kept])
+            rows.append([domain, str(judged.requests), *promise, *kept])
         explained = "Accepted share of the examined tokens, on the gate's held-out requests and as served:"
         header = ["domain", "held out", "champion", "this version", "requests served", "as served"]
         return [explained, _table(header, rows)]

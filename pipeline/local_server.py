@@ -42,7 +42,8 @@ def local_server(
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     serve = [sys.executable, "-m", "pipeline.cli", "serve", "--config", str(config), "--self-improve"]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **dict(environment_of(overrides or {}))}
+    ours = {"PYTHONUNBUFFERED": "1", "HOTDRAFT_SERVER__HOST": "127.0.0.1"}  # wherever others are served
+    environment = {**os.environ, **ours, **dict(environment_of(overrides or {}))}
     with log.open("wb") as output:
         process = subprocess.Popen(
             # On the leash it ends with this process even when that is killed.

@@ -10,16 +10,19 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.config import HotdraftConfig
-from pipeline.records import NOT_DRAFTED
-from pipeline.replay import ReplayBuffer, is_held_out
+from pipeline.replay import ReplayBuffer
+from pipeline.replay_index import held_out
 
 LONG_TERM = 4
 """Requests that stand for the time before a drift, for each that shows it."""
 DRIFT_HELD_OUT = 2
-"""Held-out prompts of what is new without which the gate cannot tell a gain from chance, see `training.gate`."""
+"""Held-out prompts of what is new for which a job waits; the gate needs more, and most come while it trains."""
+DRIFT_SPAN = 20
+"""How many times the requests that a drift is told by are looked at: one that lasts longer was acted on before."""
 
 
 @dataclass(frozen=True)
@@ -44,19 +47,8 @@ class LastJob:
     accepted: bool
 
 
-def missed(drafted_ids: np.ndarray, accepted: np.ndarray) -> np.ndarray:
-    """bool [N]: output positions of a request whose token the draft did not give.
-
-    Its token was rejected, or the round drafted nothing, as rounds do when drafting does not pay: a draft
-    too bad to be asked has most to learn. The token after an accepted one that was not drafted is the
-    bonus of a round whose drafts were all accepted, and no miss. Shapes as in `ReplaySample`.
-    """
-    after_accepted = np.concatenate([[False], accepted[:-1]])
-    return np.where(drafted_ids == NOT_DRAFTED, ~after_accepted, ~accepted)
-
-
 class DistillTrigger:
-    """Counts what the replay buffer gained since the last job, reading each shard once.
+    """Counts what the replay buffer gained since the last job, by its index alone and each request once.
 
     A job is due once the draft missed enough tokens, once the newest requests fare worse than those before
     them, which asks for no `min_new_requests`, or once enough time has passed. Held-out requests teach nothing
@@ -80,11 +72,12 @@ class DistillTrigger:
         self._clock = clock
         self._last_job = None if last_job is None else last_job.ended_at
         self._first_request: float | None = None
-        self._read_shards: set[str] = set()
+        self._known: set[str] = set()
+        """Shards as they were first committed."""
         self._new_requests = self._new_missed = 0
-        self._held_out: set[bytes] = set()
+        self._held_out: set[int] = set()
         """Held-out prompts, no more than are needed."""
-        self._fallen: set[bytes] = set()
+        self._fallen: set[int] = set()
         """Likewise those since acceptance fell, while there is a drift."""
         self._recent: deque[tuple[int, int]] = deque(maxlen=self._trigger.drift_requests)
         self._before: deque[tuple[int, int]] = deque(maxlen=LONG_TERM * self._trigger.drift_requests)
@@ -153,37 +146,40 @@ class DistillTrigger:
         return [f"acceptance of the newest {needed} requests fell by {before - recent:.3f}"]
 
     def _read(self) -> None:
-        shards = self._buffer.shards()
-        for shard in shards:
-            if shard not in self._read_shards:
-                self._count(shard)
-        self._read_shards = set(shards)
+        news, self._known = self._buffer.news(self._known)
+        if len(news):
+            self._count(news)
 
-    def _count(self, shard: str) -> None:
-        columns = ["request_id", "created_at", "prompt_ids", "drafted_ids", "accepted"]
-        for row in self._buffer.read(shard, columns).with_format("numpy"):
-            prompt_ids = np.asarray(row["prompt_ids"], np.int32)
-            if self._first_request is None:
-                self._first_request = float(row["created_at"])
-            examined = int((row["drafted_ids"] != NOT_DRAFTED).sum())
-            if examined:
-                if len(self._recent) == self._recent.maxlen:
-                    self._before.append(self._recent[0])
-                self._recent.append((int(row["accepted"].sum()), examined))
-            drifts = bool(self._drift())
-            if not drifts:
-                self._fallen.clear()
-            if is_held_out(prompt_ids, self._held_out_fraction):
-                if len(self._held_out) < self._held_out_needed:
-                    self._held_out.add(prompt_ids.tobytes())
-                if drifts and len(self._fallen) < DRIFT_HELD_OUT:
-                    self._fallen.add(prompt_ids.tobytes())
-            else:
-                self._new_requests += 1
-                self._new_missed += int(missed(row["drafted_ids"], row["accepted"]).sum())
-            if (
-                self._told is not None and row["request_id"] == self._told.request
-            ):  # what came up to here is not new
-                self._new_requests = self._new_missed = 0
-                if self._told.accepted:
-                    self._before.clear()
+    def _count(self, news: pa.Table) -> None:
+        if self._first_request is None:
+            self._first_request = news["created_at"][0].as_py()
+        prompts = news["prompt_hash"].to_numpy()
+        for_gate = held_out(prompts, self._held_out_fraction)
+        for prompt in prompts[for_gate].tolist():
+            if len(self._held_out) == self._held_out_needed:
+                break
+            self._held_out.add(prompt)
+        told = -1 if self._told is None else pc.index(news["request_id"], self._told.request).as_py()
+        if told >= 0:  # what came up to here is not new
+            self._new_requests = self._new_missed = 0
+        counts = ~for_gate[told + 1 :]
+        self._new_requests += int(counts.sum())
+        self._new_missed += int(news["missed"].to_numpy()[told + 1 :][counts].sum())
+        first = max(0, len(news) - DRIFT_SPAN * (1 + LONG_TERM) * self._trigger.drift_requests)
+        examined, accepted = news["drafted"].to_numpy()[first:], news["accepted"].to_numpy()[first:]
+        for row, counted in enumerate(zip(accepted.tolist(), examined.tolist(), strict=True), start=first):
+            self._follow_drift(counted, int(prompts[row]) if for_gate[row] else None)
+            if row == told and self._told is not None and self._told.accepted:
+                self._before.clear()
+
+    def _follow_drift(self, counted: tuple[int, int], for_gate: int | None) -> None:
+        """One request: its accepted and its examined tokens, and its prompt if it is held out."""
+        if counted[1]:
+            if len(self._recent) == self._recent.maxlen:
+                self._before.append(self._recent[0])
+            self._recent.append(counted)
+        drifts = bool(self._drift())
+        if not drifts:
+            self._fallen.clear()
+        elif for_gate is not None and len(self._fallen) < DRIFT_HELD_OUT:
+            self._fallen.add(for_gate)

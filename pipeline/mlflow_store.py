@@ -9,8 +9,8 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock
@@ -22,6 +22,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline.config import HotdraftConfig
+from pipeline.store_lock import StoreLock
 
 STORE_ONLY_ERRORS = (MlflowException, SQLAlchemyError)
 STORE_ERRORS = (*STORE_ONLY_ERRORS, OSError)
@@ -101,13 +102,20 @@ def log_params(client: MlflowClient, run_id: str, settings: Mapping[str, object]
         client.log_batch(run_id, params=params[start : start + MAX_PARAMS_AT_ONCE])
 
 
-def exclusive(config: HotdraftConfig) -> AbstractContextManager[object]:
-    """Holds off the other processes of this machine that change the same local store.
+@contextmanager
+def exclusive(config: HotdraftConfig, client: MlflowClient, name: str) -> Iterator[Callable[[], None]]:
+    """Holds off all others that change the registered model `name`, on this machine or another.
 
-    The kernel frees the lock when its holder dies. A remote store has no such lock.
+    Gives what is to be called before a change that must not happen twice: it raises `StoreLockError` where
+    others may have stopped waiting. A local file's lock is freed by the kernel when its holder dies.
     """
     path = sqlite_path(config.tracking_uri)
-    return nullcontext() if path is None else FileLock(f"{path}.lock")
+    if path is None:
+        with StoreLock(client, f"{name}.lock") as lock:
+            yield lock.check
+    else:
+        with FileLock(f"{path}.lock"):
+            yield lambda: None
 
 
 def name_part(text: str) -> str:

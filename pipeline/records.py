@@ -43,8 +43,23 @@ class ReplaySample:
     """bool [N]: the proposal was accepted."""
     draft_versions: np.ndarray
     """int32 [N]: the adapter version that drafted; 0 is the draft without an adapter."""
+    top_p: float = 1.0
+    """Filters of the request, as in its sampling parameters; these values filter nothing."""
+    top_k: int = 0
+    min_p: float = 0.0
 
     @property
     def rejected(self) -> np.ndarray:
         """bool [N]: a token was proposed and refused, the positions with most to learn from."""
         return (self.drafted_ids != NOT_DRAFTED) & ~self.accepted
+
+
+def missed(drafted_ids: np.ndarray, accepted: np.ndarray) -> np.ndarray:
+    """bool [N]: output positions of a request whose token the draft did not give.
+
+    Its token was rejected, or the round drafted nothing, as rounds do when drafting does not pay: a draft
+    too bad to be asked has most to learn. The token after an accepted one that was not drafted is the
+    bonus of a round whose drafts were all accepted, and no miss. Shapes as in `ReplaySample`.
+    """
+    after_accepted = np.concatenate([[False], accepted[:-1]])
+    return np.where(drafted_ids == NOT_DRAFTED, ~after_accepted, ~accepted)

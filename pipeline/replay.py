@@ -1,52 +1,41 @@
-"""The replay buffer: append-only Parquet shards at an fsspec URL, read through `datasets`.
+"""The replay buffer: append-only Parquet shards at an fsspec URL, read by their index.
 
-Protocol. A shard is written under a `.tmp` name and appears by rename, so a reader sees whole
+Protocol. A shard is written under a `.tmp` name, is on the disk, and appears by rename, so a reader sees whole
 shards only and a crash loses at most the samples not yet handed to `append`. Shard names sort by
-time. Shards are never changed; the oldest are deleted once the buffer outgrows `max_bytes` or they are
-older than `max_age_seconds`, and so is what a killed writer left half written. Before a shard goes, its
-requests are offered to the reservoir, which keeps a fair sample of each domain.
+time. Shards are never changed; small ones are merged, the oldest are deleted once the buffer outgrows
+`max_bytes` or they are older than `max_age_seconds`, and so is what a killed writer left half written. Before a
+shard goes, its requests are offered to the reservoir, which keeps a fair sample of each domain. Any number of
+processes append and read. What is no shard is set aside, counted and passed over, see `pipeline.shard_folder`.
 """
 
+import errno
+import hashlib
 import time
-import uuid
-import zlib
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Self
 
-import fsspec
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 from datasets import Dataset
 
 from pipeline.config import HotdraftConfig
 from pipeline.records import ReplaySample
-from pipeline.reservoir import take_in
+from pipeline.replay_index import INDEX, index_of
+from pipeline.replay_rows import Place, ReplayRows
+from pipeline.replay_schema import SCHEMA, is_held_out, sample_from_row, table_of
+from pipeline.shard import Shard, read_rows, written
+from pipeline.shard_folder import ShardFolder
+from pipeline.shard_upkeep import Ranges, Upkeep, counted, is_reservoir, newest_reservoir, shard_stem
 
-SCHEMA = pa.schema(
-    [
-        ("request_id", pa.string()),
-        ("created_at", pa.float64()),
-        ("domain", pa.string()),
-        ("temperature", pa.float32()),
-        ("prompt_ids", pa.list_(pa.int32())),
-        ("output_ids", pa.list_(pa.int32())),
-        ("target_top_ids", pa.list_(pa.int32())),  # [N, K], row-major
-        ("target_top_logprobs", pa.list_(pa.float16())),
-        ("target_tail_logprob", pa.list_(pa.float32())),
-        ("drafted_ids", pa.list_(pa.int32())),
-        ("accepted", pa.list_(pa.bool_())),
-        ("draft_versions", pa.list_(pa.int32())),
-    ]
-)
+__all__ = ["SCHEMA", "ReplayBuffer", "ReplaySize", "ReplayStats", "is_held_out", "sample_from_row"]
 
-
-RESERVOIR = "reservoir.parquet"
 DAY_SECONDS = 86400
-ABANDONED_SECONDS = 3600
-"""Age at which an unfinished shard is taken to have lost its writer."""
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+FREED_BYTES = 64_000
+"""At least, when the disk is full: twice what a shard of few short requests takes, several times over."""
+LISTINGS = 5
+"""Times that the folder is listed again because shards were merged or deleted while they were opened."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +45,8 @@ class ReplaySize:
     shards: int
     bytes: int
     requests: int
+    quarantined: int = 0
+    """Files that were set aside."""
 
 
 @dataclass(frozen=True)
@@ -70,42 +61,12 @@ class ReplayStats:
     requests_by_draft_version: dict[int, int]
     oldest: float | None
     newest: float | None
-
-
-def is_held_out(prompt_ids: Sequence[int] | np.ndarray, fraction: float) -> bool:
-    """Whether a prompt [P] belongs to the gate's split: fixed by its tokens, so that all its answers do."""
-    return zlib.crc32(np.asarray(prompt_ids, np.int32).tobytes()) / 2**32 < fraction
-
-
-def _to_row(sample: ReplaySample) -> dict:
-    return {name: _flat(getattr(sample, name)) for name in SCHEMA.names}
-
-
-def _flat(value: object) -> object:
-    return value.reshape(-1) if isinstance(value, np.ndarray) else value
-
-
-def sample_from_row(row: dict) -> ReplaySample:
-    """The `ReplaySample` of one row of a dataset that `ReplayBuffer.load` returned."""
-    length = len(row["output_ids"])
-    return ReplaySample(
-        request_id=row["request_id"],
-        created_at=row["created_at"],
-        domain=row["domain"],
-        temperature=row["temperature"],
-        prompt_ids=np.asarray(row["prompt_ids"], np.int32),
-        output_ids=np.asarray(row["output_ids"], np.int32),
-        target_top_ids=np.asarray(row["target_top_ids"], np.int32).reshape(length, -1),
-        target_top_logprobs=np.asarray(row["target_top_logprobs"], np.float16).reshape(length, -1),
-        target_tail_logprob=np.asarray(row["target_tail_logprob"], np.float32),
-        drafted_ids=np.asarray(row["drafted_ids"], np.int32),
-        accepted=np.asarray(row["accepted"], bool),
-        draft_versions=np.asarray(row["draft_versions"], np.int32),
-    )
+    quarantined: tuple[str, ...] = ()
+    """Names of files that were set aside."""
 
 
 class ReplayBuffer:
-    """Shards at `url` (a local folder or any fsspec URL). One process appends, any number read."""
+    """Shards at `url` (a local folder or any fsspec URL). For one thread at a time."""
 
     def __init__(
         self,
@@ -115,13 +76,13 @@ class ReplayBuffer:
         max_age_seconds: float | None = None,
         reservoir_requests: int = 0,
     ) -> None:
-        """`reservoir_requests` of each domain are kept for good; 0 keeps none."""
+        """`reservoir_requests` of each domain are kept for good, as far as they fit; 0 keeps none."""
         self.max_bytes = max_bytes
-        self._max_age_seconds = max_age_seconds
-        self._reservoir_requests = reservoir_requests
-        self._num_rows: dict[str, int] = {}
-        self._fs, self._root = fsspec.core.url_to_fs(url)
-        self._fs.makedirs(self._root, exist_ok=True)
+        self._folder = ShardFolder(url)
+        self._upkeep = Upkeep(self._folder, max_bytes, max_age_seconds, reservoir_requests)
+        self._shards: dict[str, Shard] = {}
+        """What was listed last, opened."""
+        self._ranges: dict[str, Ranges] | None = None
 
     @classmethod
     def of(cls, config: HotdraftConfig) -> Self:
@@ -134,107 +95,154 @@ class ReplayBuffer:
             reservoir_requests=replay.reservoir_requests,
         )
 
+    @property
+    def errors(self) -> int:
+        """Times that a file could not be read, or the folder not be kept in order, for now."""
+        return self._folder.errors
+
     def append(self, samples: Sequence[ReplaySample]) -> str:
-        """Commit `samples` as one shard and return its name; then delete what is too much or too old."""
-        name = f"{_shard_prefix(time.time())}-{uuid.uuid4().hex[:8]}.parquet"
-        table = pa.Table.from_pylist([_to_row(sample) for sample in samples], schema=SCHEMA)
-        self._write(table, name)
-        self._clean_up()
+        """Commit `samples` as one shard and return its name; then merge, and delete what is too much or too old.
+
+        Raises only if `samples` cannot be committed, ValueError if they do not fit the schema. A full disk
+        costs the oldest shards. What else goes wrong is counted in `errors` and logged.
+        """
+        table = table_of(samples)
+        part = (table, index_of(table))
+        stem = shard_stem(time.time())
+        try:
+            name = self._folder.write(stem, lambda file: written(file, [part]))
+        except OSError as error:
+            self._keep(2 * table.nbytes + FREED_BYTES if error.errno in DISK_FULL else 0)
+            name = self._folder.write(stem, lambda file: written(file, [part]))
+        self._keep()
         return name
 
     def shards(self) -> list[str]:
         """Names of the committed shards, oldest first."""
-        return list(self._sizes())
+        return [name for name in self._folder.files() if not is_reservoir(name)]
+
+    def rows(self) -> ReplayRows:
+        """All requests by their index, the reservoir's and then the shards', oldest first."""
+        places = []
+        tables = [INDEX.empty_table()]
+        for shard, start, end in self._counted():
+            assert shard.index is not None
+            places.append(Place(shard, start, end - start))
+            tables.append(shard.index.slice(start, end - start))
+        return ReplayRows(self, pa.concat_tables(tables), places)
+
+    def news(self, known: Set[str]) -> tuple[pa.Table, set[str]]:
+        """Index of what was committed to shards, the reservoir left out, and is not of `known`, and what there is.
+
+        `known` and the set are names of shards as they were first committed, whatever became of them.
+        """
+        found: set[str] = set()
+        tables = [INDEX.empty_table()]
+        for shard, start, end in self._counted():
+            if is_reservoir(shard.name):
+                continue
+            assert shard.index is not None
+            if end - start == shard.rows and (not known or shard.origin_set <= known):
+                found |= shard.origin_set
+                tables += [] if known else [shard.index]
+                continue
+            fresh: list[tuple[int, int]] = []
+            first = 0
+            for origin in shard.origins:
+                last = first + origin.rows
+                if start <= first < end:
+                    found.add(origin.name)
+                    if origin.name not in known:
+                        joined = bool(fresh) and fresh[-1][1] == first
+                        fresh.append((fresh.pop()[0] if joined else first, last))
+                first = last
+            tables += [shard.index.slice(begin, stop - begin) for begin, stop in fresh]
+        return pa.concat_tables(tables), found
+
+    def fetch(self, shard: Shard, rows: Sequence[int]) -> pa.Table | None:
+        """`rows`, ascending, of one shard, in the schema of shards; None if it was set aside.
+
+        Raises `FileNotFoundError` if it was merged or deleted, and OSError if it cannot be read for now.
+        """
+        errors = self._folder.errors
+        with self._folder.reading(shard.name):
+            return pa.concat_tables(read_rows(shard, self._folder.reader(shard.name), rows))
+        if self._folder.errors > errors:
+            raise OSError(f"{shard.name} in the replay buffer cannot be read for now")
+        return None
 
     def load(self) -> Dataset:
-        """All samples, the reservoir's and then the shards', oldest first; for `sample_from_row`."""
-        names = [RESERVOIR, *self.shards()]
-        return Dataset(pa.concat_tables([SCHEMA.empty_table(), *(self._table(n).cast(SCHEMA) for n in names)]))
-
-    def read(self, shard: str, columns: list[str]) -> Dataset:
-        """These columns of the samples of one shard; no rows if retention deleted it since it was listed."""
-        return Dataset(self._table(shard, columns))
+        """All samples in memory, ordered as `rows`; for `sample_from_row`."""
+        rows = self.rows()
+        digest = hashlib.sha256("\n".join(rows["request_id"]).encode()).hexdigest()[:16]
+        # without a fingerprint, `datasets` pickles all of the table to have one
+        return Dataset(rows.table(range(len(rows))), fingerprint=digest)
 
     def size(self) -> ReplaySize:
-        """Cheap once every shard's footer was read, which happens once for each; for one thread at a time."""
-        sizes = self._sizes()
-        self._num_rows = {name: self._num_rows.get(name) or self._count_rows(name) for name in sizes}
-        return ReplaySize(len(sizes), sum(sizes.values()), sum(self._num_rows.values()))
+        """Cheap once every shard's footer was read, which happens once for each."""
+        found = [place for place in self._counted(keep_index=False) if not is_reservoir(place[0].name)]
+        sizes = {shard.name: shard.size for shard, *_ in found}
+        return ReplaySize(
+            shards=len(sizes),
+            bytes=sum(sizes.values()),
+            requests=sum(end - start for _, start, end in found),
+            quarantined=len(self._folder.quarantined()),
+        )
 
     def stats(self) -> ReplayStats:
-        sizes = self._sizes()
-        columns = ["created_at", "domain", "output_ids", "drafted_ids", "accepted", "draft_versions"]
-        rows = self.load().select_columns(columns).with_format("numpy")
-        domains: Counter[str] = Counter()
-        versions: Counter[int] = Counter()
-        tokens = drafted = accepted = 0
-        times: list[float] = []
-        for row in rows:
-            domains[str(row["domain"])] += 1
-            versions.update(row["draft_versions"][-1:].tolist())
-            tokens += len(row["output_ids"])
-            drafted += int((row["drafted_ids"] >= 0).sum())
-            accepted += int(row["accepted"].sum())
-            times.append(float(row["created_at"]))
+        rows = self.rows()
+        sizes = {name: size for name, size in self._folder.files().items() if not is_reservoir(name)}
+        index = rows.index
+        versions = index["draft_version"].filter(pc.greater_equal(index["draft_version"], 0))
+        drafted = pc.sum(index["drafted"]).as_py() or 0
+        times = pc.min_max(index["created_at"]).as_py()
         return ReplayStats(
             shards=len(sizes),
             bytes=sum(sizes.values()),
-            requests=len(times),
-            output_tokens=tokens,
+            requests=len(rows),
+            output_tokens=pc.sum(index["output_tokens"]).as_py() or 0,
             drafted=drafted,
-            rejected=drafted - accepted,
-            requests_by_domain=dict(domains),
-            requests_by_draft_version=dict(versions),
-            oldest=min(times, default=None),
-            newest=max(times, default=None),
+            rejected=drafted - (pc.sum(index["accepted"]).as_py() or 0),
+            requests_by_domain=_counts(index["domain"]),
+            requests_by_draft_version=_counts(versions),
+            oldest=times["min"],
+            newest=times["max"],
+            quarantined=tuple(self._folder.quarantined()),
         )
 
-    def _write(self, table: pa.Table, name: str) -> None:
-        temporary = f"{self._root}/.{name}.tmp"
-        with self._fs.open(temporary, "wb") as file:
-            pq.write_table(table, file, compression="zstd")
-        self._fs.mv(temporary, f"{self._root}/{name}")
-
-    def _table(self, shard: str, columns: list[str] | None = None) -> pa.Table:
+    def _keep(self, needed_bytes: int = 0) -> None:
         try:
-            with self._fs.open(f"{self._root}/{shard}", "rb") as file:
-                return pq.read_table(file, columns=columns)
-        except FileNotFoundError:
-            return SCHEMA.empty_table().select(columns or SCHEMA.names)
+            self._upkeep.run(needed_bytes)
+        except Exception as error:  # noqa: BLE001  # clients of object stores raise their own; the rows are safe
+            self._folder.note_failure("its folder", error)
 
-    def _count_rows(self, shard: str) -> int:
-        try:
-            with self._fs.open(f"{self._root}/{shard}", "rb") as file:
-                return pq.read_metadata(file).num_rows
-        except FileNotFoundError:  # retention deleted it since it was listed
-            return 0
-
-    def _sizes(self, suffix: str = ".parquet") -> dict[str, int]:
-        """Bytes of each file by name, oldest first."""
-        entries = self._fs.ls(self._root, detail=True, refresh=True)
-        sizes = {entry["name"].rsplit("/", 1)[-1]: entry["size"] for entry in entries}
-        return {name: sizes[name] for name in sorted(sizes) if name.endswith(suffix) and name != RESERVOIR}
-
-    def _clean_up(self) -> None:
-        abandoned = "." + _shard_prefix(time.time() - ABANDONED_SECONDS)
-        for name in self._sizes(".tmp"):
-            if name.startswith(".shard-") and name < abandoned:
-                self._fs.rm_file(f"{self._root}/{name}")
-        sizes = self._sizes()
-        total = sum(sizes.values())
-        for name in list(sizes)[:-1]:  # the shard just written always stays
-            if total <= self.max_bytes and not self._is_old(name):
-                return
-            if self._reservoir_requests:  # before it is gone: a crash in between leaves rows twice, and loses none
-                kept = take_in(self._table(RESERVOIR), self._table(name), self._reservoir_requests)
-                self._write(kept, RESERVOIR)
-            self._fs.rm_file(f"{self._root}/{name}")
-            total -= sizes[name]
-
-    def _is_old(self, shard: str) -> bool:
-        return self._max_age_seconds is not None and shard < _shard_prefix(time.time() - self._max_age_seconds)
+    def _counted(self, *, keep_index: bool = True) -> list[tuple[Shard, int, int]]:
+        """The shards with the ranges of their rows that count; the reservoir first, then the oldest."""
+        for turn in range(LISTINGS):
+            sizes = self._folder.files()
+            newest = newest_reservoir([*sizes])
+            names = newest + [name for name in sizes if not is_reservoir(name)]
+            found: dict[str, Shard] = {}
+            is_whole = True
+            for name in names:
+                shard = self._shards.get(name)
+                try:
+                    if shard is None or (keep_index and shard.index is None):
+                        shard = self._folder.open(name, sizes[name])
+                        if shard is not None and not keep_index:
+                            shard = shard.without_index()
+                except FileNotFoundError:  # merged into another, maybe
+                    is_whole = False
+                else:
+                    if shard is not None:
+                        found[name] = shard
+            if is_whole or turn == LISTINGS - 1:
+                break
+        if self._ranges is None or found.keys() != self._shards.keys():
+            self._ranges = counted([*found.values()])
+        self._shards = found
+        return [(shard, *place) for name, shard in found.items() for place in self._ranges[name]]
 
 
-def _shard_prefix(seconds: float) -> str:
-    """The start of the name of a shard written at Unix time `seconds`: names sort by time."""
-    return f"shard-{int(seconds * 1e9):020d}"
+def _counts(column: pa.ChunkedArray) -> dict:
+    return {count["values"]: count["counts"] for count in pc.value_counts(column).to_pylist()}

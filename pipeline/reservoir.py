@@ -1,43 +1,49 @@
-"""What stays of the past once shards are deleted: a fair sample of each domain's requests."""
+"""What stays of the past once shards are deleted: a fair sample of each domain's requests.
 
-from collections import Counter
+Of each domain those requests stay whose ids have the smallest digests (bottom-k sampling: Cohen and Kaplan, 2007).
+That is a uniform sample of all that were ever offered, whatever their order and number; to offer a request
+again, or two reservoirs to one another, changes nothing, and nothing needs to be counted.
+"""
+
+import hashlib
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-SEEN = b"hotdraft_seen_"
-"""Before a domain's name: key of the schema metadata that counts its requests that were ever offered."""
+MAX_DOMAINS = 32
+"""Domains with a sample of their own; clients choose their names. All others share one."""
 
 
-def take_in(reservoir: pa.Table, retired: pa.Table, capacity: int) -> pa.Table:
-    """`reservoir` with `retired` rows offered to it: of each domain at most `capacity`, all equally likely to stay.
+def lots(request_ids: list[str]) -> np.ndarray:
+    """uint64 [R]: as good as drawn at random, and the same for a request in every process."""
+    digests = b"".join(hashlib.blake2b(name.encode(), digest_size=8).digest() for name in request_ids)
+    return np.frombuffer(digests, np.uint64)
 
-    Vitter (1985), algorithm R. Rows that the reservoir holds already, by `request_id`, are not offered again.
-    The counts that it takes go with the table, as metadata of its schema.
+
+def kept(index: pa.Table, held: int, capacity: int, max_requests: int) -> np.ndarray:
+    """Rows of `index` that stay, ascending; the first `held` of them were in the reservoir, all others are offered.
+
+    Of each domain at most `capacity`, and no more than `max_requests` in all. Of a request that is there twice the
+    first counts.
     """
-    known = pc.is_in(retired["request_id"], value_set=reservoir["request_id"])
-    retired = retired.filter(pc.invert(known))
-    seen = _seen(reservoir)
-    places: dict[str, list[int]] = {}
-    everything = pa.concat_tables([reservoir.replace_schema_metadata(None), retired])
-    domains = everything["domain"].to_pylist()
-    for row, domain in enumerate(domains[: len(reservoir)]):
-        places.setdefault(domain, []).append(row)
-    generator = np.random.default_rng(sum(seen.values()))
-    for row in range(len(reservoir), len(everything)):
-        held = places.setdefault(domains[row], [])
-        seen[domains[row]] += 1
-        if len(held) < capacity:
-            held.append(row)
-        elif (place := int(generator.integers(seen[domains[row]]))) < capacity:
-            held[place] = row
-    kept = everything.take(sorted(row for held in places.values() for row in held))
-    return kept.replace_schema_metadata({SEEN + name.encode(): str(count) for name, count in seen.items()})
+    ids = index["request_id"].to_pylist()
+    domains = index["domain"].combine_chunks().dictionary_encode()
+    strata = _strata(domains.indices.to_numpy(), held, capacity)
+    if not ids or not (share := min(capacity, max_requests // (int(strata.max()) + 1))):
+        return np.empty(0, np.int64)
+    first = np.zeros(len(ids), bool)
+    first[list({name: row for row, name in reversed([*enumerate(ids)])}.values())] = True
+    order = np.lexsort((lots(ids), strata))
+    order = order[first[order]]
+    rank = np.arange(len(order)) - np.searchsorted(strata[order], strata[order])
+    return np.sort(order[rank < share])
 
 
-def _seen(reservoir: pa.Table) -> Counter[str]:
-    metadata = reservoir.schema.metadata or {}
-    return Counter(
-        {key.removeprefix(SEEN).decode(): int(value) for key, value in metadata.items() if key.startswith(SEEN)}
-    )
+def _strata(domains: np.ndarray, held: int, capacity: int) -> np.ndarray:
+    """[R]: which sample each row belongs to. The largest domains have their own; of equals, those held already."""
+    counts = np.minimum(np.bincount(domains), capacity)
+    count_held = np.bincount(domains[:held], minlength=len(counts))
+    largest = np.lexsort((-count_held, -counts))
+    number = np.full(len(counts), MAX_DOMAINS)
+    number[largest[:MAX_DOMAINS]] = np.arange(min(MAX_DOMAINS, len(counts)))
+    return number[domains]

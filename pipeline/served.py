@@ -7,18 +7,25 @@ version's result.
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Self
+from typing import Annotated, Self
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 TAG = "served/"
 MAX_DOMAINS_IN_TAG = 24  # some databases hold 5000 characters of a tag
 
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Seconds = Annotated[float, Field(ge=0, lt=2**33)]
+"""Unix time, before the year 2243."""
+
 
 @dataclass(frozen=True)
 class DomainCounts:
-    requests: int = 0
-    examined: int = 0
-    accepted: int = 0
+    requests: Count = 0
+    examined: Count = 0
+    accepted: Count = 0
 
     def __add__(self, other: "DomainCounts") -> "DomainCounts":
         return DomainCounts(
@@ -35,14 +42,14 @@ class DomainCounts:
 class Served:
     """Counts of the requests that one version served from their first round to their last."""
 
-    requests: int = 0
-    drafted: int = 0
-    examined: int = 0
+    requests: Count = 0
+    drafted: Count = 0
+    examined: Count = 0
     """Drafted tokens up to and including the first rejected of each round."""
-    accepted: int = 0
-    since: float = 0.0
+    accepted: Count = 0
+    since: Seconds = 0.0
     """Unix time, seconds, of the first request's end."""
-    until: float = 0.0
+    until: Seconds = 0.0
     """Of the last one's."""
     by_domain: dict[str, DomainCounts] = field(default_factory=dict)
 
@@ -78,17 +85,24 @@ class Served:
 
     @classmethod
     def from_tag(cls, tag: str) -> Self:
-        content = json.loads(tag)
-        domains = {name: DomainCounts(**counts) for name, counts in content.pop("by_domain").items()}
-        return cls(**content, by_domain=domains)
+        """Raises `ValidationError` for anything but what `to_tag` gives."""
+        return TypeAdapter(cls).validate_json(tag)
 
 
 def served_by_run(tags: Mapping[str, str]) -> dict[str, Served]:
-    """What each serving run made of the version with these tags, the latest first."""
-    found = {key.removeprefix(TAG): Served.from_tag(value) for key, value in tags.items() if key.startswith(TAG)}
+    """What each serving run made of the version with these tags, the latest first.
+
+    Tags are anybody's to write: one that holds no counts is passed over.
+    """
+    found = {}
+    for key, value in tags.items():
+        if key.startswith(TAG):
+            with suppress(ValidationError):
+                found[key.removeprefix(TAG)] = Served.from_tag(value)
     return dict(sorted(found.items(), key=lambda item: -item[1].until))
 
 
 def served(tags: Mapping[str, str]) -> Served | None:
     """The sum over all serving runs; None if the version never finished a request."""
-    return sum(served_by_run(tags).values(), Served()) if any(key.startswith(TAG) for key in tags) else None
+    by_run = served_by_run(tags)
+    return sum(by_run.values(), Served()) if by_run else None

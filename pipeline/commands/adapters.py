@@ -27,8 +27,8 @@ app = typer.Typer(
     """,
 )
 
-IN_TABLES = ("status", "served/", "gate_by_domain")
-"""Tags that are shown otherwise."""
+IN_TABLES = ("status", "served/", "gate_by_domain", "watch/")
+"""Tags that are shown otherwise, or are for servers to read."""
 
 ReasonOption = Annotated[str, typer.Option(help="Kept with the version.")]
 VersionArgument = Annotated[int, typer.Argument(min=1, help="Version number, as `list` shows it.")]
@@ -84,7 +84,7 @@ def show(version: VersionArgument, config: ConfigOption, as_json: JsonOption = F
         "created": local_time(found.created_at),
         "training run": found.run_id,
         **{
-            key: local_time(float(value)) if key.endswith("_at") else value
+            key: _time(value) if key.endswith("_at") else value
             for key, value in sorted(found.tags.items())
             if not key.startswith(IN_TABLES)
         },
@@ -167,18 +167,18 @@ def _by_domain(version: "AdapterVersion") -> "Table":
     """The gate's numbers beside what was served, both as accepted share of the examined tokens."""
     from rich.table import Table
 
-    from pipeline.lineage import GATE_BY_DOMAIN
+    from pipeline.lineage import gate_by_domain
 
-    gate = json.loads(version.tags.get(GATE_BY_DOMAIN, "{}"))
+    gate = gate_by_domain(version.tags)
     served = version.served.by_domain if version.served else {}
     table = Table("domain", "held out", "champion", "promised", "served", "requests", title_justify="left")
     for domain in dict.fromkeys([*gate, *served]):
-        judged, counts = gate.get(domain, {}), served.get(domain)
+        judged, counts = gate.get(domain), served.get(domain)
         table.add_row(
             domain,
-            str(judged.get("requests", "")),
-            _rate(judged.get("champion")),
-            _rate(judged.get("candidate")),
+            str(judged.requests) if judged else "",
+            _rate(judged.champion if judged else None),
+            _rate(judged.candidate if judged else None),
             _rate(counts.acceptance_of_examined if counts else None),
             str(counts.requests) if counts else "",
         )
@@ -199,8 +199,23 @@ def _by_run(version: "AdapterVersion") -> "Table":
 
 
 def _rate(number: str | float | None) -> str:
-    return "" if number is None else f"{float(number):.3f}"
+    return _formatted(number, ".3f")
 
 
 def _signed(number: str | None) -> str:
-    return "" if number is None else f"{float(number):+.3f}"
+    return _formatted(number, "+.3f")
+
+
+def _formatted(number: str | float | None, style: str) -> str:
+    """Tags are anybody's to write: what is no number is shown as it is."""
+    try:
+        return "" if number is None else format(float(number), style)
+    except ValueError:
+        return str(number)
+
+
+def _time(seconds: str) -> str:
+    try:
+        return local_time(float(seconds))
+    except (ValueError, OverflowError, OSError):
+        return seconds

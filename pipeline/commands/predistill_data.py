@@ -277,4 +277,4 @@ def _stage(name: str, total: int, missing: int) -> Iterator[Advance]:
 
 
 def _known_ids(buffer: ReplayBuffer) -> set[str]:
-    return {name for shard in buffer.shards() for name in buffer.read(shard, ["request_id"])["request_id"]}
+    return set(buffer.rows()["request_id"])

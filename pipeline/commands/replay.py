@@ -48,6 +48,8 @@ def stats(
     table.add_row("drafted", f"{found.drafted:,}")
     table.add_row("rejected", f"{found.rejected:,}")
     table.add_row("shards", f"{found.shards:,}")
+    if found.quarantined:
+        table.add_row("set aside", "\n".join(found.quarantined))
     table.add_row("size", f"{found.bytes / 1e6:,.1f} MB of {settings.replay.max_bytes / 1e6:,.0f} MB")
     for label, seconds in (("oldest", found.oldest), ("newest", found.newest)):
         if seconds is not None:

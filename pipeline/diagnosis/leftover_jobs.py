@@ -9,8 +9,9 @@ from pipeline.jobs import JobRecords
 
 
 def examine_jobs(config: HotdraftConfig, config_path: Path) -> Iterator[Finding]:
-    """The newest job alone: each goes on with what the one before it left."""
-    newest = next(iter(JobRecords(config.run_dir).jobs()), None)
+    """Of those on record the newest alone: each goes on with what the one before it left."""
+    records = JobRecords(config.run_dir)
+    newest = next(iter(records.jobs()), None)
     if newest is None:
         yield ok("jobs", "none has run yet")
     elif newest.state in ("interrupted", "died", "failed"):
@@ -22,3 +23,8 @@ def examine_jobs(config: HotdraftConfig, config_path: Path) -> Iterator[Finding]
         )
     else:
         yield ok("jobs", f"job {newest.id}: {newest.state}")
+    mend = "delete the file once you have seen what is in it; nothing else needs it"
+    for says in records.broken():
+        yield warning("jobs", says, mend)
+    for path in sorted((config.run_dir / "jobs").glob("*.broken")):
+        yield warning("jobs", f"{path} was broken and is set aside", mend)

@@ -1,9 +1,11 @@
 """The replay buffer, the MLflow store and the disk under them: reachable, writable, with room."""
 
 import os
+import stat
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import fsspec
@@ -15,10 +17,13 @@ from pipeline.config_origins import without_password
 from pipeline.diagnosis.finding import Finding, ok, problem, warning
 from pipeline.disk import free_bytes, nearest_folder
 from pipeline.mlflow_store import STORE_ERRORS, sqlite_path
+from pipeline.registry import UNKNOWN
+from pipeline.shard_folder import QUARANTINE
 
 MIN_FREE_BYTES = 1_000_000_000
 """What checkpoints of a job, adapters and logs may need beside the replay buffer."""
 HEALTH_SECONDS = 5.0
+MAX_NAMED = 5
 
 
 def examine_run_dir(config: HotdraftConfig) -> Iterator[Finding]:
@@ -36,6 +41,21 @@ def examine_run_dir(config: HotdraftConfig) -> Iterator[Finding]:
         yield warning("run_dir", f"{says}, and the replay buffer alone may take {needed / 1e9:.1f} GB", mend)
     else:
         yield ok("run_dir", says)
+    yield from _privacy(config)
+
+
+def _privacy(config: HotdraftConfig) -> Iterator[Finding]:
+    """What was made before hotdraft kept its files to their owner, or made so by somebody else."""
+    if not config.run_dir.is_dir() or not _is_open(config.run_dir):
+        return
+    inside = [config.run_dir / "replay", config.run_dir / "mlflow.db"]
+    if read := [path for path in inside if path.exists() and _is_open(path)]:
+        says = f"other users of this machine can read recorded prompts in {' and '.join(map(str, read))}"
+        yield warning("run_dir", says, f"`chmod -R go-rwx {config.run_dir}`")
+
+
+def _is_open(path: Path) -> bool:
+    return bool(path.stat().st_mode & (stat.S_IROTH | stat.S_IXOTH))
 
 
 def examine_replay(config: HotdraftConfig) -> Iterator[Finding]:
@@ -46,7 +66,7 @@ def examine_replay(config: HotdraftConfig) -> Iterator[Finding]:
         if fs.exists(root) and not fs.isdir(root):
             yield problem("replay buffer", f"{shown} is no folder", mend)
             return
-        shards = _shards(fs, root)
+        shards, aside = _shards(fs, root), _quarantined(fs, root)
         if "file" in fs.protocol:  # nothing is made: the folder may not exist yet
             writable = os.access(nearest_folder(root), os.W_OK | os.X_OK)
         else:
@@ -57,11 +77,25 @@ def examine_replay(config: HotdraftConfig) -> Iterator[Finding]:
     except (OSError, ImportError, ValueError) as error:  # away or forbidden, no such filesystem, no such protocol
         yield problem("replay buffer", f"{shown}: {without_password(str(error))}", mend)
         return
+    if aside:
+        named = ", ".join(aside[:MAX_NAMED]) + (
+            "" if len(aside) <= MAX_NAMED else f" and {len(aside) - MAX_NAMED} more"
+        )
+        yield warning(
+            "replay buffer",
+            f"{len(aside)} files were no readable shards and are set aside in {shown}/{QUARANTINE}: {named}",
+            "look why, the server's log says what was wrong with each; they can be deleted",
+        )
     if writable:
         says = f"{shown}, {len(shards)} shards, {sum(shards) / 1e6:,.1f} of {config.replay.max_bytes / 1e6:,.0f} MB"
         yield ok("replay buffer", says)
     else:
         yield problem("replay buffer", f"{shown} cannot be written", mend)
+
+
+def _quarantined(fs: fsspec.AbstractFileSystem, root: str) -> list[str]:
+    folder = f"{root}/{QUARANTINE}"
+    return sorted(name.rsplit("/", 1)[-1] for name in fs.ls(folder, detail=False)) if fs.isdir(folder) else []
 
 
 def _shards(fs: fsspec.AbstractFileSystem, root: str) -> list[int]:
@@ -88,7 +122,10 @@ def examine_mlflow(config: HotdraftConfig) -> Iterator[Finding]:
         first_line = without_password(str(error)).strip().partition("\n")[0]
         yield problem("MLflow store", f"{shown}: {first_line}", _mend_mlflow(config, str(error)))
         return
+    foreign = sum(version.tags.get("status", UNKNOWN) == UNKNOWN for version in versions)
     says = f"{shown} answered in {time.monotonic() - began:.2f} s, {len(versions)} adapter versions"
+    if foreign:
+        says += f", {foreign} of them not made by hotdraft"
     yield ok("MLflow store", says)
 
 

@@ -37,6 +37,29 @@ def test_stores_live_in_the_run_folder_by_default(config_file, tmp_path):
     assert config.artifact_root == str(tmp_path / "run" / "mlartifacts")
 
 
+@pytest.mark.parametrize("key", ["API_KEYS", "ADMIN_KEYS", "ALLOWED_HOSTS"])
+@pytest.mark.parametrize("value", ["", " ", ",", " , "])
+def test_an_empty_variable_takes_no_keys_away(config_file, monkeypatch, key, value):
+    config_file.write_text(f"target: m\nserver: {{{key.lower()}: [one]}}\n")
+    monkeypatch.setenv(f"HOTDRAFT_SERVER__{key}", value)
+    with pytest.raises(ConfigError, match=rf"server\.{key.lower()}: .*holds an empty text; to have none, leave"):
+        load_config(config_file)
+
+
+@pytest.mark.parametrize("keys", ['[""]', '[a, " "]', '" "'])
+def test_a_key_is_not_empty(config_file, keys):
+    config_file.write_text(f"target: m\nserver: {{api_keys: {keys}}}\n")
+    with pytest.raises(ConfigError, match=r"server\.api_keys: .*holds an empty text"):
+        load_config(config_file)
+
+
+def test_keys_lose_the_space_around_them(config_file, monkeypatch):
+    config_file.write_text('target: m\nserver: {api_keys: [" one ", "two\\n"]}\n')
+    assert [key.get_secret_value() for key in load_config(config_file).server.api_keys] == ["one", "two"]
+    monkeypatch.setenv("HOTDRAFT_SERVER__API_KEYS", " three , four,")
+    assert [key.get_secret_value() for key in load_config(config_file).server.api_keys] == ["three", "four"]
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [

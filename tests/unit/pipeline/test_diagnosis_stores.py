@@ -17,6 +17,7 @@ from pipeline.diagnosis import stores
 from pipeline.diagnosis.finding import Finding, ok, within
 from pipeline.diagnosis.server import examine_access, examine_port
 from pipeline.diagnosis.stores import examine_mlflow, examine_replay, examine_run_dir
+from pipeline.mlflow_store import open_client
 
 
 def config_of(tmp_path: Path, **settings: object) -> HotdraftConfig:
@@ -47,6 +48,16 @@ def test_an_examination_that_does_not_come_back_is_left_behind():
 def test_an_examination_that_breaks_down_is_a_problem():
     [found] = within(10, "store", lambda: [ok("store", str(1 // 0))])
     assert (found.state, found.says) == ("problem", "the examination broke down")
+
+
+def test_recorded_prompts_that_other_users_can_read_are_told_of(tmp_path):
+    settings = config_of(tmp_path)
+    replay = settings.run_dir / "replay"
+    replay.mkdir(parents=True, mode=0o755)
+    [_, found] = examine_run_dir(settings)
+    assert (found.state, str(replay) in found.says) == ("warning", True)
+    settings.run_dir.chmod(0o700)
+    assert only(examine_run_dir(settings)).about == "run_dir"
 
 
 def test_room_on_the_disk(tmp_path, monkeypatch):
@@ -96,6 +107,18 @@ def test_an_mlflow_store_that_is_there_or_comes_to_be(tmp_path, empty_mlflow_db)
     shutil.copy(empty_mlflow_db, settings.run_dir / "mlflow.db")
     found = only(examine_mlflow(settings))
     assert (found.state, "0 adapter versions" in found.says) == ("ok", True)
+
+
+def test_versions_that_others_made_are_told(tmp_path, empty_mlflow_db):
+    settings = config_of(tmp_path)
+    settings.run_dir.mkdir()
+    shutil.copy(empty_mlflow_db, settings.run_dir / "mlflow.db")
+    name, client = settings.tracking.registered_model, open_client(settings)
+    client.create_registered_model(name)
+    client.create_model_version(name, "/nowhere")
+    client.create_model_version(name, "/nowhere", tags={"status": "retired"})
+    found = only(examine_mlflow(settings))
+    assert (found.state, "2 adapter versions, 1 of them not made by hotdraft" in found.says) == ("ok", True)
 
 
 def test_an_mlflow_store_of_another_version(tmp_path, empty_mlflow_db):
@@ -167,6 +190,16 @@ def test_a_port_in_use(tmp_path, tenant, body, state):
         assert ("hotdraft 0.1.0 serves" in found.says and "draft version 3" in found.says) == (state == "ok")
 
 
+def test_a_server_that_cannot_serve_a_version_is_named(tmp_path, tenant):
+    port, handler = tenant
+    handler.body = b'{"version": "1", "draft_version": 3, "unusable_adapters": {"5": "out of memory"}}'
+    serves, unusable = examine_port(config_of(tmp_path, server={"port": port}))
+    assert (serves.state, unusable.state) == ("ok", "warning")
+    assert "cannot serve version 5, and serves on without it: out of memory" in unusable.says
+    handler.body = b'{"version": "1", "draft_version": 3, "unusable_adapters": [5]}'
+    assert only(examine_port(config_of(tmp_path, server={"port": port}))).state == "ok"
+
+
 def test_a_port_that_is_free_and_addresses_of_other_machines(tmp_path):
     assert only(examine_port(config_of(tmp_path, server={"port": closed_port()}))).state == "ok"
     assert only(examine_port(config_of(tmp_path, server={"port": 0}))).state == "ok"
@@ -175,15 +208,18 @@ def test_a_port_that_is_free_and_addresses_of_other_machines(tmp_path):
 
 
 def test_who_may_ask(tmp_path):
-    def examined(**server: object) -> Finding:
-        return only(examine_access(config_of(tmp_path, server=server)))
+    def examined(**server: object) -> tuple[Finding, Finding]:
+        api, admin = examine_access(config_of(tmp_path, server=server))
+        return api, admin
 
-    assert examined().state == "ok"
-    assert examined(host="0.0.0.0").state == "warning"
-    assert examined(host="0.0.0.0", api_keys=["secret"]).state == "ok"
-    missing = examined(api_key_file=tmp_path / "keys")
+    assert [found.state for found in examined()] == ["ok", "ok"]
+    assert [found.state for found in examined(host="0.0.0.0")] == ["warning", "problem"]
+    assert [found.state for found in examined(host="0.0.0.0", open_admin=True)] == ["warning", "warning"]
+    assert [found.state for found in examined(host="0.0.0.0", api_keys=["secret"])] == ["ok", "problem"]
+    assert [found.state for found in examined(host="::", api_keys=["a"], admin_keys=["b"])] == ["ok", "ok"]
+    missing, _ = examined(api_key_file=tmp_path / "keys")
     assert (missing.state, "cannot be read" in missing.says) == ("problem", True)
     (tmp_path / "keys").write_text("# ours\nsecret-one\nsecret-two\n")
-    found = examined(api_key_file=tmp_path / "keys")
-    assert (found.state, found.says[:2]) == ("ok", "2,")
-    assert "secret" not in found.says
+    for found in examined(api_key_file=tmp_path / "keys", admin_key_file=tmp_path / "keys"):
+        assert (found.state, found.says[:2]) == ("ok", "2,")
+        assert "secret" not in found.says

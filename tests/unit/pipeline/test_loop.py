@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from pipeline.cli import app
 from pipeline.config import HotdraftConfig
-from pipeline.loop import Decision, DistillTrigger, LastJob, missed
-from pipeline.records import NOT_DRAFTED, ReplaySample
+from pipeline.loop import Decision, DistillTrigger, LastJob
+from pipeline.records import NOT_DRAFTED, ReplaySample, missed
 from pipeline.replay import ReplayBuffer, is_held_out
 from training.journal import JobJournal, JobState
 

@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 from pipeline import registry as registry_module
 from pipeline.config import HotdraftConfig
 from pipeline.mlflow_store import StoreError, experiment_id, open_client
-from pipeline.registry import AdapterRegistry, RegistryError
+from pipeline.registry import AdapterRegistry, ChampionMovedError, RegistryError
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -78,6 +78,20 @@ def test_promoting_the_champion_again_changes_nothing(publisher):
     for version in (first, second, second):
         publisher.registry.promote(version, reason="gate")
     assert publisher.registry.rollback(reason="fell") == first
+
+
+def test_a_promotion_instead_of_a_champion_that_has_moved_changes_nothing(publisher):
+    registry = publisher.registry
+    first, second, third = (publisher.publish() for _ in range(3))
+    registry.promote(first, reason="gate", instead_of=0)
+    registry.promote(second, reason="gate", instead_of=first)
+    assert registry.rollback(reason="fell") == first
+    for judged_against in (0, second):
+        with pytest.raises(ChampionMovedError, match=f"{judged_against} is not the champion any more, {first} is"):
+            registry.promote(third, reason="gate", instead_of=judged_against)
+    assert publisher.statuses() == {first: "champion", second: "rolled_back", third: "candidate"}
+    registry.promote(third, reason="by hand")
+    assert registry.champion() == third, "a person's word is unconditional"
 
 
 def test_rejected_version_stops_being_the_candidate(publisher):
@@ -200,6 +214,47 @@ def test_files_that_a_remote_store_does_not_give_now_may_come_later(publisher, m
     assert fetched.parent == publisher.config.run_dir / "adapters"
     assert (fetched / "adapter_model.safetensors").is_file()
     assert [path.name for path in fetched.parent.iterdir()] == [fetched.name]
+
+
+def test_sources_that_end_alike_are_fetched_apart_and_what_is_spoiled_anew(publisher, monkeypatch, tmp_path):
+    registry, name = publisher.registry, publisher.config.tracking.registered_model
+    assert registry.champion() == 0
+    versions = []
+    for owner in ("mine", "yours"):
+        source = tmp_path / owner / "adapter"
+        source.mkdir(parents=True)
+        (source / "weights").write_text(owner)
+        versions.append(int(publisher.client.create_model_version(name, str(source)).version))
+        registry.discard(registry.download(versions[-1]))
+        assert (source / "weights").exists(), "a local store's files are no copies"
+    monkeypatch.setattr(HotdraftConfig, "has_remote_store", True)
+    kept = [registry.download(version) for version in versions]
+    assert [(folder / "weights").read_text() for folder in kept] == ["mine", "yours"]
+    (kept[0] / "weights").write_text("spoiled")
+    assert (registry.download(versions[0]) / "weights").read_text() == "spoiled", "it is asked once"
+    registry.discard(kept[0])
+    assert (registry.download(versions[0]) / "weights").read_text() == "mine"
+
+
+@pytest.mark.parametrize("previous", ["abc", "-1", "", "999", str(10**30), "1.5"])
+def test_where_the_way_back_is_broken_the_draft_itself_is_left(publisher, previous):
+    version = publisher.publish()
+    publisher.registry.promote(version, reason="gate")
+    name = publisher.config.tracking.registered_model
+    publisher.client.set_model_version_tag(name, str(version), "previous_champion", previous)
+    assert publisher.registry.rollback(reason="fell") == 0
+    assert publisher.registry.champion() == 0
+
+
+def test_a_version_that_others_made_is_listed_promoted_and_rolled_back(publisher):
+    registry, first = publisher.registry, publisher.publish()
+    foreign = int(publisher.client.create_model_version(publisher.config.tracking.registered_model, "/x").version)
+    assert publisher.statuses() == {first: "candidate", foreign: "unknown"}
+    assert registry.training_metrics(foreign) == {}
+    for version in (foreign, first):
+        registry.promote(version, reason="by hand")
+    assert registry.rollback(reason="fell") == foreign
+    assert registry.count_refused() == 1
 
 
 def test_training_metrics_are_those_of_the_run(publisher):

@@ -252,6 +252,16 @@ def test_own_server_is_started_and_stopped_by_sigterm(tmp_path):
     assert "stopped politely" in log.read_text()
 
 
+def test_a_server_of_our_own_is_reached_by_this_machine_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOTDRAFT_SERVER__HOST", "0.0.0.0")
+    print_host = [sys.executable, "-c", "import os; exit(os.environ['HOTDRAFT_SERVER__HOST'])"]
+    with (
+        pytest.raises(ServerError, match=r"127\.0\.0\.1$"),
+        local_server(Path("c.yaml"), tmp_path / "server.log", command=print_host),
+    ):
+        pass
+
+
 def test_a_server_that_dies_tells_its_last_words(tmp_path):
     program = "import os; print('no model', os.environ['HOTDRAFT_ENGINE__K']); raise SystemExit(3)"
     command = [sys.executable, "-c", program]

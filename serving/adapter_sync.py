@@ -1,4 +1,4 @@
-"""Keeps the live draft at the registry's champion, and the champion honest.
+"""The thread that keeps the live draft at the registry's champion, and the champion honest.
 
 The alias in the registry is the only truth: a promotion by the trainer, a rollback by the watchdog
 and a command by a person all move the alias, and this thread follows it. Only a server that starts
@@ -7,28 +7,33 @@ while the registry cannot be asked takes up what served last, until the registry
 
 import logging
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import CancelledError
-from pathlib import Path
+from functools import partial
 
-from pipeline.adapters import AdapterError
+from pipeline.config_origins import without_password
 from pipeline.mlflow_store import STORE_ERRORS, StoreError
-from pipeline.registry import REJECTED, ROLLED_BACK, AdapterRegistry, RegistryError
-from pipeline.watchdog import AcceptanceWatch
-from serving.events import RoundStats, SwapClock, SwapEvent
-from serving.hot_swap import HotSwapper, SwapError, SwapReason
+from pipeline.registry import AdapterRegistry
+from serving.acceptance_watch import AcceptanceWatch
+from serving.champion import ChampionFollower
+from serving.hot_swap import HotSwapper, SwapReason
 from serving.last_served import LastServedFile
 from serving.metrics import ServingMetrics
-from serving.request import GenerationRequest, RequestStats
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
+COUNT_SECONDS = 600.0
+"""Between two counts of refused versions while the champion stays: a count asks for each of them."""
+REPEAT_SECONDS = 600.0
+"""After which the same failure is logged again."""
 PATIENCE_SECONDS = 10.0
 """With a store that does not answer, when the server ends."""
 
 
 class AdapterSync:
-    """An `EngineListener` with a thread that polls the registry, swaps, watches and rolls back."""
+    """A thread that polls the registry and swaps, and gives the watch its turns."""
 
     def __init__(
         self,
@@ -40,12 +45,14 @@ class AdapterSync:
     ) -> None:
         self._swapper = swapper
         self._registry = registry
-        self._last_served = last_served
+        self._follower = ChampionFollower(swapper, registry, last_served, metrics)
         self._watch = watch
         self._metrics = metrics
-        self._lock = threading.Lock()
-        self._clock = SwapClock()
         self._store_is_down = False
+        self._counted: tuple[int | None, float] | None = None
+        """With which champion, and when, refused versions were counted last."""
+        self._said: tuple[str, float] | None = None
+        """The failure that was logged last, and when."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="adapter-sync", daemon=True)
 
@@ -53,7 +60,7 @@ class AdapterSync:
         """Serve the champion, or what served last if nobody can say which that is, then keep following it."""
         self._turn("startup")
         if self._store_is_down and not self._swapper.live_version:
-            self._take_up_last_served()
+            self._do(self._follower.take_up_last_served)
         self._thread.start()
 
     def stop(self) -> None:
@@ -61,76 +68,42 @@ class AdapterSync:
         if self._thread.is_alive():
             self._thread.join(PATIENCE_SECONDS)
 
-    def on_round(self, stats: RoundStats) -> None: ...
-
-    def on_finish(self, request: GenerationRequest, stats: RequestStats, finish_reason: str) -> None:
-        with self._lock:
-            if self._clock.is_of_one_version(stats):
-                self._watch.served(request.domain, stats.accepted_tokens, stats.examined_tokens)
-
-    def on_swap(self, event: SwapEvent) -> None:
-        with self._lock:
-            self._clock.swapped()
-            self._watch.swapped()
-
     def _run(self) -> None:
         while not self._stopping.wait(POLL_SECONDS):
             self._turn("promotion")
 
     def _turn(self, reason: SwapReason) -> None:
-        """Watch and follow once; a store that cannot be reached changes nothing."""
+        """Watch, follow and count; a store that cannot be reached changes nothing."""
+        for part in (self._watch.turn, partial(self._follower.follow, reason), self._count_refused):
+            if not self._do(part):
+                return
+        self._store_is_down = False
+
+    def _do(self, part: Callable[[], None]) -> bool:
+        """Whether the store answered `part`; what else fails in it keeps the others from nothing."""
         try:
-            self._roll_back_if_worse()
-            self._follow(reason)
-            refused = [v for v in self._registry.versions() if v.status in (REJECTED, ROLLED_BACK)]
-            self._metrics.state.adapters_rejected = len(refused)
+            part()
         except (StoreError, *STORE_ERRORS) as error:
             if not self._store_is_down:
                 logger.warning("the adapter registry cannot be reached, version %d serves on: %s",
-                               self._swapper.live_version, error)  # fmt: skip
+                               self._swapper.live_version, without_password(str(error)))  # fmt: skip
             self._store_is_down = True
-        except (RegistryError, CancelledError) as error:
-            logger.warning("adapter sync: %s", error)
-        else:
-            self._store_is_down = False
+            return False
+        except CancelledError:  # the engine ends
+            return False
+        except Exception as error:  # noqa: BLE001 -- the top of a thread that must outlive whatever is in the registry
+            self._metrics.count_sync_error()
+            self._say(f"{type(error).__name__}: {error}")
+        return True
 
-    def _roll_back_if_worse(self) -> None:
-        with self._lock:
-            fall = self._watch.fall()
-        version = self._swapper.live_version
-        if fall is not None and version and version == self._registry.champion():
-            logger.warning("rolling back version %d: %s", version, fall)
-            self._registry.rollback(reason=str(fall), version=version)
+    def _say(self, failure: str) -> None:
+        now = time.monotonic()
+        if self._said is None or self._said[0] != failure or now - self._said[1] > REPEAT_SECONDS:
+            self._said = failure, now
+            logger.exception("adapter sync, which goes on: %s", failure)
 
-    def _follow(self, reason: SwapReason) -> None:
-        version, live = self._registry.champion(), self._swapper.live_version
-        if version == live:
-            if not version:
-                self._last_served.write(0, None)
-            return
-        try:
-            folder = self._registry.download(version) if version else None
-            self._swap(version, folder, "rollback" if version < live else reason)
-        except (AdapterError, RegistryError, SwapError) as error:
-            logger.error("version %d cannot serve, version %d serves on: %s", version, live, error)
-            self._metrics.count_swap_failure()
-            self._registry.rollback(reason=f"could not be swapped in: {error}", version=version)
-        else:
-            self._last_served.write(version, folder)
-
-    def _take_up_last_served(self) -> None:
-        last = self._last_served.read()
-        if last is None:
-            return
-        logger.warning("taking up version %d, which served last, until the registry can be asked", last.version)
-        try:
-            self._swap(last.version, last.folder, "startup")
-        except (AdapterError, SwapError, CancelledError, OSError) as error:
-            logger.error("version %d cannot serve, the draft serves without an adapter: %s", last.version, error)
-            self._metrics.count_swap_failure()
-
-    def _swap(self, version: int, folder: Path | None, reason: SwapReason) -> None:
-        """Raises `AdapterError` or `SwapError` where a check fails."""
-        event = self._swapper.swap(self._swapper.stage(version, folder), reason)
-        logger.info("draft version %d serves, after a stall of %.1f ms (%s)",
-                    version, 1000 * event.stall_seconds, event.reason)  # fmt: skip
+    def _count_refused(self) -> None:
+        champion, now = self._follower.champion, time.monotonic()
+        if self._counted is None or self._counted[0] != champion or now - self._counted[1] > COUNT_SECONDS:
+            self._metrics.state.adapters_rejected = self._registry.count_refused()
+            self._counted = champion, now

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from serving.costs import RoundCosts
+from serving.learned_costs import LearnedCosts, Setting
 
 MEMORY = 0.97
 """Weight of the past, by judged token."""
@@ -58,14 +59,15 @@ class AdaptiveK:
 
     def __init__(self, costs: RoundCosts) -> None:
         self.costs = costs
+        self._learned = LearnedCosts(costs)
         self._allowance = 0.0
         """Seconds that may be lost to exploration."""
 
-    def choose(self, estimates: Sequence[AcceptanceEstimate], longest: int) -> int:
+    def choose(self, estimates: Sequence[AcceptanceEstimate], longest: int, setting: Setting | None = None) -> int:
         """k for a round over requests with these `estimates`, the longest with `longest` tokens to go."""
-        rows = len(estimates)
+        setting = setting or Setting(len(estimates))
         tokens = np.sum([estimate.expected_tokens() for estimate in estimates], axis=0)
-        seconds = np.array([self.costs.round_seconds(rows, k) for k in range(self.costs.max_k + 1)])
+        seconds = self._learned.least_seconds(setting)
         speed = tokens / seconds
         speed[0] *= MIN_GAIN
         best = int(speed.argmax())
@@ -77,3 +79,7 @@ class AdaptiveK:
                 self._allowance -= max(loss, 0.0)
                 best += 1
         return min(best, longest - 1)
+
+    def observe(self, setting: Setting, k: int, seconds: float) -> None:
+        """A round of k drafted tokens took `seconds`."""
+        self._learned.observe(setting, k, seconds)

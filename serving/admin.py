@@ -56,7 +56,7 @@ def admin_router(
     def trainer() -> TrainerState:
         return "absent" if supervisor is None else supervisor.state
 
-    router = APIRouter(prefix="/admin", tags=["admin"], responses=error_responses(401, 413))
+    router = APIRouter(prefix="/admin", tags=["admin"], responses=error_responses(401, 403, 413, 415))
     started = time.monotonic()
 
     @router.get("/status", responses=error_responses(503))

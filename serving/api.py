@@ -1,6 +1,7 @@
 """The HTTP face: OpenAI's endpoints and others over an `Engine`, with probes, version and Prometheus metrics."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from asgi_correlation_id import CorrelationIdMiddleware
 from fastapi import APIRouter, Depends, FastAPI, Response
@@ -10,12 +11,13 @@ from prometheus_fastapi_instrumentator import Instrumentator
 
 from pipeline.config import HotdraftConfig
 from pipeline.version import installed_version
-from serving.access import GUARDED, ApiKeyGuard, BodyLimit, OwnPagesOnly
+from serving.access import ApiKeyGuard, BodyLimit
 from serving.engine import Engine
 from serving.errors import ApiError, add_error_handlers, error_responses
 from serving.logs import PROBES
 from serving.metrics import ServingMetrics
 from serving.openai_routes import openai_router
+from serving.origins import AllowedHosts, OwnPagesOnly
 
 _PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 """Never OpenMetrics, even where the scraper prefers it: its encoder turns the colon of `vllm:` into `_`."""
@@ -28,11 +30,13 @@ def create_app(
     *,
     metrics: ServingMetrics,
     api_keys: Sequence[str] = (),
+    admin_keys: Sequence[str] = (),
     routers: Sequence[APIRouter] = (),
 ) -> FastAPI:
     """The application that serves `engine`, with `routers` beside OpenAI's.
 
-    Starting and stopping the engine stays with the caller. Without `api_keys` it is open to everybody.
+    Starting and stopping the engine stays with the caller. Without `api_keys` /v1 is open to everybody, and
+    so is /admin without either.
     """
     app = FastAPI(
         title="hotdraft",
@@ -42,26 +46,32 @@ def create_app(
     add_error_handlers(app)
     # Applied from the last to the first: every answer, a refusal too, has a request id.
     app.add_middleware(BodyLimit, max_bytes=config.server.max_body_bytes)
-    app.add_middleware(OwnPagesOnly)
-    if api_keys:
-        app.add_middleware(ApiKeyGuard, keys=api_keys)
+    app.add_middleware(OwnPagesOnly, config=config.server)
+    app.add_middleware(ApiKeyGuard, api_keys=api_keys, admin_keys=admin_keys)
+    app.add_middleware(AllowedHosts, config=config.server)
     instrumentator = Instrumentator(
         should_group_status_codes=False, excluded_handlers=list(PROBES), registry=metrics.registry
     )
     instrumentator.instrument(app)
     app.add_middleware(CorrelationIdMiddleware, header_name="X-Request-Id", validator=is_request_id)
 
-    bearer = Depends(HTTPBearer(auto_error=False, description="one of the server's API keys"))
+    bearer = Depends(HTTPBearer(auto_error=False, description="one of the server's keys"))
     for router in (openai_router(engine, config), *routers):
-        guarded = bool(api_keys) and f"{router.prefix}/".startswith(GUARDED)
+        guarded = {"/v1": api_keys, "/admin": admin_keys or api_keys}.get(router.prefix)
         app.include_router(router, dependencies=[bearer] if guarded else None)
 
     @app.get("/health", responses=error_responses(503), tags=["operation"])
-    async def health() -> dict[str, str]:
-        """Whether the process works: restart it if not."""
+    async def health() -> dict[str, Any]:
+        """Whether the process works: restart it if not. What is amiss and survived is told by name."""
         if not engine.is_alive:
-            raise ApiError(503, "The engine is not running.", code="engine_dead")
-        return {"status": "ok"}
+            cause = f" It ended by {engine.fatal_error}" if engine.fatal_error else ""
+            raise ApiError(503, f"The engine is not running.{cause}", code="engine_dead")
+        state = metrics.state
+        amiss = {
+            "unusable_adapters": state.unusable_adapters,
+            "recording": state.recorder.problem if state.recorder else None,
+        }
+        return {"status": "ok", **{name: what for name, what in amiss.items() if what}}
 
     @app.get("/ready", responses=error_responses(503), tags=["operation"])
     async def ready() -> dict[str, str]:

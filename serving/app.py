@@ -17,6 +17,7 @@ from pipeline.models import (
 from pipeline.replay import ReplayBuffer
 from serving.aside import aside
 from serving.attention import ATTENTION, register_attention
+from serving.context_length import check_context_length
 from serving.decoder import SpeculativeDecoder
 from serving.engine import Engine
 from serving.recorder import Recorder
@@ -43,6 +44,12 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None) -> Engine:
     draft = None
     if config.draft is not None:
         draft = load_causal_lm(config.draft, dtype=dtype, device=device, attn_implementation=ATTENTION)
+    check_context_length(
+        (config.target, target.config),
+        None if draft is None or config.draft is None else (config.draft, draft.config),
+        max_model_len=config.engine.max_model_len,
+        max_k=config.engine.largest_k,
+    )
     eos_ids = _eos_ids(target, tokenizer.eos_token_id)
     vocab_size = target.config.get_text_config().vocab_size
     vocabulary = None

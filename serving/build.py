@@ -25,7 +25,7 @@ def make_runners(
     head, is kept once. Raises `ModelError` for attention that is not supported.
     """
     for model in [target] if draft is None else [target, draft]:
-        check_supported(model.config.get_text_config())
+        check_supported(model.config.get_text_config(), max_length)
     for parameter in target.get_input_embeddings().parameters():
         parameter.data = parameter.data.clone()  # as a view it would keep the whole mapped file
     target_output = target.get_output_embeddings()

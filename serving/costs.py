@@ -58,7 +58,7 @@ def rows_to_measure(num_slots: int) -> list[int]:
 
 def profile_costs(decoder: SpeculativeDecoder, rows: Sequence[int], max_k: int) -> RoundCosts:
     """Measure greedy rounds over made-up prompts, medians of a few; only while the slots are free."""
-    context = max(1, min(CONTEXT, decoder.max_length - (1 + REPEATS) * (max_k + 1)))
+    context = max(1, min(CONTEXT, decoder.max_model_len - (1 + REPEATS) * (max_k + 1)))
     for row in range(max(rows)):
         decoder.load(row, [(7 * row + position) % decoder.vocab_size for position in range(context)])
         while not decoder.prefill(row, context, with_draft=max_k > 0):

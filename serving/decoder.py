@@ -14,14 +14,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from serving.build import make_runners
-from serving.logits import SamplingBatch, process_logits, sample
+from serving.distributions import Distributions
+from serving.logits import SamplingBatch
 from serving.noise import Stream, uniform
 from serving.penalties import count_drafted, count_tokens, penalise
-from serving.rejection import match_greedy, rejection_sample
+from serving.rejection import match, rejection_sample
+from serving.request import SamplingParams
 from serving.rounds import Proposal, Round
-from serving.runner import Runner, Window
+from serving.runner import Window
+from serving.soundness import UnsoundLogitsError, are_sound, mended
 from serving.target_log import TargetLog, pack, unpack
-from serving.trimmed_head import TrimmedHead
+from serving.track import Track
 
 KEY_BLOCK = 64
 """Attention reads whole blocks of keys, so that shapes recur."""
@@ -29,17 +32,6 @@ MIN_SHARED = 16
 """Tokens of a common beginning from which on it is copied instead of read again."""
 MAX_MISSED = 32
 """Tokens that the draft's first step reads at most beside its own two."""
-
-
-class Track:
-    """One model and how far it has read each slot."""
-
-    def __init__(self, runner: Runner, num_slots: int) -> None:
-        self.runner = runner
-        self.lengths = [0] * num_slots
-        """Positions of each slot that the runner holds keys for."""
-        self.token_ids = runner.head.token_ids if isinstance(runner.head, TrimmedHead) else None
-        """The tokens of the head, if it is not the whole vocabulary."""
 
 
 class SpeculativeDecoder:
@@ -62,6 +54,7 @@ class SpeculativeDecoder:
         draft_vocabulary: Tensor | None = None,
         reuse_prefixes: bool = True,
     ) -> None:
+        self.max_model_len = max_model_len
         self.max_length = -(-(max_model_len + max_k + 1) // KEY_BLOCK) * KEY_BLOCK
         self.device = target.device
         self.max_k = max_k if draft is not None else 0
@@ -90,10 +83,10 @@ class SpeculativeDecoder:
         prompt = np.asarray(prompt_ids, np.int32)
         same = (self._host_tokens[:, :length] == prompt).cumprod(1).sum(1)
         for track, needed in zip(self._tracks(), (length - 1, length - 2), strict=False):
-            shared = np.minimum(np.minimum(same, track.lengths), needed)
+            shared = np.minimum(track.reusable(same), needed)
             source = int(shared.argmax())
             reused = 0 if read_whole and track is self.target else int(shared[source])
-            track.lengths[row] = self._reuse(track, source, row, reused)
+            track.begin(row, self._reuse(track, source, row, reused))
         self._host_tokens[row, :length] = prompt
         self.tokens[row, :length] = torch.from_numpy(prompt).to(self.device, torch.int64)
         self.lengths[row] = self._prompt_lengths[row] = length
@@ -114,12 +107,33 @@ class SpeculativeDecoder:
 
         What the target thought of the tokens that follow those it read is added to `prompt_log`.
         """
+        for track, until in self._goals(row, with_draft):
+            self._advance(track, row, until, budget, prompt_log if track is self.target else None)
+        return self.unread(row, with_draft=with_draft) == 0
+
+    def unread(self, row: int, *, with_draft: bool) -> int:
+        """Prompt tokens that one of the models, the one that is further behind, has yet to read."""
+        return max(0, *(until - track.lengths[row] for track, until in self._goals(row, with_draft)))
+
+    def _goals(self, row: int, with_draft: bool) -> list[tuple[Track, int]]:
         goals = [(self.target, self.lengths[row] - 1)]
         if with_draft and self.draft is not None:
             goals.append((self.draft, self.lengths[row] - 2))
-        for track, until in goals:
-            self._advance(track, row, until, budget, prompt_log if track is self.target else None)
-        return all(track.lengths[row] >= until for track, until in goals)
+        return goals
+
+    @torch.inference_mode()
+    def discard(self, row: int) -> None:
+        """Forget a slot whose keys may not be numbers: they are zeroed, and nothing of it is reused."""
+        for track in self._tracks():
+            track.spoil(row)
+
+    def check(self) -> None:
+        """Raise what keeps a made-up request in the first slot from its tokens; only while no slot is in use."""
+        self.load(0, [0] * 4)
+        self.prefill(0, 4, with_draft=True)
+        greedy = SamplingBatch.of([SamplingParams(temperature=0)], [0], self.device)
+        if not self.round(1, self.max_k, greedy, log=False).target_is_sound.all():
+            raise UnsoundLogitsError("the target's logits are not numbers, whatever it reads")
 
     def rewind(self, row: int, length: int) -> None:
         """Forget a slot's tokens from `length` on."""
@@ -138,14 +152,15 @@ class SpeculativeDecoder:
         self._prompt_lengths[destination] = self._prompt_lengths[source]
         self._device_lengths[destination] = length
         for track in self._tracks():
-            track.runner.move(source, destination, length)
-            track.lengths[destination] = track.lengths[source]
+            track.move(source, destination, length)
 
     @torch.inference_mode()
     def round(self, rows: int, k: int, sampling: SamplingBatch, *, log: bool) -> Round:
         """Draft k tokens, verify them in one target forward, commit 1..k+1 tokens in each of the first rows.
 
-        The target's distributions are brought along with `log`, or where a request asks for log-probs.
+        The target's distributions are brought along with `log`, or where a request asks for log-probs. A row
+        of which the target's logits are not sound must not go on; its slot has been discarded. Where the
+        draft's are not, it goes on, and the draft guesses without what it knew.
         """
         assert max(self.lengths[:rows]) + k < self.max_length, "a round's tokens fit their slots"
         proposal = self.propose(rows, k, sampling)
@@ -157,33 +172,56 @@ class SpeculativeDecoder:
             self._host_tokens[row, start : start + count + 1] = outcome.token_ids[row, : count + 1]
             self.target.lengths[row] = start + count
             self.lengths[row] = start + count + 1
+        for row in np.flatnonzero(~outcome.target_is_sound).tolist():
+            self.discard(row)
+        for row in np.flatnonzero(~outcome.draft_is_sound).tolist():
+            assert self.draft is not None
+            self.draft.spoil(row)
         return outcome
+
+    @torch.inference_mode()
+    def catch_up(self, rows: int, budget: int) -> bool:
+        """Let the draft read up to `budget` tokens of each row that it is far behind in; True if it is in none now.
+
+        Far is more than the first step of a round feeds it. A round itself reads what is left, however much.
+        """
+        assert self.draft is not None, "drafting needs a draft"
+        behind = [row for row in range(rows) if self._missed(row) > MAX_MISSED]
+        for row in behind:
+            self._advance(self.draft, row, self.lengths[row] - 2, budget)
+        return all(self._missed(row) <= MAX_MISSED for row in behind)
 
     @torch.inference_mode()
     def propose(self, rows: int, k: int, sampling: SamplingBatch) -> Proposal:
         """Let the draft propose k tokens for each of the first rows; commits nothing."""
         lengths = self._device_lengths[:rows]
+        sound = torch.ones(rows, 1, dtype=torch.bool, device=self.device)
         if k == 0:
-            nothing = torch.zeros(rows, 0, self.vocab_size, device=self.device)
-            return Proposal(lengths.new_zeros(rows, 0), nothing if sampling.any_sampled else None)
+            return Proposal(lengths.new_zeros(rows, 0), None, sound)
         assert self.draft is not None, "drafting needs a draft"
-        missed = self._catch_up(rows)
+        while not self.catch_up(rows, KEY_BLOCK):
+            pass
+        missed = max(map(self._missed, range(rows)))
         key_length = self._key_length(max(self.lengths[:rows]) + k)
         # a prompt shorter than what is fed has its first token fed more than once, at the same position
         positions = (lengths + torch.arange(-2 - missed, 0, device=self.device)).clamp_min(0)
         fed = self.tokens[:rows].gather(1, positions)
         ids: list[Tensor] = []
-        probs: list[Tensor] = []
+        steps: list[Distributions] = []
         counts = self._count_answered(rows) if sampling.any_penalised else None
         for step in range(k):
             logits = self.draft.runner.forward(Window(slice(0, rows), positions, key_length), fed, 1)
-            fed, step_probs = self._draw(logits, lengths + step, sampling, counts)
+            usable = are_sound(logits)
+            sound = sound & usable[:, 0]
+            if sampling.any_sampled:
+                logits = mended(logits, usable)
+            fed, distributions = self._draw(logits, lengths + step, sampling, counts)
             positions = lengths + step
             ids.append(fed)
             if counts is not None:
                 counts.scatter_add_(1, fed, torch.ones_like(fed, dtype=counts.dtype))
-            probs += [] if step_probs is None else [step_probs]
-        return Proposal(torch.cat(ids, 1), torch.cat(probs, 1) if probs else None)
+            steps.append(distributions)
+        return Proposal(torch.cat(ids, 1), None if sampling.all_chosen else Distributions.cat(steps), sound)
 
     @torch.inference_mode()
     def draft_logits(self, token_ids: Tensor, keep: int) -> Tensor:
@@ -192,12 +230,15 @@ class SpeculativeDecoder:
         spare = slice(self._spare_slot, self._spare_slot + 1)
         positions = torch.arange(token_ids.shape[1], device=self.device)[None]
         window = Window(spare, positions, self._key_length(token_ids.shape[1]))
-        return self.draft.runner.forward(window, token_ids, keep)[0]
+        logits = self.draft.runner.forward(window, token_ids, keep)[0]
+        if not are_sound(logits).all():  # the next one's must be
+            self.draft.runner.clear(self._spare_slot)
+        return logits
 
     def _draw(
         self, logits: Tensor, position: Tensor, sampling: SamplingBatch, counts: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Drafted ids [B, 1] and their distribution [B, 1, V], None if greedy, from logits [B, 1, N].
+    ) -> tuple[Tensor, Distributions]:
+        """Drafted ids [B, 1] and what they were drawn from, from logits [B, 1, N].
 
         They are penalised by the `counts` [B, V] of answered tokens, if there are any.
         """
@@ -207,15 +248,14 @@ class SpeculativeDecoder:
         if counts is not None:
             known = counts if vocabulary is None else counts[:, vocabulary]
             logits = penalise(logits, known[:, None], sampling)
-        if not sampling.any_sampled:
-            chosen = logits.argmax(-1)
-            return (chosen if vocabulary is None else vocabulary[chosen]), None
-        probs = process_logits(logits, sampling)
-        chosen = sample(probs, uniform(sampling.seeds[:, None], position, Stream.DRAFT))
-        if vocabulary is None:
-            return chosen, probs
-        everywhere = probs.new_zeros(*probs.shape[:2], self.vocab_size).index_copy_(-1, vocabulary, probs)
-        return vocabulary[chosen], everywhere
+        drawn_from = Distributions.of(logits, sampling, vocabulary, self.vocab_size)
+        if sampling.all_chosen:
+            return drawn_from.choose(sampling, position), drawn_from
+        first = torch.zeros_like(sampling.seeds)
+        token_ids = drawn_from.sample(first, uniform(sampling.seeds, position[:, 0], Stream.DRAFT))[:, None]
+        if sampling.chosen is not None:
+            token_ids[sampling.chosen] = drawn_from.choose(sampling, position)[sampling.chosen]
+        return token_ids, drawn_from
 
     def _verify(self, rows: int, k: int, proposal: Proposal, sampling: SamplingBatch, log: bool) -> Round:
         lengths = self._device_lengths[:rows]
@@ -224,27 +264,28 @@ class SpeculativeDecoder:
         fed = torch.cat([self.tokens[:rows].gather(1, lengths - 1), proposal.token_ids], 1)
         window = Window(slice(0, rows), positions, self._key_length(max(self.lengths[:rows]) + k))
         logits = self.target.runner.forward(window, fed, k + 1)[..., : self.vocab_size].float()
+        sound = are_sound(logits).all(1)
         penalised = logits
         if sampling.any_penalised:
             counts = count_drafted(self._count_answered(rows), proposal.token_ids)
             penalised = penalise(logits, counts, sampling)
-        if proposal.probs is None:
-            verification = match_greedy(penalised.argmax(-1), proposal.token_ids)
-        else:
+        target = Distributions.of(penalised, sampling)
+        if not sampling.all_chosen:
             seeds = sampling.seeds[:, None]
-            verification = rejection_sample(
-                process_logits(penalised, sampling),
-                proposal.probs,
-                proposal.token_ids,
-                uniform(seeds, drawn_at[:, :k], Stream.ACCEPT),
-                uniform(seeds, drawn_at, Stream.RECOVER),
-            )
-        accepted, following = verification.num_accepted[:, None], verification.next_token[:, None]
+            accept_noise = uniform(seeds, drawn_at[:, :k], Stream.ACCEPT)
+            recover_noise = uniform(seeds, drawn_at, Stream.RECOVER)
+            drawn_from, drafted_ids = proposal.distributions, proposal.token_ids
+            verification = rejection_sample(target, drawn_from, drafted_ids, accept_noise, recover_noise)
+        if sampling.chosen is not None:
+            matched = match(target.choose(sampling, drawn_at), proposal.token_ids)
+            verification = matched if sampling.all_chosen else verification.replaced(matched, sampling.chosen)
+        accepted, following = verification.num_accepted[:, None] * sound, verification.next_token[:, None]
+        following = following.clamp_max(self.vocab_size - 1)  # none can be drawn from what is not sound
         padded = torch.cat([proposal.token_ids, following], 1)
         token_ids = torch.where(drawn_at - lengths < accepted, padded, following)
         self.tokens[:rows].scatter_(1, drawn_at, token_ids)
         lengths += accepted + 1
-        decided = torch.cat([accepted, token_ids, proposal.token_ids], 1).to(torch.int32)
+        decided = torch.cat([sound, proposal.sound, accepted, token_ids, proposal.token_ids], 1).to(torch.int32)
         with_tokens = sampling.any_logprobs
         if not (log or with_tokens):
             return Round.of(decided.cpu().numpy(), k, 0, with_tokens=False)
@@ -260,17 +301,9 @@ class SpeculativeDecoder:
         token_ids = self.tokens[:rows, : max(self.lengths[:rows])]
         return count_tokens(token_ids, start, self._device_lengths[:rows], self.vocab_size)
 
-    def _catch_up(self, rows: int) -> int:
-        """How many tokens the draft has missed, at most; rows that are far behind are read here."""
+    def _missed(self, row: int) -> int:
         assert self.draft is not None
-        missed = 0
-        for row in range(rows):
-            behind = self.lengths[row] - 2 - self.draft.lengths[row]
-            if behind > MAX_MISSED:
-                self._advance(self.draft, row, self.lengths[row] - 2, self.max_length)
-            else:
-                missed = max(missed, behind)
-        return missed
+        return max(0, self.lengths[row] - 2 - self.draft.lengths[row])
 
     def _advance(self, track: Track, row: int, until: int, budget: int, log: list[TargetLog] | None = None) -> None:
         """Feed a row's committed tokens to a model until its cache holds `until` positions."""

@@ -15,6 +15,8 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = {token_id for token_id, token in added.items() if token.special}
         self._ids: list[int] = []
         """Those of the last text, then those whose text is yet to come."""
         self._known = 0
@@ -23,6 +25,8 @@ class Detokenizer:
 
     def step(self, token: int) -> str:
         """The text that a token completes; nothing while its character may go on, and for a special token."""
+        if token in self._special:  # has no text; kept, a long run of them would be decoded again at each
+            return ""
         self._ids.append(token)
         text = self._decode()
         if len(text) <= len(self._known_text) or text.endswith(UNFINISHED):

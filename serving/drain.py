@@ -1,6 +1,7 @@
 """How the server ends: SIGTERM lets what was accepted finish, within a time limit."""
 
 import logging
+import socket
 import threading
 import time
 from types import FrameType
@@ -9,6 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from pipeline.config import ServerConfig
+from serving.connections import ACCEPTS_A_TURN, Connections
 from serving.engine import Engine
 
 logger = logging.getLogger(__name__)
@@ -18,6 +20,8 @@ LAST_WORDS_SECONDS = 5
 """For answers on their way to slow clients."""
 KEEP_ALIVE_SECONDS = 75
 """Of an idle connection: longer than clients and proxies keep theirs, who would else send into one that ends."""
+BACKLOG = 2048
+"""Connections that the kernel keeps for us, of a crowd that comes at once."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -27,13 +31,16 @@ class DrainingServer(uvicorn.Server):
     as is everything at a second signal. `run` returns afterwards, so that the process can exit with 0.
     """
 
-    def __init__(self, app: FastAPI, config: ServerConfig, engine: Engine) -> None:
+    def __init__(self, app: FastAPI, config: ServerConfig, engine: Engine, connections: Connections) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
                 host=config.host,
                 port=config.port,
                 log_config=None,
+                http=connections.protocol,  # type: ignore[arg-type]  # it is called like the class
+                ws="none",
+                backlog=ACCEPTS_A_TURN,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=LAST_WORDS_SECONDS,
             )
@@ -42,6 +49,13 @@ class DrainingServer(uvicorn.Server):
         self._drain_seconds = config.drain_seconds
         self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._drain, name="drain", daemon=True)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for server in self.servers:
+            for listener in server.sockets:  # asyncio has one number for both backlogs, its own and the kernel's
+                with listener.dup() as same:
+                    same.listen(BACKLOG)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._thread.ident is None:

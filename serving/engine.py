@@ -3,13 +3,17 @@
 A step: work asked for between rounds (a swap) → drop requests that were cancelled or met a stop string
 → admit and prefill, a bounded chunk → one round over all running requests → free the slots of those
 that ended. Text, records and listeners are the output thread's, while the next round runs.
+
+What a step raises ends the requests it was about, and no others. After a few failures in a row the
+engine tries a request of its own, and ends only if that fails too.
 """
 
+import logging
 import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Literal, TypeVar
 
@@ -18,16 +22,25 @@ from transformers import PreTrainedTokenizerBase
 from pipeline.models import ModelError
 from serving.adaptive_k import AcceptanceEstimate, AdaptiveK
 from serving.costs import RoundCosts, profile_costs, rows_to_measure
-from serving.decoder import SpeculativeDecoder
+from serving.decoder import MAX_MISSED, SpeculativeDecoder
 from serving.events import RoundStats, SwapEvent
+from serving.failures import Failures, brief
+from serving.learned_costs import Setting
 from serving.logits import SamplingBatch
 from serving.output import Output
 from serving.output_thread import OutputThread
 from serving.recorder import Recorder
 from serving.request import MAX_LOGPROBS, FinishReason, GenerationRequest, OutputDelta
+from serving.rounds import Round
 from serving.sequence import Sequence
+from serving.soundness import UnsoundLogitsError
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+MAX_FAILED_STEPS = 3
+"""In a row, after which the engine asks whether it works at all."""
 
 
 class QueueFullError(RuntimeError):
@@ -81,7 +94,14 @@ class Engine:
         self._ended: list[Output] = []
         """Whose last tokens may not have been told yet."""
         self._sampling: SamplingBatch | None = None
-        self._outputs = OutputThread(recorder, self._notify)
+        self._failed_steps = 0
+        """Since the last round that brought something."""
+        self._due_k = 0
+        """What auto has chosen, while the draft has yet to read what it missed."""
+        self._failures = Failures()
+        self.fatal_error: str | None = None
+        """What ended the engine, if it did not end as asked."""
+        self._outputs = OutputThread(recorder, self._failures)
         self.listeners = self._outputs.listeners
         """Who hears of rounds, finished requests and swaps, in the output thread."""
         self._draining = False
@@ -122,7 +142,12 @@ class Engine:
 
     @property
     def is_alive(self) -> bool:
-        return self._thread.is_alive() and not self._outputs.has_failed
+        return self._thread.is_alive()
+
+    @property
+    def failures(self) -> Mapping[str, int]:
+        """What failed since the start and was survived, by place."""
+        return self._failures.counts
 
     def measure_costs(self) -> RoundCosts:
         """Learn what rounds cost on this machine, by rows and k; only while no request runs. Takes seconds."""
@@ -209,26 +234,39 @@ class Engine:
         return future
 
     def announce_swap(self, event: SwapEvent) -> None:
-        """Stamp the next rounds with a new draft version; called by the errand that swapped."""
+        """Stamp the next rounds, and the draft's keys, with a new version; called by the errand that swapped."""
         self.draft_version = event.version
+        if self.decoder.draft is not None:
+            self.decoder.draft.weights_changed()
         self._outputs.swap(event)
 
     def step(self) -> None:
         """One turn of the loop; `start` runs it in a thread until `stop`."""
         self._run_errands()
         self._drop_finished()
-        self._prefill()
-        if self._running:
-            self._round()
+        try:
+            self._prefill()
+        except Exception as error:  # noqa: BLE001 -- whatever it is, it is one request's
+            self._end_prefilling(error)
+        running = list(self._running)
+        if not running:
+            return
+        try:
+            self._round(running)
+        except Exception as error:  # noqa: BLE001 -- whatever it is, requests that wait have no part in it
+            self._end_round(running, error)
 
     def _run(self) -> None:
         try:
-            while not self._outputs.has_failed:
+            while True:
                 with self._wake:
-                    self._wake.wait_for(lambda: self._stopping or self._outputs.has_failed or self._has_work())
+                    self._wake.wait_for(lambda: self._stopping or self._has_work())
                     if self._stopping:
                         return
                 self.step()
+        except Exception as error:
+            self.fatal_error = brief(error)
+            logger.exception("the engine ends")
         finally:
             self._abandon("cancelled" if self._stopping else "error")
 
@@ -245,14 +283,34 @@ class Engine:
                 self._errands.popleft()[1].cancel()
         self._outputs.stop()
         for output in [*self._ended, *(sequence.output for sequence in left)]:
-            if not self._outputs.has_failed:
-                self._outputs.finish(output, reason)
-            elif output.finish_reason is None:
-                output.send(reason)  # not to the listeners, one of which raised
+            self._outputs.finish(output, reason)
 
-    def _notify(self) -> None:
-        with self._wake:
-            self._wake.notify()
+    def _end_prefilling(self, error: Exception) -> None:
+        sequence, self._prefilling = self._prefilling, None
+        assert sequence is not None, "only reading a prompt can fail"
+        self._failures.add("prefill", error, "its request ends")
+        self._outputs.finish(sequence.output, "error")
+        self.decoder.discard(len(self._running))
+        self._count_failed_step()
+
+    def _end_round(self, running: list[Sequence], error: Exception) -> None:
+        """End the requests of a round; the one whose prompt is being read goes on, in the first row."""
+        self._failures.add("round", error, f"its {len(running)} requests end")
+        for sequence in running:
+            self._outputs.finish(sequence.output, "error")
+        rows, self._running, self._sampling = len(self._running), [], None
+        for row in range(rows):
+            self.decoder.discard(row)
+        if self._prefilling is not None and rows:
+            self.decoder.move(rows, 0)
+        self._count_failed_step()
+
+    def _count_failed_step(self) -> None:
+        """Raises what is wrong with the decoder if it fails on and on."""
+        self._failed_steps += 1
+        if self._failed_steps >= MAX_FAILED_STEPS and not self.num_running:
+            self.decoder.check()
+            self._failed_steps = 0
 
     def _run_errands(self) -> None:
         while self._errands:
@@ -281,52 +339,56 @@ class Engine:
         if self._prefilling and self._prefilling.request.request_id in cancelled:
             dropped.append(self._prefilling)
             self._prefilling = None
+            self.decoder.discard(len(self._running))  # no round has shown that what was read is sound
         for sequence in dropped:
             self._outputs.finish(sequence.output, "cancelled")
 
     def _prefill(self) -> None:
-        """Admit the next request to the row after the running ones and process a chunk of its prompt.
+        """Admit the next request and read a chunk of its prompt, of which only what was not read before counts.
 
         With others that fit whole into what the chunk leaves: a few tokens of a prompt cost as much as many.
         """
-        budget = self._prefill_chunk
-        while budget > 0:
-            row = len(self._running)
-            if self._prefilling is None:
-                with self._wake:
-                    if not self._waiting or row == self.num_slots:
-                        return
-                    if budget < min(self._prefill_chunk, len(self._waiting[0].request.prompt_ids)):
-                        return
-                    self._prefilling = self._waiting.popleft()
-                output = self._prefilling.output
-                output.admitted = time.perf_counter()
-                self.decoder.load(row, output.request.prompt_ids, read_whole=output.prompt_log is not None)
-            output = self._prefilling.output
-            length = len(output.request.prompt_ids)
-            # without running requests nobody waits, but the logits of a long prompt would not fit memory
-            chunk = budget if self._running or output.prompt_log is not None else length
-            done = self.decoder.prefill(row, chunk, with_draft=self.k != 0, prompt_log=output.prompt_log)
-            budget -= min(budget, length)
-            if done:
+        budget, with_draft = self._prefill_chunk, self.k != 0
+        while budget > 0 and (self._prefilling is not None or self._admit()):
+            assert self._prefilling is not None
+            row, prompt_log = len(self._running), self._prefilling.output.prompt_log
+            unread = self.decoder.unread(row, with_draft=with_draft)
+            if budget < min(self._prefill_chunk, unread):
+                return
+            self.decoder.prefill(row, budget, with_draft=with_draft, prompt_log=prompt_log)
+            budget -= unread
+            if budget >= 0:
                 self._running.append(self._prefilling)
                 self._prefilling = self._sampling = None
 
-    def _round(self) -> None:
+    def _admit(self) -> bool:
+        """Give the next request the row after the running ones; whether there was one, and a row."""
+        row = len(self._running)
+        with self._wake:
+            if not self._waiting or row == self.num_slots:
+                return False
+            self._prefilling = self._waiting.popleft()
+        output = self._prefilling.output
+        output.admitted = time.perf_counter()
+        self.decoder.load(row, output.request.prompt_ids, read_whole=output.prompt_log is not None)
+        return True
+
+    def _round(self, running: list[Sequence]) -> None:
         started = time.perf_counter()
-        running = list(self._running)
         if self._sampling is None:
             params = [sequence.request.params for sequence in running]
             self._sampling = SamplingBatch.of(params, [s.seed for s in running], self.decoder.device)
-        k = self.k
-        if k == "auto":
-            assert self.adaptive_k is not None
-            k = self.adaptive_k.choose([s.acceptance for s in running], max(s.left for s in running))
+        setting = Setting(len(running), max(self.decoder.lengths[: len(running)]), self._sampling.kind)
+        k = self._choose_k(running, setting)
         log = any(sequence.output.is_recorded for sequence in running)
+        decoding = time.perf_counter()
         outcome = self.decoder.round(len(running), k, self._sampling, log=log)
+        if self.adaptive_k is not None:
+            self.adaptive_k.observe(setting, k, time.perf_counter() - decoding)
         accepted = outcome.num_accepted.tolist()
-        for sequence, count in zip(running, accepted, strict=True):
-            sequence.acceptance.observe(count, k)
+        for sequence, count, sound in zip(running, accepted, outcome.target_is_sound, strict=True):
+            if sound:
+                sequence.acceptance.observe(count, k)
         now = time.perf_counter()
         inter_token = tuple(now - s.last_round for s in running if s.last_round is not None)
         for sequence in running:
@@ -349,6 +411,31 @@ class Engine:
             inter_token_seconds=inter_token,
         )
         self._outputs.round(stats, outcome, [s.output for s in running], advances)
+        self._note_soundness(outcome)
+
+    def _choose_k(self, running: list[Sequence], setting: Setting) -> int:
+        """Of the next round: 0 as long as the draft is far behind; it reads a chunk of each request a round."""
+        k = self.k
+        if k == "auto":
+            assert self.adaptive_k is not None
+            longest = max(sequence.left for sequence in running)
+            k = self._due_k or self.adaptive_k.choose([s.acceptance for s in running], longest, setting)
+        if k == 0 or self.decoder.catch_up(len(running), max(self._prefill_chunk, MAX_MISSED)):
+            self._due_k = 0
+            return k
+        self._due_k = k
+        return 0
+
+    def _note_soundness(self, outcome: Round) -> None:
+        unsound = UnsoundLogitsError("logits that are no numbers")
+        for _ in range(int((~outcome.target_is_sound).sum())):
+            self._failures.add("target", unsound, "its request ends")
+        for _ in range(int((~outcome.draft_is_sound).sum())):
+            self._failures.add("draft", unsound, "its request goes on with a draft that guesses")
+        if outcome.target_is_sound.any():
+            self._failed_steps = 0
+        else:
+            self._count_failed_step()
 
     def _release(self, row: int) -> None:
         """Free a row and close the gap, so that running rows stay in front, the prefilling one after them."""

@@ -35,6 +35,7 @@ class ApiError(Exception):
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
+        message, param = _encodable(message), param and _encodable(param)
         super().__init__(message)
         self.status = status
         self.headers = headers
@@ -43,6 +44,11 @@ class ApiError(Exception):
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body.model_dump(), status_code=self.status, headers=self.headers)
+
+
+def _encodable(text: str) -> str:
+    """Messages quote what clients sent, and JSON can spell half of a surrogate pair, which no answer can."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -88,7 +94,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(PromptError)
     async def prompt_error(request: Request, error: PromptError) -> JSONResponse:
-        return ApiError(400, str(error), param=error.param).response()
+        return ApiError(400, str(error), param=error.param, code=error.code).response()
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:

@@ -44,7 +44,7 @@ class SwapClock:
 
 
 class EngineListener(Protocol):
-    """Hears of the engine's work, in the engine's thread: it must be quick and must not raise.
+    """Hears of the engine's work, in the output thread, and must be quick. What it raises is counted and dropped.
 
     A round is told before the requests that finish in it, and both before the clients hear of them.
     """

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from serving.attention import causal_mask, folded_attention, groups_of
+from serving.attention import FULL, attention_windows, causal_mask, folded_attention, groups_of
 from serving.linear import ServedLinear
 from serving.runner import Window
 
@@ -23,7 +23,10 @@ ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 
 def is_fusable(model: PreTrainedModel) -> bool:
     """Whether `FusedRunner` computes what the model's own layers do."""
-    return model.config.model_type in MODEL_TYPES and model.model.rotary_emb.rope_type in ROPE_TYPES
+    config = model.config
+    if config.model_type not in MODEL_TYPES or set(attention_windows(config)) != {FULL}:
+        return False
+    return model.model.rotary_emb.rope_type in ROPE_TYPES
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,9 @@ class FusedRunner:
 
     def move(self, source: int, destination: int, length: int) -> None:
         self._kv[:, destination, :, :, :length] = self._kv[:, source, :, :, :length]
+
+    def clear(self, slot: int) -> None:
+        self._kv[:, slot].zero_()
 
 
 class _RMSNorm:

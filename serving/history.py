@@ -41,7 +41,7 @@ class ServedHistory(BaseModel):
 
 
 def history_router(history: Callable[[], History]) -> APIRouter:
-    router = APIRouter(prefix="/admin", tags=["admin"], responses=error_responses(401, 413))
+    router = APIRouter(prefix="/admin", tags=["admin"], responses=error_responses(401, 403, 413))
 
     @router.get("/history", response_model_exclude_none=True)
     def served_history() -> ServedHistory:

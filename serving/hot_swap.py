@@ -3,8 +3,9 @@
 Protocol. `stage` reads and checks the adapter, merges it with the draft's original weights and brings
 them into the form they are served in, off the hot path. `swap` then, between rounds, copies them in
 place (so that addresses stay valid for CUDA graphs), and compares the live draft's output on the
-adapter's probe with what the trainer's model gave. If they differ, the weights from before are put
-back. Running requests go on: draft keys of the old version only cost acceptance, never correctness.
+adapter's probe with what the trainer's model gave. If they differ, or anything fails on the way, the
+weights from before are put back. Running requests go on: draft keys of the old version only cost
+acceptance, never correctness.
 """
 
 import time
@@ -56,11 +57,10 @@ class HotSwapper:
     ranking of their own are served with it.
     """
 
-    def __init__(self, engine: Engine, fingerprint: str, rank: int, ranking: Tensor | None = None) -> None:
+    def __init__(self, engine: Engine, fingerprint: str, ranking: Tensor | None = None) -> None:
         assert engine.decoder.draft is not None, "there is no draft to swap"
         self._engine = engine
         self._runner = engine.decoder.draft.runner
-        self._rank = rank
         self._ranking = ranking
         self._weights = aside(
             lambda: {name: w for linear in self._runner.linears for name, w in linear.weights().items()}
@@ -84,7 +84,7 @@ class HotSwapper:
         return aside(lambda: self._stage(version, folder))
 
     def _stage(self, version: int, folder: Path) -> StagedDraft:
-        adapter = load_adapter(folder, self._base, self._rank)
+        adapter = load_adapter(folder, self._base)
         if adapter.probe_ids.shape[1] > self._engine.decoder.max_length:
             raise AdapterError(f"the probe is longer than the {self._engine.decoder.max_length} tokens of a slot")
         device = self._engine.decoder.device
@@ -95,7 +95,10 @@ class HotSwapper:
         return StagedDraft(version, weights, vocabulary, head, adapter.probe_ids.to(device), probe_probs)
 
     def swap(self, staged: StagedDraft, reason: SwapReason) -> SwapEvent:
-        """Wait for the end of the round under way and swap. Raises `SwapError` if the probe differs."""
+        """Wait for the end of the round under way and swap. Raises `SwapError` if the probe differs.
+
+        Whatever it raises, the version from before serves on.
+        """
         return self._engine.between_rounds(lambda: self._install(staged, reason)).result()
 
     def _prepare(self, weights: dict[str, Tensor]) -> list[Tensor]:
@@ -112,14 +115,17 @@ class HotSwapper:
     @torch.inference_mode()
     def _install(self, staged: StagedDraft, reason: SwapReason) -> SwapEvent:
         started = time.perf_counter()
-        self._copy(staged)
-        distance = self._probe(staged)
-        if not distance <= PROBE_TOLERANCE:
+        try:
+            self._copy(staged)
+            distance = self._probe(staged)
+            if not distance <= PROBE_TOLERANCE:
+                raise SwapError(
+                    f"version {staged.version}: the live draft's output is {distance:.3f} (total variation) "
+                    f"from what the adapter's trainer computed, {PROBE_TOLERANCE} is allowed"
+                )
+        except BaseException:
             self._copy(self._live)
-            raise SwapError(
-                f"version {staged.version}: the live draft's output is {distance:.3f} (total variation) "
-                f"from what the adapter's trainer computed, {PROBE_TOLERANCE} is allowed"
-            )
+            raise
         previous, self._live = self._live.version, staged
         event = SwapEvent(staged.version, previous, reason, time.perf_counter() - started)
         self._engine.announce_swap(event)

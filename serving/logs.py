@@ -1,6 +1,8 @@
 """The server's log: lines for people or JSON for machines, each with the id of the request it belongs to."""
 
 import logging
+import time
+from collections import Counter
 from typing import Literal
 
 from asgi_correlation_id import CorrelationIdFilter
@@ -23,6 +25,27 @@ class AccessFields(logging.Filter):
         return True
 
 
+class Throttle(logging.Filter):
+    """Lets `burst` records of one message pass in `seconds`; what a client can cause at will fills no disk."""
+
+    def __init__(self, burst: int = 5, seconds: float = 10.0) -> None:
+        super().__init__()
+        self._burst, self._seconds = burst, seconds
+        self._until = 0.0
+        self._seen: Counter[str] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now = time.monotonic()
+        if now >= self._until:
+            self._until = now + self._seconds
+            self._seen.clear()
+        message = str(record.msg).partition("\n")[0]
+        self._seen[message] += 1
+        if self._seen[message] == self._burst:
+            record.msg = f"{record.msg} (said {self._burst} times; no more of it for a while)"
+        return self._seen[message] <= self._burst
+
+
 def configure_logging(log_format: Literal["text", "json"]) -> None:
     """Make every record of this process leave in `log_format`, to standard error."""
     handler = logging.StreamHandler()
@@ -37,3 +60,5 @@ def configure_logging(log_format: Literal["text", "json"]) -> None:
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     logging.getLogger("uvicorn.access").addFilter(AccessFields())
+    for name in ("asyncio", "serving.connections", "uvicorn.error"):
+        logging.getLogger(name).addFilter(Throttle())

@@ -54,6 +54,14 @@ class MetricFamilies:
         family.add_metric(list(fixed.values()), value)
         return family
 
+    def count_by_now(self, label: str, name: str, documentation: str, values: Mapping[str, float]) -> Metric:
+        """Likewise, with a value for each value of `label`."""
+        fixed = self._labels(name)
+        family = CounterMetricFamily(name, documentation, labels=[*fixed, label])
+        for key, value in values.items():
+            family.add_metric([*fixed.values(), key], value)
+        return family
+
     def _labels(self, name: str) -> dict[str, str]:
         engine = {"engine": "0"} if name.startswith("vllm:") else {}
         return {"model_name": self._model_name, **engine}

@@ -62,7 +62,8 @@ class ServingMetrics:
         for reason in get_args(SwapReason):
             self._swaps(reason=reason)  # exported as 0 from the start, so that the first of each is an increase
         self._rollbacks = counter("hotdraft_rollbacks", "Swaps back to an older draft version.")
-        self._swap_failures = counter("hotdraft_swap_failures", "Adapters that could not be swapped in.")
+        self._swap_failures = counter("hotdraft_swap_failures", "Attempts to swap an adapter in that failed.")
+        self._sync_errors = counter("hotdraft_adapter_sync_errors", "Failures in following the adapter registry.")
         self._swap_stall = families.histogram(
             "hotdraft_swap_stall_seconds", "Time decoding stood still for a swap.", _STALL_BUCKETS
         )
@@ -96,3 +97,6 @@ class ServingMetrics:
 
     def count_swap_failure(self) -> None:
         self._swap_failures.inc()
+
+    def count_sync_error(self) -> None:
+        self._sync_errors.inc()

@@ -17,6 +17,17 @@ class Stream(IntEnum):
     DRAFT = 1
     ACCEPT = 2
     RECOVER = 3
+    RACE = 4
+    """The key of a race between tokens, from which these three come:"""
+    GROUP = 5
+    FIRST = 6
+    TOKEN = 7
+
+
+def random_bits(seeds: torch.Tensor, counters: torch.Tensor, stream: Stream) -> torch.Tensor:
+    """int64, all of its 64 bits random, of the broadcast shape of int64 `seeds` and `counters`."""
+    state = _mix(seeds + _wrapped(int(stream) * _GOLDEN))
+    return _mix(state + counters * _GOLDEN)
 
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor, stream: Stream) -> torch.Tensor:
@@ -24,9 +35,12 @@ def uniform(seeds: torch.Tensor, positions: torch.Tensor, stream: Stream) -> tor
 
     52 bits, so that the product with any float64 total stays below that total.
     """
-    state = _mix(seeds + _wrapped(int(stream) * _GOLDEN))
-    bits = _mix(state + positions * _GOLDEN)
-    return (_shift_right(bits, 12)).double() * 2.0**-52
+    return _shift_right(random_bits(seeds, positions, stream), 12).double() * 2.0**-52
+
+
+def exponential(seeds: torch.Tensor, counters: torch.Tensor, stream: Stream) -> torch.Tensor:
+    """float64 above 0, exponentially distributed with mean 1, of the shape of `uniform`."""
+    return (uniform(seeds, counters, stream) + 2.0**-53).log().neg()
 
 
 def _wrapped(value: int) -> int:

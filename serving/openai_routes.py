@@ -9,15 +9,16 @@ from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
 from pipeline.config import HotdraftConfig
+from serving.client_identity import client_identity
 from serving.completion import sse_events, whole_completion
 from serving.engine import Engine, QueueFullError, ShuttingDownError
 from serving.errors import ApiError, context_length_exceeded, error_responses, unknown_model
-from serving.prompts import decode, encode_chat, encode_text
-from serving.request import DEFAULT_DOMAIN, GenerationRequest
+from serving.prompts import PromptEncoder, decode
+from serving.request import DEFAULT_DOMAIN, UNRECORDED_DOMAIN, GenerationRequest
 from serving.response_builder import ChatBuilder, ResponseBuilder, TextBuilder
 from serving.responses import ChatCompletion, ChatCompletionChunk, Completion, Envelope, ModelCard, ModelList
 from serving.schema import ChatCompletionRequest, CompletionRequest, GenerationOptions
-from serving.token_stream import TokenStream
+from serving.token_stream import TokenStream, unless_gone
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default `max_tokens` of /v1/completions."""
@@ -27,12 +28,13 @@ DomainHeader = Annotated[
     Header(alias="X-Hotdraft-Domain", max_length=200, description="tags the traffic where metadata does not"),
 ]
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-_ERRORS = error_responses(400, 401, 404, 413, 500, 503)
+_ERRORS = error_responses(400, 401, 403, 404, 413, 415, 500, 503)
 
 
 def openai_router(engine: Engine, config: HotdraftConfig) -> APIRouter:
     """Routes below /v1 that answer by `engine`, whose starting and stopping stays with the caller."""
     router = APIRouter(prefix="/v1", tags=["OpenAI"])
+    encoder = PromptEncoder(engine)
     model_name = config.served_model_name
     card = ModelCard(
         id=model_name,
@@ -45,11 +47,11 @@ def openai_router(engine: Engine, config: HotdraftConfig) -> APIRouter:
     def text_of(token_id: int) -> str:
         return decode(engine.tokenizer, [token_id])
 
-    @router.get("/models", responses=error_responses(401))
+    @router.get("/models", responses=error_responses(401, 403))
     async def list_models() -> ModelList:
         return ModelList(object="list", data=[card])
 
-    @router.get("/models/{name:path}", responses=error_responses(401, 404))
+    @router.get("/models/{name:path}", responses=error_responses(401, 403, 404))
     async def retrieve_model(name: str) -> ModelCard:
         if name != model_name:
             raise unknown_model(name)
@@ -59,12 +61,13 @@ def openai_router(engine: Engine, config: HotdraftConfig) -> APIRouter:
     async def chat_completions(
         body: ChatCompletionRequest, client: Request, domain: DomainHeader = None
     ) -> Response:
-        check_model(body)
-        prompt_ids = encode_chat(engine.tokenizer, [message.for_template() for message in body.messages])
+        check(body, prompts=1)
+        messages = [message.for_template() for message in body.messages]
+        prompt_ids = await unless_gone(client, encoder.chat(messages))
         left = engine.max_model_len - len(prompt_ids)
         response_id = f"chatcmpl-{uuid.uuid4().hex}"
         requests = generation_requests(
-            body, domain, response_id, [prompt_ids], default_tokens=left, param="messages"
+            body, domain, client, response_id, [prompt_ids], default_tokens=left, param="messages"
         )
         logprobs = body.wanted_logprobs is not None
         builder = ChatBuilder(response_id, model_name, int(time.time()), text_of, logprobs)
@@ -72,24 +75,33 @@ def openai_router(engine: Engine, config: HotdraftConfig) -> APIRouter:
 
     @router.post("/completions", response_model=None, responses=_responses(Completion))
     async def completions(body: CompletionRequest, client: Request, domain: DomainHeader = None) -> Response:
-        check_model(body)
-        prompts = [encode_text(engine.tokenizer, prompt) for prompt in body.prompt]
+        check(body, prompts=len(body.prompt))
+        prompts = await unless_gone(client, encoder.texts(body.prompt))
         default = min(DEFAULT_COMPLETION_TOKENS, engine.max_model_len - max(map(len, prompts)))
         response_id = f"cmpl-{uuid.uuid4().hex}"
-        requests = generation_requests(body, domain, response_id, prompts, default_tokens=default, param="prompt")
+        requests = generation_requests(
+            body, domain, client, response_id, prompts, default_tokens=default, param="prompt"
+        )
         texts = [p if isinstance(p, str) else decode(engine.tokenizer, p) for p in body.prompt] if body.echo else []
         echoed = [text for text in texts for _ in range(body.choices)]
         logprobs = body.wanted_logprobs is not None
         builder = TextBuilder(response_id, model_name, int(time.time()), text_of, logprobs, echoed)
         return await respond(body, requests, builder, client)
 
-    def check_model(body: GenerationOptions) -> None:
+    def check(body: GenerationOptions, prompts: int) -> None:
+        """What is wrong with a request whatever its prompts say."""
         if body.model != model_name:
             raise unknown_model(body.model)
+        answers = prompts * body.choices
+        if answers > config.engine.max_queue:
+            raise ApiError(
+                400, f"{answers} answers are asked for at once, {config.engine.max_queue} are allowed.", param="n"
+            )
 
     def generation_requests(
         body: GenerationOptions,
         domain: str | None,
+        client: Request,
         response_id: str,
         prompts: Sequence[Sequence[int]],
         *,
@@ -102,10 +114,7 @@ def openai_router(engine: Engine, config: HotdraftConfig) -> APIRouter:
         if longest + max_tokens > engine.max_model_len:
             raise context_length_exceeded(engine.max_model_len, longest, max_tokens, param=param)
         answers = len(prompts) * body.choices
-        if answers > config.engine.max_queue:
-            raise ApiError(
-                400, f"{answers} answers are asked for at once, {config.engine.max_queue} are allowed.", param="n"
-            )
+        record = body.store is not False
         try:
             params = [body.sampling_params(max_tokens, choice) for choice in range(body.choices)]
         except ValueError as error:
@@ -115,8 +124,9 @@ def openai_router(engine: Engine, config: HotdraftConfig) -> APIRouter:
                 request_id=response_id if answers == 1 else f"{response_id}-{index * body.choices + choice}",
                 prompt_ids=tuple(prompt_ids),
                 params=params[choice],
-                domain=body.domain or domain or DEFAULT_DOMAIN,
-                record=body.store is not False,
+                domain=(body.domain or domain or DEFAULT_DOMAIN) if record else UNRECORDED_DOMAIN,
+                record=record,
+                client=client_identity(client, config.server),
             )
             for index, prompt_ids in enumerate(prompts)
             for choice in range(body.choices)

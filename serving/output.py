@@ -14,6 +14,7 @@ from pipeline.records import NOT_DRAFTED, ReplaySample
 from serving.detokenizer import Detokenizer
 from serving.request import FinishReason, GenerationRequest, OutputDelta, RequestStats, TokenLogprob
 from serving.rounds import Round
+from serving.stop_strings import StopMatcher
 from serving.target_log import TargetLog
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class Output:
         self._draft_version = 0
         self._on_delta = on_delta
         self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopMatcher(request.params.stop_strings)
         self._held = ""
         """Text not yet sent because a stop string might begin in it."""
         self._unsent_ids: list[int] = []
@@ -57,8 +59,6 @@ class Output:
         accepted, k = int(outcome.num_accepted[row]), outcome.token_ids.shape[1] - 1
         self._rounds += 1
         self._drafted += k
-        self._examined += min(accepted + 1, k)
-        self._accepted += accepted
         self._draft_version = draft_version
         if self._first_token is None:
             self._first_token = time.perf_counter()
@@ -67,10 +67,11 @@ class Output:
         stopped = False
         for token in outcome.token_ids[row, :length].tolist():
             taken.append(token)
-            self._held += self._detokenizer.step(token)
-            stopped = self._cut_at_stop_string()
+            stopped = self._hold(self._detokenizer.step(token))
             if stopped:
                 break
+        self._examined += min(len(taken), k)
+        self._accepted += min(len(taken), accepted)
         self.output_ids += taken
         self._unsent_ids += taken
         log = outcome.target_log
@@ -86,10 +87,9 @@ class Output:
 
         Where the client's `on_delta` raises, the request ends: `finish_reason` is "error" if it had none.
         """
-        self.finish_reason = reason
         if reason:
             self._held += self._detokenizer.finish()
-        text = self._held if reason else self._held[: len(self._held) - self._possible_stop()]
+        text = self._held if reason else self._held[: len(self._held) - self._stops.possible]
         if not (text or reason):
             return
         self._held = self._held[len(text) :]
@@ -97,12 +97,19 @@ class Output:
         logprobs = None
         if self._unsent_logprobs is not None:
             logprobs, self._unsent_logprobs = tuple(self._unsent_logprobs), []
-        delta = OutputDelta(text, ids, reason, self.stats(), logprobs, self._take_prompt_logprobs())
+        self._tell(OutputDelta(text, ids, reason, self.stats(), logprobs, self._take_prompt_logprobs()))
+
+    def fail(self) -> None:
+        """End the request and say no more than that: what was left of it cannot be told."""
+        self._tell(OutputDelta("", (), "error", self.stats()))
+
+    def _tell(self, delta: OutputDelta) -> None:
+        self.finish_reason = delta.finish_reason
         try:
             self._on_delta(delta)
         except Exception:
             logger.exception("request %s ends: its callback raised", self.request.request_id)
-            self.finish_reason = reason or "error"
+            self.finish_reason = delta.finish_reason or "error"
 
     def stats(self) -> RequestStats:
         now = time.perf_counter()
@@ -140,6 +147,9 @@ class Output:
             drafted_ids=drafted,
             accepted=accepted,
             draft_versions=versions,
+            top_p=self.request.params.top_p,
+            top_k=self.request.params.top_k,
+            min_p=self.request.params.min_p,
         )
 
     def _take_prompt_logprobs(self) -> tuple[TokenLogprob, ...] | None:
@@ -169,20 +179,9 @@ class Output:
             )
         )
 
-    def _cut_at_stop_string(self) -> bool:
-        found = [self._held.find(stop) for stop in self.request.params.stop]
-        first = min((at for at in found if at >= 0), default=None)
-        if first is None:
-            return False
-        self._held = self._held[:first]
-        return True
-
-    def _possible_stop(self) -> int:
-        """Length of the longest end of the held text that a stop string may begin with."""
-        longest = 0
-        for stop in self.request.params.stop:
-            for length in range(min(len(stop) - 1, len(self._held)), longest, -1):
-                if stop.startswith(self._held[-length:]):
-                    longest = length
-                    break
-        return longest
+    def _hold(self, piece: str) -> bool:
+        """Take new text in; whether a stop string is complete, which is then cut off with what follows."""
+        begins = self._stops.read(piece)
+        kept = len(self._held) + (len(piece) if begins is None else begins)
+        self._held = (self._held + piece)[:kept]
+        return begins is not None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from serving.events import EngineListener, RoundStats, SwapEvent
+from serving.failures import Failures
 from serving.output import Output
 from serving.recorder import Recorder
 from serving.request import FinishReason
@@ -17,16 +18,15 @@ class OutputThread:
 
     A round is told before the requests that finish in it, and a request is recorded and counted before
     its client hears the end, so that it finds what it looks for. A client that cannot be told ends its own
-    request only, which is counted as an "error". Until it is started, and once it is stopped, calls do
-    their work on the spot.
+    request only, which is counted as an "error"; a listener that raises misses what it was told, and a
+    sample that cannot be made is lost. Until it is started, and once it is stopped, calls do their work on
+    the spot.
     """
 
-    def __init__(self, recorder: Recorder | None, on_failure: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, recorder: Recorder | None, failures: Failures) -> None:
         self.listeners: list[EngineListener] = []
-        self.has_failed = False
-        """Whether telling somebody raised; nothing more is told in the thread, which calls `on_failure`."""
-        self._on_failure = on_failure
         self._recorder = recorder
+        self._failures = failures
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine-output", daemon=True)
         self._is_running = False
@@ -56,7 +56,7 @@ class OutputThread:
         self._submit(partial(self._finish, output, reason))
 
     def swap(self, event: SwapEvent) -> None:
-        self._submit(partial(self._tell_swap, event))
+        self._submit(partial(self._tell_listeners, lambda listener: listener.on_swap(event)))
 
     def _submit(self, task: Callable[[], None]) -> None:
         if self._is_running:
@@ -65,13 +65,8 @@ class OutputThread:
             task()
 
     def _run(self) -> None:
-        try:
-            while (task := self._tasks.get()) is not None:
-                task()
-        except BaseException:
-            self.has_failed = True
-            self._on_failure()
-            raise
+        while (task := self._tasks.get()) is not None:
+            task()
 
     def _tell_round(
         self,
@@ -80,33 +75,49 @@ class OutputThread:
         outputs: Sequence[Output],
         advances: Sequence[tuple[int, FinishReason | None]],
     ) -> None:
-        for listener in self.listeners:
-            listener.on_round(stats)
+        self._tell_listeners(lambda listener: listener.on_round(stats))
         for row, (output, (count, reason)) in enumerate(zip(outputs, advances, strict=True)):
             if output.finish_reason is not None:  # it met a stop string while this round was under way
                 continue
-            reason = output.take(outcome, row, count, stats.draft_version) or reason
-            if reason is None:
-                output.send(None)
-                if output.finish_reason is not None:
-                    self._count(output, output.finish_reason)
-            else:
+            try:
+                if reason != "error":
+                    reason = output.take(outcome, row, count, stats.draft_version) or reason
+                if reason is None:
+                    output.send(None)
+            except Exception as error:  # noqa: BLE001 -- it is this row's, the others are told
+                self._failures.add("output", error, "its request ends")
+                reason = "error"
+            if reason is not None:
                 self._finish(output, reason)
+            elif output.finish_reason is not None:
+                self._count(output, output.finish_reason)
 
     def _finish(self, output: Output, reason: FinishReason) -> None:
         if output.finish_reason is not None:
             return
         if reason in ("stop", "length") and self._recorder is not None:
+            self._record(output, self._recorder)
+        self._count(output, reason)
+        try:
+            output.send(reason)
+        except Exception as error:  # noqa: BLE001 -- its client must hear an end
+            self._failures.add("output", error, "its request ends")
+            output.fail()
+
+    def _record(self, output: Output, recorder: Recorder) -> None:
+        try:
             sample = output.sample()
             if sample is not None:
-                self._recorder.record(sample)
-        self._count(output, reason)
-        output.send(reason)
+                recorder.record(sample)
+        except Exception as error:  # noqa: BLE001 -- its client has its answer all the same
+            self._failures.add("record", error, "its sample is lost")
 
     def _count(self, output: Output, reason: FinishReason) -> None:
-        for listener in self.listeners:
-            listener.on_finish(output.request, output.stats(), reason)
+        self._tell_listeners(lambda listener: listener.on_finish(output.request, output.stats(), reason))
 
-    def _tell_swap(self, event: SwapEvent) -> None:
+    def _tell_listeners(self, tell: Callable[[EngineListener], None]) -> None:
         for listener in self.listeners:
-            listener.on_swap(event)
+            try:
+                tell(listener)
+            except Exception as error:  # noqa: BLE001 -- who listens is no reason to stop serving
+                self._failures.add("listener", error, f"{type(listener).__name__} misses something")

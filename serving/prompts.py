@@ -1,17 +1,27 @@
 """From what a client says to prompt token ids."""
 
-from collections.abc import Sequence
-from typing import Any
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
 
 from jinja2 import TemplateError
 
+T = TypeVar("T")
+
+AT_ONCE_CHARACTERS = 1000
+"""Up to here a thread costs more than it saves."""
+SHORT_CHARACTERS = 20_000
+"""Up to here a prompt waits for no longer one."""
+
 
 class PromptError(ValueError):
-    """A prompt that this model cannot take. `param` is the request's field."""
+    """A prompt that this model cannot take. `param` is the request's field, `code` OpenAI's for such errors."""
 
-    def __init__(self, message: str, param: str) -> None:
+    def __init__(self, message: str, param: str, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+        self.code = code
 
 
 def encode_chat(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
@@ -35,6 +45,66 @@ def encode_text(tokenizer: Any, prompt: str | list[int]) -> list[int]:
     if unknown is not None:
         raise PromptError(f"prompt: token id {unknown} is not in 0..{vocabulary - 1}", "prompt")
     return prompt_ids
+
+
+class PromptModel(Protocol):
+    """What a prompt is for: an engine."""
+
+    @property
+    def tokenizer(self) -> Any: ...
+    @property
+    def max_model_len(self) -> int: ...
+
+
+class PromptEncoder:
+    """Encodes prompts beside the event loop, which serves others meanwhile; what cannot fit is refused unread.
+
+    The tokenizer works without Python's lock. Short prompts have a thread of their own. A call that is cancelled
+    before its turn does no work.
+    """
+
+    def __init__(self, model: PromptModel) -> None:
+        self._model = model
+        longest = max(map(len, model.tokenizer.get_vocab()))
+        self._max_characters = longest * model.max_model_len
+        self._short = ThreadPoolExecutor(1, "tokenize-short")
+        self._long = ThreadPoolExecutor(1, "tokenize-long")
+
+    async def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """As `encode_chat`; raises `PromptError` also for one that is too long."""
+        characters = sum(len(message["content"]) for message in messages)
+        self._check(characters, "messages")
+        tokenizer = self._model.tokenizer
+        return await self._beside(characters, lambda: encode_chat(tokenizer, messages))
+
+    async def texts(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+        """Each as by `encode_text`; raises `PromptError` also for one that is too long."""
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                self._check(len(prompt), "prompt")
+            elif len(prompt) > self._model.max_model_len:
+                raise self._too_long(f"{len(prompt)} token ids", "prompt")
+        tokenizer = self._model.tokenizer
+        return await self._beside(
+            sum(map(len, prompts)), lambda: [encode_text(tokenizer, prompt) for prompt in prompts]
+        )
+
+    async def _beside(self, characters: int, work: Callable[[], T]) -> T:
+        if characters <= AT_ONCE_CHARACTERS:
+            return work()
+        pool = self._short if characters <= SHORT_CHARACTERS else self._long
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
+
+    def _check(self, characters: int, param: str) -> None:
+        if characters > self._max_characters:
+            raise self._too_long(
+                f"{characters} characters, of which it takes {self._max_characters} at most", param
+            )
+
+    def _too_long(self, has: str, param: str) -> PromptError:
+        limit = self._model.max_model_len
+        message = f"This model's maximum context length is {limit} tokens. However, your {param} has {has}."
+        return PromptError(message, param, "context_length_exceeded")
 
 
 def decode(tokenizer: Any, token_ids: Sequence[int]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from serving.logits import sample
+from serving.distributions import Distributions, sample
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,16 @@ class Verification:
     next_token: torch.Tensor
     """int64 [B]: the recovered token after a rejection, or the bonus token after k acceptances."""
 
+    def replaced(self, other: "Verification", rows: slice | torch.Tensor) -> "Verification":
+        """With some rows of another."""
+        num_accepted, next_token = self.num_accepted.clone(), self.next_token.clone()
+        num_accepted[rows], next_token[rows] = other.num_accepted[rows], other.next_token[rows]
+        return Verification(num_accepted, next_token)
+
 
 def rejection_sample(
-    target_probs: torch.Tensor,
-    draft_probs: torch.Tensor,
+    target: Distributions,
+    draft: Distributions | None,
     draft_ids: torch.Tensor,
     accept_noise: torch.Tensor,
     recover_noise: torch.Tensor,
@@ -32,29 +38,29 @@ def rejection_sample(
     rejection a token is drawn from max(target_probs - draft_probs, 0), normalised; where that
     vanishes (equal distributions, rounding) from the target's own distribution.
 
-    Shapes: target_probs [B, k+1, V]; draft_probs [B, k, V], exactly what `draft_ids` [B, k] were
-    drawn from; accept_noise [B, k] and recover_noise [B, k+1] uniform in [0, 1).
+    Shapes: target of k+1 tokens; draft of k, exactly what `draft_ids` [B, k] were drawn from, None for k = 0;
+    accept_noise [B, k] and recover_noise [B, k+1] uniform in [0, 1).
     """
     batch, k = draft_ids.shape
-    at_target = target_probs[:, :k].gather(-1, draft_ids[..., None]).squeeze(-1)
-    at_draft = draft_probs.gather(-1, draft_ids[..., None]).squeeze(-1)
-    accepted = accept_noise * at_draft < at_target
+    row = torch.arange(batch, device=draft_ids.device)
+    if draft is None:
+        num_accepted = torch.zeros_like(row)
+        return Verification(num_accepted, sample(target.probs_at(num_accepted), recover_noise[:, 0]))
+    accepted = accept_noise * draft.probs_of(draft_ids) < target.probs_of(draft_ids)
     num_accepted = accepted.long().cumprod(-1).sum(-1)
 
-    row = torch.arange(batch, device=draft_ids.device)
-    target_at_end = target_probs[row, num_accepted]
-    no_draft = draft_probs.new_zeros(batch, 1, draft_probs.shape[-1])
-    draft_at_end = torch.cat([draft_probs, no_draft], 1)[row, num_accepted]
-    residual = (target_at_end - draft_at_end).clamp_min(0)
+    target_at_end = target.probs_at(num_accepted)
+    draft_at_end = draft.probs_at(num_accepted.clamp_max(k - 1)).masked_fill_((num_accepted == k)[:, None], 0.0)
+    residual = (target_at_end - draft_at_end).clamp_min_(0)
     vanished = residual.sum(-1, keepdim=True) <= 0
     residual = torch.where(vanished, target_at_end, residual)
     return Verification(num_accepted, sample(residual, recover_noise[row, num_accepted]))
 
 
-def match_greedy(target_ids: torch.Tensor, draft_ids: torch.Tensor) -> Verification:
-    """`rejection_sample` where both models are greedy: one-hot distributions make it token equality.
+def match(target_ids: torch.Tensor, draft_ids: torch.Tensor) -> Verification:
+    """`rejection_sample` where both models are greedy or seeded: one-hot distributions make it token equality.
 
-    Shapes: target_ids [B, k+1], the target's argmax at each position; draft_ids [B, k].
+    Shapes: target_ids [B, k+1], the target's choice at each position; draft_ids [B, k].
     """
     num_accepted = (target_ids[:, :-1] == draft_ids).long().cumprod(-1).sum(-1)
     return Verification(num_accepted, target_ids.gather(1, num_accepted[:, None]).squeeze(1))

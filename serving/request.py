@@ -3,9 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from serving.stop_strings import StopStrings
+
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 DEFAULT_DOMAIN = "default"
 """Of traffic that nobody tagged."""
+UNRECORDED_DOMAIN = "unrecorded"
+"""Of traffic that nothing is to be kept of, whatever its tag: metrics and MLflow would keep that."""
 MAX_LOGPROBS = 20
 """Likeliest tokens that a request may ask for at a position, as OpenAI has it."""
 
@@ -25,7 +29,7 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
-    """Equal seeds give equal text, in whatever batch; None draws a seed."""
+    """Equal seeds give equal text up to rounding, whatever the batch, the draft and k; None draws one."""
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     presence_penalty: float = 0.0
@@ -46,6 +50,7 @@ class SamplingParams:
             "top_k": (0 <= self.top_k < 2**31, "0 (off) or more, below 2^31"),
             "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
             "min_p": (0 <= self.min_p < 1, "at least 0 and below 1"),
+            "seed": (self.seed is None or -(2**63) <= self.seed < 2**63, "a 64-bit integer"),
             "stop": (all(self.stop), "non-empty strings"),
             "presence_penalty": (-2 <= self.presence_penalty <= 2, "between -2 and 2"),
             "frequency_penalty": (-2 <= self.frequency_penalty <= 2, "between -2 and 2"),
@@ -55,6 +60,14 @@ class SamplingParams:
         for field, (ok, allowed) in checks.items():
             if not ok:
                 raise ValueError(f"{field} must be {allowed}, not {getattr(self, field)!r}")
+
+    @property
+    def stop_strings(self) -> StopStrings:
+        return self.stop if isinstance(self.stop, StopStrings) else StopStrings(self.stop)
+
+    @property
+    def has_filters(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
     @property
     def has_penalties(self) -> bool:
@@ -72,6 +85,8 @@ class GenerationRequest:
     params: SamplingParams
     domain: str = DEFAULT_DOMAIN
     record: bool = True
+    client: str = ""
+    """Tells clients apart, see `serving.client_identity`; empty if nobody knows."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +108,9 @@ class RequestStats:
     drafted_tokens: int
     """k for every round, those after a rejection included."""
     examined_tokens: int
-    """Drafted tokens up to and including the first rejected of each round."""
+    """Drafted tokens up to and including the first rejected of each round, or the last that the request took."""
     accepted_tokens: int
+    """Those of them that are in the answer."""
     draft_version: int
     queued_seconds: float
     time_to_first_token: float | None

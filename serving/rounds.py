@@ -6,6 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from pipeline.records import NOT_DRAFTED
+from serving.distributions import Distributions
 from serving.target_log import TargetLog, unpack
 
 
@@ -15,8 +16,10 @@ class Proposal:
 
     token_ids: Tensor
     """int64 [B, k]."""
-    probs: Tensor | None
-    """float32 [B, k, V]: the distributions they were drawn from; None if every row is greedy."""
+    distributions: Distributions | None
+    """What they were drawn from; None if k = 0, or if every row is greedy or seeded."""
+    sound: Tensor
+    """bool [B, 1]: whether all of the draft's logits were."""
 
 
 @dataclass(frozen=True)
@@ -31,18 +34,24 @@ class Round:
     """int32 [B, k+1]; the last column is `NOT_DRAFTED`."""
     target_log: TargetLog | None
     """At every position that some row keeps, at least."""
+    target_is_sound: np.ndarray
+    """bool [B]: whether the target's logits were numbers; a row of which they were not has no new tokens."""
+    draft_is_sound: np.ndarray
+    """bool [B]: the same of the draft's; where not, any token was guessed."""
 
     @classmethod
     def of(cls, columns: np.ndarray, k: int, logged: int, *, with_tokens: bool) -> "Round":
-        """From int32 columns: the accepted, k+1 new ids, k drafted ids, and `logged` positions of a packed log.
+        """From int32 columns: are target and draft sound, the accepted, k+1 new ids, k drafted ids, a packed log.
 
-        `with_tokens` is that of `unpack`.
+        The log is of `logged` positions; `with_tokens` is that of `unpack`.
         """
-        num_accepted, token_ids, drafted_ids, packed = np.split(columns, [1, k + 2, 2 * k + 2], axis=1)
+        sound, num_accepted, token_ids, drafted_ids, packed = np.split(columns, [2, 3, k + 4, 2 * k + 4], axis=1)
         log = unpack(packed.reshape(len(columns), logged, -1), with_tokens=with_tokens) if logged else None
         return cls(
             token_ids=token_ids,
             num_accepted=num_accepted[:, 0],
             drafted_ids=np.pad(drafted_ids, ((0, 0), (0, 1)), constant_values=NOT_DRAFTED),
             target_log=log,
+            target_is_sound=sound[:, 0] != 0,
+            draft_is_sound=sound[:, 1] != 0,
         )

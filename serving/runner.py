@@ -37,3 +37,7 @@ class Runner(Protocol):
     def move(self, source: int, destination: int, length: int) -> None:
         """Copy the first `length` positions of a slot over another's."""
         ...
+
+    def clear(self, slot: int) -> None:
+        """Zero a slot's keys and values."""
+        ...

@@ -7,12 +7,25 @@ field is ignored, as OpenAI-compatible servers do.
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from serving.request import SamplingParams
+from serving.stop_strings import StopStrings
+
+MAX_MESSAGES = 2048
+"""OpenAI's bound."""
+MAX_PARTS = 64
+"""Of a message."""
+MAX_PROMPTS = 2048
+MAX_STOP_STRINGS = 32
+"""OpenAI takes 4, vLLM any number."""
+MAX_STOP_LENGTH = 256
+MAX_METADATA = 16
+"""OpenAI's bound."""
 
 _HARMLESS: Mapping[str, tuple[object, ...]] = {
     "allowed_token_ids": ([],),
@@ -58,6 +71,12 @@ def _encodable(text: str) -> str:
 Text = Annotated[str, AfterValidator(_encodable)]
 
 
+Item = TypeVar("Item")
+Few = Annotated[list[Item], Field(max_length=MAX_PROMPTS)]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH), AfterValidator(_encodable)]
+Stops = Annotated[list[Stop], Field(max_length=MAX_STOP_STRINGS)]
+
+
 def _text_parts(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
@@ -66,16 +85,30 @@ def _stop_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def _prompts(value: Any) -> Any:
-    """A list of prompts, each a text or token ids; one prompt may come without the list around it."""
+def _few_entries(value: Any) -> Any:
+    """Counted before each of them is looked at."""
+    if isinstance(value, dict) and len(value) > MAX_METADATA:
+        raise ValueError(f"must have at most {MAX_METADATA} entries, not {len(value)}")
+    return value
+
+
+def _prompts(value: Any) -> list[str] | list[list[int]]:
+    """A list of prompts, each a text or token ids; one prompt may come without the list around it.
+
+    Checked by hand: there may be a million ids, on the event loop.
+    """
     prompts = value if isinstance(value, list) and value and not isinstance(value[0], int) else [value]
-    if all(isinstance(prompt, str) for prompt in prompts) or all(_is_token_ids(prompt) for prompt in prompts):
+    if len(prompts) > MAX_PROMPTS:
+        raise ValueError(f"must be at most {MAX_PROMPTS} prompts, not {len(prompts)}")
+    if all(isinstance(prompt, str) for prompt in prompts):
+        return [_encodable(prompt) for prompt in prompts]
+    if all(_is_token_ids(prompt) for prompt in prompts):
         return prompts
     raise ValueError("must be a text, a list of token ids, or a list of either")
 
 
 def _is_token_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(token) is int for token in value)
+    return isinstance(value, list) and set(map(type, value)) <= {int}
 
 
 class RequestModel(BaseModel):
@@ -87,9 +120,12 @@ class TextPart(RequestModel):
     text: Text
 
 
+Parts = Annotated[list[TextPart], Field(max_length=MAX_PARTS)]
+
+
 class ChatMessage(RequestModel):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[list[TextPart], BeforeValidator(_text_parts, json_schema_input_type=str | list[TextPart])]
+    content: Annotated[Parts, BeforeValidator(_text_parts, json_schema_input_type=str | Parts)]
 
     def for_template(self) -> dict[str, str]:
         """The message as chat templates know it; `developer` is OpenAI's newer name for `system`."""
@@ -118,7 +154,7 @@ class GenerationOptions(RequestModel):
     needs: ClassVar[dict[str, str]] = {"stream_options": "stream"}
     """Fields that go only with another one, which must be true."""
 
-    model: str
+    model: Text
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1, description="newer name of max_tokens; wins over it")
     temperature: float | None = Field(1.0, ge=0, le=2)
@@ -129,18 +165,18 @@ class GenerationOptions(RequestModel):
     frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     n: int | None = Field(1, ge=1, le=128, description="answers to each prompt")
-    stop: Annotated[
-        list[Annotated[Text, Field(min_length=1)]] | None,
-        BeforeValidator(_stop_list, json_schema_input_type=str | list[str] | None),
-    ] = None
+    stop: Annotated[Stops | None, BeforeValidator(_stop_list, json_schema_input_type=Stop | Stops | None)] = Field(
+        None, description="strings that end the answer, and are not part of it"
+    )
     ignore_eos: bool | None = False
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     store: bool | None = Field(None, description="false keeps the request out of the replay buffer")
-    metadata: dict[str, Annotated[Text, Field(max_length=512)]] | None = Field(
-        None, description='{"domain": name} tags the traffic'
-    )
-    user: str | None = None
+    metadata: Annotated[
+        Annotated[dict[Text, Annotated[Text, Field(max_length=512)]], Field(max_length=MAX_METADATA)] | None,
+        BeforeValidator(_few_entries),
+    ] = Field(None, description='{"domain": name} tags the traffic')
+    user: Text | None = None
 
     @model_validator(mode="after")
     def _refuse_what_is_not_built(self) -> Self:
@@ -178,6 +214,10 @@ class GenerationOptions(RequestModel):
     def domain(self) -> str | None:
         return (self.metadata or {}).get("domain")
 
+    @cached_property
+    def stop_strings(self) -> StopStrings:
+        return StopStrings(self.stop or ())
+
     def sampling_params(self, max_tokens: int, choice: int = 0) -> SamplingParams:
         """Sampling of a prompt's answer `choice` as the engine takes it; a null field keeps the default.
 
@@ -188,7 +228,7 @@ class GenerationOptions(RequestModel):
         return SamplingParams(
             max_tokens=max_tokens,
             top_k=max(self.top_k or 0, 0),
-            stop=tuple(self.stop or ()),
+            stop=self.stop_strings,
             logprobs=self.wanted_logprobs,
             seed=None if self.seed is None else (self.seed + choice + 2**63) % 2**64 - 2**63,
             **given,
@@ -198,7 +238,7 @@ class GenerationOptions(RequestModel):
 class ChatCompletionRequest(GenerationOptions):
     needs = {**GenerationOptions.needs, "top_logprobs": "logprobs"}
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
 
@@ -209,8 +249,8 @@ class ChatCompletionRequest(GenerationOptions):
 
 class CompletionRequest(GenerationOptions):
     prompt: Annotated[
-        list[Text | list[int]],
-        BeforeValidator(_prompts, json_schema_input_type=str | list[int] | list[str] | list[list[int]]),
+        list[str | list[int]],
+        PlainValidator(_prompts, json_schema_input_type=str | list[int] | Few[str] | Few[list[int]]),
     ] = Field(description="text or token ids, or a list of either: each prompt is answered")
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool | None = Field(False, description="answers begin with their prompts, logprobs too")

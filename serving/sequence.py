@@ -22,6 +22,8 @@ class Sequence:
 
     def advance(self, outcome: Round, row: int) -> tuple[int, FinishReason | None]:
         """How many of a round's tokens the request takes, and the reason if it ends with the last of them."""
+        if not outcome.target_is_sound[row]:
+            return 0, "error"
         count = min(int(outcome.num_accepted[row]) + 1, self.left)
         reason: FinishReason | None = "length" if count == self.left else None
         for index, token in enumerate(outcome.token_ids[row, :count].tolist()):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from pipeline.config import HotdraftConfig
 from pipeline.controls import ControlFile
@@ -17,12 +18,14 @@ from pipeline.registry import AdapterRegistry
 from pipeline.replay import ReplayBuffer
 from pipeline.supervisor import TrainerSupervisor
 from pipeline.tracking import ServingTracker
-from pipeline.watchdog import AcceptanceWatch
-from serving.access import read_api_keys
+from pipeline.trial import Trials
+from serving.acceptance_watch import AcceptanceWatch
+from serving.access import read_admin_keys, read_api_keys
 from serving.adapter_sync import AdapterSync
 from serving.admin import admin_router
 from serving.api import create_app
 from serving.app import build_engine, draft_ranking
+from serving.connections import Connections, connection_limit
 from serving.dashboard.router import dashboard_router
 from serving.drain import DrainingServer
 from serving.events import RoundStats, SwapClock, SwapEvent
@@ -77,13 +80,13 @@ def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, 
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the server runs
     configure_logging(config.server.log_format)
-    api_keys = read_api_keys(config.server)
+    api_keys, admin_keys = read_api_keys(config.server), read_admin_keys(config.server)
     config.run_dir.mkdir(parents=True, exist_ok=True)
     buffer = ReplayBuffer.of(config)
     engine = build_engine(config, buffer)
     metrics = ServingMetrics(engine, config.served_model_name, recorder=engine.recorder)
     tracker = metrics.state.tracker = ServingTracker(config)
-    replay_watch = metrics.state.replay = ReplayWatch(ReplayBuffer.of(config))
+    replay_watch = metrics.state.replay = ReplayWatch(ReplayBuffer.of(config), writer=buffer)
     engine.listeners += [metrics, TrackingListener(tracker)]
     registry = AdapterRegistry(config)
     records = metrics.state.jobs = JobRecords(config.run_dir)
@@ -92,10 +95,11 @@ def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, 
     sync = None
     if config.draft is not None:
         ranking = draft_ranking(config, engine.decoder.vocab_size)
-        swapper = HotSwapper(engine, fingerprint(config.draft), config.distill.lora.rank, ranking)
+        swapper = HotSwapper(engine, fingerprint(config.draft), ranking)
         last_served = LastServedFile(config.run_dir)
-        sync = AdapterSync(swapper, registry, last_served, AcceptanceWatch(config.watchdog), metrics)
-        engine.listeners.append(sync)
+        watch = AcceptanceWatch(Trials(config, server=uuid4().hex[:8]), registry)
+        engine.listeners.append(watch)
+        sync = AdapterSync(swapper, registry, last_served, watch, metrics)
     supervisor = None
     if self_improve and config.draft is not None:
         supervisor = metrics.state.trainer = TrainerSupervisor(config_path, config, overrides)
@@ -111,7 +115,7 @@ def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, 
         supervisor=supervisor,
     )
     routers = [admin, history_router(tracker.history), dashboard_router()]
-    app = create_app(engine, config, metrics=metrics, api_keys=api_keys, routers=routers)
+    app = create_app(engine, config, metrics=metrics, api_keys=api_keys, admin_keys=admin_keys, routers=routers)
 
     engine.start()
     tracker.start()
@@ -123,7 +127,9 @@ def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, 
         if supervisor is not None:
             supervisor.start()
         logger.info("serving %s at http://%s:%d", config.served_model_name, config.server.host, config.server.port)
-        DrainingServer(app, config.server, engine).run()
+        connections = Connections(config.server, connection_limit(config.server.max_connections))
+        metrics.state.connections = connections
+        DrainingServer(app, config.server, engine, connections).run()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are about to end
         if supervisor is not None:

@@ -1,7 +1,7 @@
 """Metrics whose values live elsewhere and are read when Prometheus asks: they must be cheap to read."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, get_args
 
 from prometheus_client.metrics_core import Metric
@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from pipeline.job_record import State
 from pipeline.replay import ReplaySize
+from serving.connections import Reason
 from serving.metric_families import MetricFamilies
 
 
@@ -23,6 +24,8 @@ class EngineState(Protocol):
     def num_slots(self) -> int: ...
     @property
     def max_model_len(self) -> int: ...
+    @property
+    def failures(self) -> Mapping[str, int]: ...
 
 
 class RecorderCounts(Protocol):
@@ -30,11 +33,15 @@ class RecorderCounts(Protocol):
     def recorded(self) -> int: ...
     @property
     def dropped(self) -> int: ...
+    @property
+    def problem(self) -> str | None: ...
 
 
 class ReplayState(Protocol):
     @property
     def size(self) -> ReplaySize: ...
+    @property
+    def errors(self) -> int: ...
 
 
 class TrackerCounts(Protocol):
@@ -49,6 +56,13 @@ class TrainerState(Protocol):
     def state(self) -> str: ...
     @property
     def restarts(self) -> int: ...
+
+
+class ConnectionCounts(Protocol):
+    @property
+    def open(self) -> int: ...
+    @property
+    def closed(self) -> Mapping[Reason, int]: ...
 
 
 class Job(Protocol):
@@ -72,8 +86,11 @@ class StateMetrics(Collector):
         self.trainer: TrainerState | None = None
         self.jobs: JobRecords | None = None
         self.tracker: TrackerCounts | None = None
+        self.connections: ConnectionCounts | None = None
         self.adapters_rejected = 0
-        """How many versions in the registry were refused, by the gate or as broken."""
+        """How many versions in the registry were refused, by the gate or after they served."""
+        self.unusable_adapters: Mapping[int, str] = {}
+        """Why, by version, of those that should serve and cannot do so here; put in place as a whole."""
         self._families = families
         self._engine = engine
         families.registry.register(self)
@@ -86,16 +103,31 @@ class StateMetrics(Collector):
         taken = engine.num_running / engine.num_slots
         yield gauge("vllm:kv_cache_usage_perc", "KV cache in use, by slots: 1 is all of them.", taken)
         yield gauge("hotdraft_draft_version", "Adapter version served; 0 is none.", engine.draft_version)
+        yield self._families.count_by_now(
+            "place", "hotdraft_engine_failures", "What failed in the engine and was survived.", engine.failures
+        )
+        connections = self.connections
+        held, closed = (connections.open, connections.closed) if connections else (0, Counter[Reason]())
+        yield gauge("hotdraft_connections", "Open connections.", held)
+        by_reason = {reason: closed.get(reason, 0) for reason in get_args(Reason)}
+        yield self._families.count_by_now(
+            "reason", "hotdraft_connections_closed", "Connections ended by the server before their time.", by_reason
+        )
         yield count("hotdraft_adapters_rejected", "Adapters refused.", self.adapters_rejected)
+        unusable = {str(version): 1.0 for version in self.unusable_adapters}
+        says = "1 for an adapter version that should serve and cannot do so here."
+        yield self._families.gauge_by_now("version", "hotdraft_adapter_unusable", says, unusable)
 
         recorder = self.recorder
         recorded, dropped = (recorder.recorded, recorder.dropped) if recorder else (0, 0)
         yield count("hotdraft_recorder_samples", "Requests recorded for training.", recorded)
-        yield count("hotdraft_recorder_dropped", "Requests not recorded: queue full.", dropped)
-        size = self.replay.size if self.replay else _NO_REPLAY
+        yield count("hotdraft_recorder_dropped", "Requests not recorded: queue full or write failed.", dropped)
+        size, errors = (self.replay.size, self.replay.errors) if self.replay else (_NO_REPLAY, 0)
         yield gauge("hotdraft_replay_requests", "Requests in the replay buffer's shards.", size.requests)
         yield gauge("hotdraft_replay_bytes", "Size of the replay buffer's shards.", size.bytes)
         yield gauge("hotdraft_replay_shards", "Shards of the replay buffer.", size.shards)
+        yield gauge("hotdraft_replay_quarantined", "Files of the replay buffer set aside.", size.quarantined)
+        yield count("hotdraft_replay_errors", "Times the replay buffer could not be read or kept.", errors)
 
         trainer = self.trainer
         running, restarts = (trainer.state == "running", trainer.restarts) if trainer else (False, 0)

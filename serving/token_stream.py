@@ -3,15 +3,35 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from functools import partial
+from typing import TypeVar
 
 from starlette.requests import Request
 
 from serving.engine import Engine
+from serving.errors import ApiError
 from serving.request import GenerationRequest, OutputDelta
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CLIENT_GONE = 499
+"""nginx's status, which nobody reads but the log and the metrics."""
+
+
+async def unless_gone(client: Request, work: Coroutine[None, None, T]) -> T:
+    """What `work` comes to. When `client` disconnects it is cancelled; raises `ApiError` then."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(client))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError(CLIENT_GONE, "The client is gone.")
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
 
 
 class TokenStream:
@@ -61,13 +81,17 @@ class TokenStream:
             self._loop.call_soon_threadsafe(self._deltas.put_nowait, (index, delta))
 
     async def _cancel_on_disconnect(self, client: Request) -> None:
-        while (await client.receive())["type"] != "http.disconnect":
-            pass
+        await _disconnected(client)
         self._cancel()
 
     def _cancel(self) -> None:
         for request_id in self._unfinished.values():
             self._engine.cancel(request_id)
+
+
+async def _disconnected(client: Request) -> None:
+    while (await client.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _log(request_id: str, last: OutputDelta) -> None:

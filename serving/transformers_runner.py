@@ -1,11 +1,11 @@
-"""Any causal LM with full attention, run by transformers over a static cache of ragged slots."""
+"""Any causal LM with full attention or sliding windows, run by transformers over a static cache of ragged slots."""
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, StaticLayer
 
-from serving.attention import causal_mask, groups_of
+from serving.attention import attention_windows, causal_mask, groups_of
 from serving.linear import ServedLinear
 from serving.runner import Window
 
@@ -25,14 +25,19 @@ class TransformersRunner:
         model.set_output_embeddings(head)
         self._model = model
         self._groups = groups_of(config)
+        self._windows = attention_windows(config)
         self._cache = _SlotCache(config.num_hidden_layers, num_slots, max_length)
 
     def forward(self, window: Window, token_ids: Tensor, keep: int) -> Tensor:
         self._cache.open(window)
-        mask = causal_mask(window.positions, window.key_length, self._groups, self._model.dtype)
+        masks = {
+            kind: causal_mask(window.positions, window.key_length, self._groups, self._model.dtype, seen)
+            for kind, seen in self._windows.items()
+        }
         return self._model(
             input_ids=token_ids,
-            attention_mask=mask,
+            # Models of one kind of layer know no other mask than a tensor.
+            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
             position_ids=window.positions,
             past_key_values=self._cache,
             use_cache=True,
@@ -41,6 +46,9 @@ class TransformersRunner:
 
     def move(self, source: int, destination: int, length: int) -> None:
         self._cache.move(source, destination, length)
+
+    def clear(self, slot: int) -> None:
+        self._cache.clear(slot)
 
 
 class _RaggedLayer(StaticLayer):
@@ -89,3 +97,9 @@ class _SlotCache(Cache):
             if layer.keys is not None and layer.values is not None:
                 layer.keys[destination, :, :length] = layer.keys[source, :, :length]
                 layer.values[destination, :, :length] = layer.values[source, :, :length]
+
+    def clear(self, slot: int) -> None:
+        for layer in self.ragged:
+            if layer.keys is not None and layer.values is not None:
+                layer.keys[slot].zero_()
+                layer.values[slot].zero_()

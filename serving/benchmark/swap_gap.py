@@ -49,7 +49,7 @@ def measure_swaps(engine: Engine, config: HotdraftConfig, scratch: Path) -> dict
         if not folder.exists():
             aside(partial(write_random_adapter, folder, config.draft, rank, dtype, number))
     ranking = draft_ranking(config, engine.decoder.vocab_size)
-    swapper = HotSwapper(engine, fingerprint(config.draft), rank, ranking)
+    swapper = HotSwapper(engine, fingerprint(config.draft), ranking)
     engine.k = "auto"
     stream = _Stream()
     params = SamplingParams(max_tokens=(SWAPS + 1) * TOKENS_PER_SWAP, temperature=0.0, ignore_eos=True)

@@ -1,16 +1,20 @@
 """A benchmark's report for people: tables for the terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+Cell = Callable[[dict[str, Any]], str]
+"""What a column says of a row."""
+
 
 def tables(report: dict[str, Any]) -> Group:
-    """The engines side by side, then hotdraft against theory, then notes."""
-    return Group(_engines(report), Text(), _theory(report), *(Text(note) for note in _notes(report)))
+    """The engines side by side, then hotdraft against theory, then notes; whole in a terminal of 80 columns."""
+    parts = (_speed(report), _latency(report), _theory(report))
+    return Group(*(part for table in parts for part in (table, Text())), *(Text(n) for n in _notes(report)))
 
 
 def label(row: dict[str, Any]) -> str:
@@ -18,59 +22,61 @@ def label(row: dict[str, Any]) -> str:
     mode = row["mode"]
     if mode["kind"] == "plain":
         return f"{row['engine']} plain"
-    words = "assisted" if row["engine"] == "transformers" else "speculative"
-    return f"{row['engine']} {words} k={mode['k']}" + (", recording" if mode["recording"] else "")
+    words = f"{row['engine']} assisted" if row["engine"] == "transformers" else row["engine"]
+    return f"{words} k={mode['k']}" + (" recorded" if mode["recording"] else "")
 
 
-def _engines(report: dict[str, Any]) -> Table:
+def _speed(report: dict[str, Any]) -> Table:
     place = report["environment"]
-    table = Table(
-        title=f"{place['cpu']}, {place['threads']} threads, {place['dtype']}, {place['prompts']} prompts of "
-        f"{place['max_tokens']} tokens, median of {place['repeats']} (min-max)",
-        title_justify="left",
-        box=None,
-        padding=(0, 1, 0, 0),
+    title = (
+        f"{place['cpu']}, {place['threads']} threads, {place['dtype']}, {place['prompts']} prompts of "
+        f"{place['max_tokens']} tokens, median of {place['repeats']} and min-max"
     )
-    table.add_column("engine")
-    headings = (
-        *("at once", "tokens/s", "over own plain", "over transformers"),
-        *("TTFT ms p50/p99", "TPOT ms p50/p99", "accepted", "length", "greedy"),
-    )
-    for heading in headings:
-        table.add_column(heading, justify="right")
+    columns: dict[str, Cell] = {
+        "tokens/s": lambda row: _spread(row["tokens_per_second"], 1),
+        "over own\nplain": lambda row: _spread(row["speed_up"], 2),
+        "over\ntransformers": lambda row: _spread(row["over_transformers"], 2),
+    }
+    return _engines(report, title, columns)
+
+
+def _latency(report: dict[str, Any]) -> Table:
+    columns: dict[str, Cell] = {
+        "TTFT ms\np50/p99": lambda row: _percentiles(row["time_to_first_token"]),
+        "TPOT ms\np50/p99": lambda row: _percentiles(row["time_per_output_token"]),
+        "accepted": lambda row: _number(row["acceptance_rate"], ".3f"),
+        "length": lambda row: _number(row["mean_acceptance_length"], ".2f"),
+        "greedy": lambda row: _greedy(row["equality"]),
+    }
+    return _engines(report, None, columns)
+
+
+def _engines(report: dict[str, Any], title: str | None, columns: Mapping[str, Cell]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("engine", no_wrap=True)
+    for heading in ("at\nonce", *columns):
+        table.add_column(heading, justify="right", vertical="top")
     for row in report["rows"]:
         if row["shown"]:
-            table.add_row(*_cells(row))
+            table.add_row(label(row), str(row["concurrency"]), *(cell(row) for cell in columns.values()))
     return table
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    equality = row["equality"]
-    greedy = f"{equality['equal']}/{equality['outputs']}"
-    if equality["largest_divergence_margin"] is not None:
-        greedy += f" ({equality['largest_divergence_margin']:.3f})"
-    return (
-        label(row),
-        str(row["concurrency"]),
-        _spread(row["tokens_per_second"], ".1f"),
-        _spread(row["speed_up"], ".2f"),
-        _spread(row["over_transformers"], ".2f"),
-        _percentiles(row["time_to_first_token"]),
-        _percentiles(row["time_per_output_token"]),
-        _number(row["acceptance_rate"], ".3f"),
-        _number(row["mean_acceptance_length"], ".2f"),
-        greedy,
-    )
+def _greedy(equality: dict[str, Any]) -> str:
+    margin = equality["largest_divergence_margin"]
+    return f"{equality['equal']}/{equality['outputs']}" + ("" if margin is None else f" ({margin:.3f})")
 
 
 def _theory(report: dict[str, Any]) -> Table:
-    table = Table(title="hotdraft against theory", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table = Table(
+        title="hotdraft against theory", title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False
+    )
     columns = {
-        "at once": ("concurrency", "d"),
+        "at\nonce": ("concurrency", "d"),
         "k": ("k", ""),
-        "drafted a round": ("drafted_per_round", ".2f"),
-        "plain round ms": ("plain_round_ms", ".2f"),
-        "draft step ms": ("draft_step_ms", ".2f"),
+        "drafted\na round": ("drafted_per_round", ".2f"),
+        "plain\nround ms": ("plain_round_ms", ".2f"),
+        "draft\nstep ms": ("draft_step_ms", ".2f"),
         "c": ("cost_ratio", ".3f"),
         "predicted": ("predicted_speed_up", ".2f"),
         "achieved": ("decode_speed_up", ".2f"),
@@ -108,14 +114,18 @@ def _notes(report: dict[str, Any]) -> Iterator[str]:
         yield f"left out: {name}: {reason}"
 
 
-def _spread(spread: dict[str, float] | None, style: str) -> str:
+def _spread(spread: dict[str, float] | None, digits: int) -> str:
     if spread is None:
         return "-"
-    return f"{spread['median']:{style}} ({spread['low']:{style}}-{spread['high']:{style}})"
+    digits = digits if spread["high"] < 100 else 0
+    return f"{spread['median']:.{digits}f} {spread['low']:.{digits}f}-{spread['high']:.{digits}f}"
 
 
 def _percentiles(value: dict[str, float] | None) -> str:
-    return "-" if value is None else f"{value['p50']:.1f}/{value['p99']:.1f}"
+    if value is None:
+        return "-"
+    digits = 1 if value["p99"] < 100 else 0
+    return f"{value['p50']:.{digits}f}/{value['p99']:.{digits}f}"
 
 
 def _number(value: Any, style: str) -> str:

@@ -25,4 +25,6 @@ def a_round(token_ids: list[int], accepted: int | None = None, log: bool = False
         num_accepted=np.array([length - 1 if accepted is None else accepted], np.int32),
         drafted_ids=np.array([drafted], np.int32),
         target_log=target_log if log else None,
+        target_is_sound=np.array([True]),
+        draft_is_sound=np.array([True]),
     )

@@ -282,7 +282,7 @@ def test_the_schema_names_the_errors(client):
         ("/admin/k", "get"),
         ("/admin/k", "put"),
     }
-    assert paths["/admin/jobs"]["post"]["responses"].keys() == {"202", "401", "409", "413", "503"}
+    assert paths["/admin/jobs"]["post"]["responses"].keys() == {"202", "401", "403", "409", "413", "415", "503"}
     promote = paths["/admin/adapters/{version}/promote"]["post"]
     assert promote["responses"].keys() >= {"200", "400", "404", "409", "503"}
     assert not promote["requestBody"].get("required", False)

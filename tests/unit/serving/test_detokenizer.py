@@ -49,6 +49,13 @@ def test_special_tokens_have_no_text() -> None:
     assert texts(tokenizer, [token_ids[0], EOS, token_ids[1], EOS]) == ["a", "", "b", "", ""]
 
 
+def test_a_run_of_special_tokens_costs_no_more_with_its_length() -> None:
+    detokenizer = Detokenizer(tiny_tokenizer().backend_tokenizer)
+    for token in (7, *[EOS] * 1000):
+        detokenizer.step(token)
+    assert len(detokenizer._ids) <= 1
+
+
 def test_any_bytes() -> None:
     tokenizer = tiny_tokenizer()
     generator = random.Random(0)

@@ -11,7 +11,7 @@ from pipeline.config import HotdraftConfig
 from pipeline.models import ModelError
 from pipeline.replay import ReplayBuffer, sample_from_row
 from serving.app import build_engine
-from serving.engine import Engine, QueueFullError, ShuttingDownError
+from serving.engine import Engine, QueueFullError
 from serving.events import RoundStats, SwapEvent
 from serving.request import GenerationRequest, OutputDelta, RequestStats, SamplingParams
 from tests.conftest import tiny_llama, tiny_tokenizer
@@ -120,27 +120,6 @@ def test_a_prompt_under_way_follows_its_row(config: HotdraftConfig, tiny_target:
         assert client.ids == greedy(tiny_target, prompt, 5)
 
 
-def test_prompts_are_not_read_in_scraps(config: HotdraftConfig) -> None:
-    """A chunk is 16 tokens: what it leaves is for prompts that fit whole, and without company there is no limit."""
-    engine = build_engine(config, None)
-    fed: list[int] = []
-    advance = engine.decoder.target.runner.forward
-    engine.decoder.target.runner.forward = lambda window, ids, keep: (  # type: ignore[method-assign]
-        fed.append(ids.shape[1]) or advance(window, ids, keep)
-    )
-    for n, length in enumerate((41, 13, 5)):
-        ask(engine, request(f"r{n}", tuple(range(1, 1 + length)), max_tokens=20))
-    engine.step()
-    assert fed == [40, 3]
-    assert engine.num_running == 1
-    engine.step()
-    assert fed[2:] == [12, 3]
-    assert engine.num_running == 2
-    engine.step()
-    assert fed[4:] == [4, 3]
-    assert engine.num_running == 3
-
-
 @pytest.mark.parametrize("draft", ["other", "itself"])
 def test_a_request_may_fill_its_slot(config: HotdraftConfig, tiny_target: str, draft: str) -> None:
     """With 61 + k + 1 = 64 positions in a slot, none are to spare when the last round overshoots."""
@@ -192,21 +171,6 @@ def test_a_client_hears_the_end_when_all_is_counted(engine: Engine) -> None:
     assert drafted > 0
 
 
-def test_an_engine_that_breaks_tells_every_request(config: HotdraftConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = build_engine(config, None)
-    monkeypatch.setattr(threading, "excepthook", lambda args: None)
-
-    def broken(*args: object, **kwargs: object) -> None:
-        raise RuntimeError("the device is gone")
-
-    monkeypatch.setattr(engine.decoder, "round", broken)
-    engine.start()
-    assert ask(engine, request("r")).wait().finish_reason == "error"
-    assert not engine.is_alive or engine._thread.join(5) is None
-    with pytest.raises(ShuttingDownError):
-        ask(engine, request("later"))
-
-
 def test_errands_run_between_rounds_and_hand_back_errors(engine: Engine) -> None:
     client = ask(engine, request("r", max_tokens=100))
     assert engine.between_rounds(lambda: threading.current_thread().name).result(30) == "engine"
@@ -241,7 +205,7 @@ def test_what_is_recorded(engine: Engine, buffer: ReplayBuffer, tiny_target: str
     assert sample.target_top_ids[:, 0].tolist() == client.ids
     drafted = sample.drafted_ids >= 0
     assert (sample.accepted[drafted] == (sample.drafted_ids == sample.output_ids)[drafted]).all()
-    assert sample.accepted.sum() <= client.deltas[-1].stats.accepted_tokens
+    assert sample.accepted.sum() == client.deltas[-1].stats.accepted_tokens
 
 
 def test_a_draft_of_another_vocabulary_is_refused(config: HotdraftConfig, tmp_path: Path) -> None:

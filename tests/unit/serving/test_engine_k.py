@@ -10,6 +10,7 @@ from serving.app import build_engine
 from serving.costs import RoundCosts
 from serving.engine import Engine
 from serving.events import RoundStats
+from serving.learned_costs import Setting
 from tests.unit.serving.clients import ask, greedy, request
 
 
@@ -27,6 +28,38 @@ class Ks:
     def on_swap(self, *_: object) -> None: ...
 
 
+class Fixed(AdaptiveK):
+    """Learns no costs, but notes what it was told."""
+
+    def __init__(self, costs: RoundCosts) -> None:
+        super().__init__(costs)
+        self.told: list[tuple[Setting, int, float]] = []
+
+    def observe(self, setting: Setting, k: int, seconds: float) -> None:
+        self.told.append((setting, k, seconds))
+
+
+def test_every_round_tells_what_it_cost(config: HotdraftConfig) -> None:
+    engine = build_engine(
+        config.model_copy(update={"engine": config.engine.model_copy(update={"k": "auto"})}), None
+    )
+    engine.start()
+    engine.adaptive_k = told = Fixed(RoundCosts({1: [1.0, 1.1, 1.2, 1.3, 1.4]}, {1: 0.1}))
+    for name, params in {
+        "greedy": {},
+        "hot": {"temperature": 1.0, "top_p": 0.9},
+        "seeded": {"temperature": 1.0, "seed": 2},
+    }.items():
+        ask(engine, request(name, (1, 2, 3, 4), max_tokens=20, **params)).wait()
+    engine.stop()
+    settings = [setting for setting, _, _ in told.told]
+    assert len({setting.kind for setting in settings}) == 3
+    assert {setting.rows for setting in settings} == {1}
+    assert {setting.context for setting in settings} <= set(range(4, 25))
+    assert min(seconds for _, _, seconds in told.told) > 0
+    assert {k for _, k, _ in told.told} <= set(range(5))
+
+
 @pytest.mark.parametrize("draft", ["other", "itself"])
 def test_adaptive_k_changes_no_token(config: HotdraftConfig, tiny_target: str, draft: str) -> None:
     changes: dict[str, object] = {"engine": config.engine.model_copy(update={"k": "auto", "max_k": 3})}
@@ -38,7 +71,7 @@ def test_adaptive_k_changes_no_token(config: HotdraftConfig, tiny_target: str, d
     engine.listeners.append(heard)
     engine.start()
     # costs as a large pair has them: of a tiny one drafting is as dear as verifying
-    engine.adaptive_k = AdaptiveK(RoundCosts({1: [1.0, 1.1, 1.2, 1.3], 3: [1.2, 1.4, 1.6, 1.8]}, {1: 0.1, 3: 0.1}))
+    engine.adaptive_k = Fixed(RoundCosts({1: [1.0, 1.1, 1.2, 1.3], 3: [1.2, 1.4, 1.6, 1.8]}, {1: 0.1, 3: 0.1}))
     prompts = [tuple(range(1, 2 + 5 * n)) for n in range(7)]
     clients = [ask(engine, request(f"r{n}", p, max_tokens=10 + 12 * n)) for n, p in enumerate(prompts)]
     for n, (prompt, client) in enumerate(zip(prompts, clients, strict=True)):
@@ -51,6 +84,25 @@ def test_adaptive_k_changes_no_token(config: HotdraftConfig, tiny_target: str, d
     assert heard.seen <= {0, 1, 2, 3}
     assert len(heard.seen) > 1
     assert (3 in heard.seen) or draft == "other"
+
+
+def test_a_seed_gives_the_same_text_with_any_k(config: HotdraftConfig, tiny_target: str) -> None:
+    prompts = [tuple(range(1, 2 + 5 * n)) for n in range(4)]
+    params = [{"temperature": 0.9}, {"temperature": 1.2, "top_p": 0.8}, {"frequency_penalty": 0.5}, {"top_k": 30}]
+    texts = []
+    for k, draft in [(0, None), (1, config.draft), (2, tiny_target), ("auto", config.draft), ("auto", tiny_target)]:
+        section = config.engine.model_copy(update={"k": k})
+        engine = build_engine(config.model_copy(update={"engine": section, "draft": draft}), None)
+        engine.start()
+        clients = [
+            ask(engine, request(f"r{n}", prompt, max_tokens=40, seed=5 + n, **more))
+            for n, (prompt, more) in enumerate(zip(prompts, params, strict=True))
+        ]
+        for client in clients:
+            client.wait()
+        engine.stop()
+        texts.append([client.ids for client in clients])
+    assert all(each == texts[0] for each in texts)
 
 
 def test_k_may_change_at_any_time(engine: Engine, tiny_target: str) -> None:

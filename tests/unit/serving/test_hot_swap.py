@@ -19,6 +19,7 @@ from serving.engine import Engine
 from serving.hot_swap import HotSwapper, SwapError
 from serving.linear import ServedLinear, cpu_has_bfloat16
 from serving.trimmed_head import TrimmedHead
+from tests.integration.adapters import write_adapter
 from tests.unit.serving.clients import ask, greedy, request
 from training.lora import build_lora, save_lora, target_modules
 
@@ -51,7 +52,7 @@ def make_adapter(tmp_path: Path, tiny_draft: str) -> MakeAdapter:
 
 @pytest.fixture
 def swapper(engine: Engine, tiny_draft: str) -> HotSwapper:
-    return HotSwapper(engine, fingerprint(tiny_draft), RANK)
+    return HotSwapper(engine, fingerprint(tiny_draft))
 
 
 def weights(engine: Engine) -> dict[str, torch.Tensor]:
@@ -122,13 +123,40 @@ def test_a_probe_that_differs_puts_the_old_weights_back(engine, swapper, make_ad
     assert engine.draft_version == 2
 
 
-def test_an_adapter_of_another_base_or_rank_never_reaches_the_draft(engine, make_adapter, tiny_draft):
+@pytest.mark.parametrize("part", ["_probe", "_copy"])
+def test_whatever_fails_in_a_swap_the_old_weights_are_put_back(engine, swapper, make_adapter, monkeypatch, part):
+    swapper.swap(swapper.stage(1, make_adapter("a", seed=1)[0]), "promotion")
+    first = weights(engine)
+    staged = swapper.stage(2, make_adapter("b", seed=2)[0])
+    real = getattr(swapper, part)
+
+    def fails(given):
+        if given is staged:
+            real(given)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(swapper, part, fails)
+        with pytest.raises(torch.OutOfMemoryError):
+            swapper.swap(staged, "promotion")
+    assert same(weights(engine), first)
+    assert engine.draft_version == swapper.live_version == 1
+    swapper.swap(staged, "promotion")
+    assert engine.draft_version == 2
+
+
+def test_an_adapter_of_another_rank_serves(engine, swapper, tiny_draft, tmp_path):
+    folder = write_adapter(tmp_path / "ranked", tiny_draft, rank=RANK + 3, scale=0.2)
+    swapper.swap(swapper.stage(1, folder), "promotion")
+    assert engine.draft_version == 1
+
+
+def test_an_adapter_of_another_base_never_reaches_the_draft(engine, make_adapter):
     base = weights(engine)
     folder, _ = make_adapter("a", seed=1)
     with pytest.raises(AdapterError, match="another base"):
-        HotSwapper(engine, "0" * 64, RANK).stage(1, folder)
-    with pytest.raises(AdapterError, match="rank"):
-        HotSwapper(engine, fingerprint(tiny_draft), 8).stage(1, folder)
+        HotSwapper(engine, "0" * 64).stage(1, folder)
     assert same(weights(engine), base)
 
 
@@ -148,7 +176,7 @@ def test_requests_under_way_go_on_unchanged(engine, swapper, make_adapter, tiny_
 def test_a_trimmed_head_takes_on_the_adapters_vocabulary(config, make_adapter, tiny_draft):
     engine = started(config, draft_vocab_size=16)
     own_ranking = torch.arange(40, 60)
-    swapper = HotSwapper(engine, fingerprint(tiny_draft), RANK, own_ranking)
+    swapper = HotSwapper(engine, fingerprint(tiny_draft), own_ranking)
     ranked, trained = make_adapter("ranked", seed=1)
     save_vocabulary(ranked, torch.arange(256, 200, -1))
     plain, also_trained = make_adapter("plain", seed=2)
@@ -167,7 +195,7 @@ def test_a_trimmed_head_takes_on_the_adapters_vocabulary(config, make_adapter, t
 
 def test_a_refused_probe_puts_the_old_vocabulary_back(config, make_adapter, tiny_draft):
     engine = started(config, draft_vocab_size=16)
-    swapper = HotSwapper(engine, fingerprint(tiny_draft), RANK)
+    swapper = HotSwapper(engine, fingerprint(tiny_draft))
     before = live_logits(engine)
     folder, _ = make_adapter("a", seed=1)
     save_vocabulary(folder, torch.arange(256, 200, -1))
@@ -185,7 +213,7 @@ def test_a_refused_probe_puts_the_old_vocabulary_back(config, make_adapter, tiny
 @pytest.mark.skipif(not cpu_has_bfloat16(), reason="this CPU has no bfloat16 in oneDNN")
 def test_packed_weights_are_swapped_and_put_back_to_the_bit(config, make_adapter, tiny_draft):
     engine = started(config.model_copy(update={"dtype": "bfloat16"}))
-    swapper = HotSwapper(engine, fingerprint(tiny_draft), RANK)
+    swapper = HotSwapper(engine, fingerprint(tiny_draft))
     assert all(linear.packed for linear in linears(engine))
     held = [linear.weight for linear in linears(engine)]
     base, before = weights(engine), live_logits(engine)
@@ -207,3 +235,24 @@ def started(config: HotdraftConfig, **changes: object) -> Engine:
     engine = build_engine(config.model_copy(update={"engine": config.engine.model_copy(update=changes)}), None)
     engine.start()
     return engine
+
+
+def test_a_request_after_a_swap_is_drafted_for_as_if_no_other_version_had_been(engine, swapper, make_adapter):
+    """Its prompt was read by the version before; the target's keys of it are copied, the draft's are not."""
+    prompt = tuple(range(1, 102))
+    ask(engine, request("before", prompt, max_tokens=9)).wait()
+    staged = swapper.stage(1, make_adapter("a", seed=1)[0])
+    swapper.swap(staged, "promotion")
+    fed = []
+    for track in (engine.decoder.target, engine.decoder.draft):
+        forward = track.runner.forward
+        track.runner.forward = lambda window, ids, keep, track=track, forward=forward: (
+            fed.append((track is engine.decoder.draft, ids.shape[1])) or forward(window, ids, keep)
+        )
+    client = ask(engine, request("after", prompt, max_tokens=9))
+    client.wait()
+    assert sum(length for is_drafts, length in fed if is_drafts and length > 2) == len(prompt) - 2
+    assert all(length == 3 for is_drafts, length in fed if not is_drafts)
+    drafts = client.deltas[-1].stats.accepted_tokens
+    again = ask(engine, request("again", prompt, max_tokens=9))
+    assert again.wait().stats.accepted_tokens == drafts

@@ -7,8 +7,11 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from serving.logits import SamplingBatch, process_logits, sample
+from serving.distributions import Distributions, sample
+from serving.logits import SamplingBatch
+from serving.rejection import rejection_sample
 from serving.request import SamplingParams
+from tests.served_probs import served_probs
 
 
 def batch(*params: SamplingParams) -> SamplingBatch:
@@ -33,14 +36,36 @@ def test_agrees_with_transformers(params: SamplingParams, warpers: list) -> None
     expected = logits[0].clone()
     for warper in warpers:
         expected = warper(None, expected)
-    torch.testing.assert_close(process_logits(logits, batch(params))[0], expected.softmax(-1))
+    torch.testing.assert_close(served_probs(logits, batch(params))[0], expected.softmax(-1))
 
 
 def test_rows_keep_their_own_parameters() -> None:
-    logits = torch.randn(2, 1, 20, generator=torch.Generator().manual_seed(0))
-    mixed = process_logits(logits, batch(SamplingParams(temperature=0), SamplingParams(temperature=0.5, top_k=3)))
-    assert mixed[0, 0].tolist() == torch.nn.functional.one_hot(logits[0, 0].argmax(), 20).tolist()
-    assert (mixed[1, 0] > 0).sum() == 3
+    logits = torch.randn(4, 2, 1000, generator=torch.Generator().manual_seed(0)) * 3
+    each = [SamplingParams(temperature=0.5, top_k=3), SamplingParams(temperature=0.7), SamplingParams(top_p=0.6)]
+    mixed = served_probs(logits, batch(SamplingParams(temperature=0), *each))
+    for row, params in enumerate(each, start=1):
+        torch.testing.assert_close(mixed[row : row + 1], served_probs(logits[row : row + 1], batch(params)))
+    assert (mixed[1] > 0).sum(-1).tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("params", [{}, {"top_p": 0.9}, {"seed": 3}, {"seed": 3, "top_k": 5}, {"temperature": 0}])
+def test_whatever_the_logits_are_a_token_comes(params: dict, bad: float) -> None:
+    logits = torch.randn(2, 3, 700, generator=torch.Generator().manual_seed(0))
+    logits[0], logits[1, 1, 5] = bad, bad
+    sampling, positions = batch(*[SamplingParams(**params)] * 2), torch.arange(3).expand(2, 3)
+    given = Distributions.of(logits, sampling)
+    if sampling.all_chosen:
+        found = given.choose(sampling, positions)
+        assert found.min() >= 0
+        assert found.max() < 700
+    else:
+        draft, noise = Distributions.of(logits[:, :2], sampling), torch.full((2, 3), 1 - 2.0**-52).double()
+        for drafted in (draft, None):
+            ids = torch.full((2, 2 if drafted else 0), 5)
+            result = rejection_sample(given, drafted, ids, noise[:, : ids.shape[1]], noise)
+            assert result.next_token.min() >= 0
+            assert result.next_token.max() < 700
 
 
 def test_sampling_never_draws_a_token_of_probability_zero() -> None:

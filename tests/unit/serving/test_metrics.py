@@ -25,9 +25,11 @@ class State:
     restarts: int = 0
     num_slots: int = 8
     max_model_len: int = 300
+    errors: int = 0
     size: ReplaySize = field(default_factory=lambda: ReplaySize(0, 0, 0))
     unsent: int = 0
     job_states: tuple[str, ...] = ()
+    failures: dict[str, int] = field(default_factory=lambda: {"round": 0})
 
     def jobs(self) -> list[SimpleNamespace]:
         return [SimpleNamespace(state=state) for state in self.job_states]
@@ -124,13 +126,20 @@ def test_names_without_traffic(metrics: ServingMetrics) -> None:
         "hotdraft_replay_requests": "gauge",
         "hotdraft_replay_bytes": "gauge",
         "hotdraft_replay_shards": "gauge",
+        "hotdraft_replay_quarantined": "gauge",
+        "hotdraft_replay_errors": "counter",
         "hotdraft_jobs": "gauge",
         "hotdraft_mlflow_points_unsent": "gauge",
         "hotdraft_mlflow_points_dropped": "counter",
+        "hotdraft_connections": "gauge",
+        "hotdraft_connections_closed": "counter",
         "hotdraft_draft_version": "gauge",
         "hotdraft_swaps": "counter",
         "hotdraft_rollbacks": "counter",
+        "hotdraft_adapter_sync_errors": "counter",
+        "hotdraft_adapter_unusable": "gauge",
         "hotdraft_adapters_rejected": "counter",
+        "hotdraft_engine_failures": "counter",
         "hotdraft_swap_failures": "counter",
         "hotdraft_swap_stall_seconds": "histogram",
         "hotdraft_recorder_samples": "counter",
@@ -225,7 +234,7 @@ def test_what_lives_elsewhere_is_read_at_scrape_time(metrics: ServingMetrics, st
     before = read(metrics)
     state.draft_version, state.num_running, state.num_waiting = 4, 2, 9
     state.recorded, state.dropped, state.state, state.restarts = 20, 3, "running", 1
-    state.size, state.unsent = ReplaySize(2, 4096, 20), 7
+    state.size, state.unsent, state.errors = ReplaySize(2, 4096, 20, quarantined=6), 7, 8
     state.job_states = ("running", "accepted", "accepted")
     metrics.state.adapters_rejected = 5
     after = read(metrics)
@@ -237,6 +246,8 @@ def test_what_lives_elsewhere_is_read_at_scrape_time(metrics: ServingMetrics, st
         "hotdraft_replay_shards": 2,
         "hotdraft_replay_bytes": 4096,
         "hotdraft_replay_requests": 20,
+        "hotdraft_replay_quarantined": 6,
+        "hotdraft_replay_errors_total": 8,
         "hotdraft_jobs/running": 1,
         "hotdraft_jobs/accepted": 2,
         "hotdraft_mlflow_points_unsent": 7,

@@ -1,5 +1,7 @@
 """Text as it comes out of tokens: stop strings, held text, characters of several tokens; and what is kept of it."""
 
+import pytest
+
 from serving.output import Output
 from serving.request import GenerationRequest, OutputDelta, SamplingParams, TokenLogprob
 from tests.conftest import tiny_tokenizer
@@ -113,6 +115,29 @@ def test_counts_and_the_recorded_sample_agree() -> None:
     assert sample.accepted.tolist() == [True, False, True, True, True]
     assert sample.draft_versions.tolist() == [3, 3, 4, 4, 4]
     assert sample.target_top_ids.shape == (5, 4)
+
+
+@pytest.mark.parametrize(
+    ("length", "stop", "accepted", "examined"),
+    [(1, (), 1, 1), (3, (), 3, 3), (4, (), 3, 3), (4, ("b",), 2, 2), (4, ("d",), 3, 3)],
+)
+def test_only_what_is_in_the_answer_counts_as_accepted(
+    length: int, stop: tuple[str, ...], accepted: int, examined: int
+) -> None:
+    """Three drafted tokens and the bonus, all accepted, of which `max_tokens` or a stop string cuts some off."""
+    spoken = Spoken(stop=stop)
+    spoken.output.take(a_round(TOKENIZER("abcd").input_ids, log=True), 0, length, 1)
+    stats, sample = spoken.output.stats(), spoken.output.sample()
+    assert sample is not None
+    assert (stats.drafted_tokens, stats.examined_tokens, stats.accepted_tokens) == (3, examined, accepted)
+    assert stats.accepted_tokens == sample.accepted.sum() <= stats.completion_tokens
+
+
+def test_a_rejected_token_that_was_cut_off_was_not_examined() -> None:
+    spoken = Spoken()
+    spoken.output.take(a_round([70, 71, 72, 73], accepted=2), 0, 2, 1)
+    stats = spoken.output.stats()
+    assert (stats.drafted_tokens, stats.examined_tokens, stats.accepted_tokens) == (3, 2, 2)
 
 
 def test_a_stop_string_cuts_the_sample_too() -> None:

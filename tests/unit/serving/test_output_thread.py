@@ -1,10 +1,11 @@
-"""Who hears of what, in which order; and what becomes of an engine whose listener breaks."""
+"""Who hears of what, in which order; and that who cannot listen or be told keeps nothing from the others."""
 
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pipeline.config import HotdraftConfig
@@ -13,9 +14,12 @@ from pipeline.replay import ReplayBuffer, sample_from_row
 from serving.app import build_engine
 from serving.engine import Engine
 from serving.events import RoundStats, SwapEvent
+from serving.failures import Failures
 from serving.output import Output
 from serving.output_thread import OutputThread
 from serving.request import FinishReason, GenerationRequest, OutputDelta, RequestStats, SamplingParams
+from serving.rounds import Round
+from serving.target_log import TargetLog
 from tests.conftest import tiny_tokenizer
 from tests.unit.serving.clients import Client, ask, request
 from tests.unit.serving.rounds import a_round
@@ -67,7 +71,7 @@ def tell(
 @pytest.mark.parametrize("in_a_thread", [True, False])
 def test_the_order_of_telling(in_a_thread: bool) -> None:
     diary: Any = Diary()
-    outputs = OutputThread(diary)
+    outputs = OutputThread(diary, Failures())
     outputs.listeners.append(diary)
     if in_a_thread:
         outputs.start()
@@ -97,30 +101,92 @@ def test_the_order_of_telling(in_a_thread: bool) -> None:
         "c told: '' cancelled",
     ]
     assert diary.threads == {"engine-output" if in_a_thread else "MainThread"}
-    assert not outputs.has_failed
 
 
 class Broken(Diary):
-    def on_round(self, stats: RoundStats) -> None:
-        super().on_round(stats)
-        if len(self.heard) == 3:
-            raise RuntimeError("mine")
+    """Raises whenever it hears of a request's end."""
+
+    def on_finish(self, request: GenerationRequest, stats: RequestStats, finish_reason: str) -> None:
+        raise RuntimeError("mine")
 
 
-@pytest.mark.parametrize("max_tokens", [3, 100], ids=["as the last request ends", "under way"])
-def test_a_listener_that_raises_ends_the_engine_and_every_client_hears(
-    config: HotdraftConfig, monkeypatch: pytest.MonkeyPatch, max_tokens: int
+def test_a_listener_that_raises_keeps_nothing_from_the_others(
+    config: HotdraftConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(threading, "excepthook", lambda args: None)
-    config = config.model_copy(update={"engine": config.engine.model_copy(update={"k": 0})})
     engine = build_engine(config, None)
-    engine.listeners.append(Broken())
-    clients = [ask(engine, request(f"r{n}", max_tokens=max_tokens)) for n in range(5)]
+    diary = Diary()
+    engine.listeners += [Broken(), diary]
+    clients = [ask(engine, request(f"r{n}", max_tokens=9)) for n in range(5)]
     engine.start()
-    assert all(client.done.wait(10) for client in clients)
-    assert [client.deltas[-1].finish_reason for client in clients] == ["error"] * 5
-    assert not engine.is_alive
+    assert [client.wait().finish_reason for client in clients] == ["length"] * 5
+    assert engine.is_alive
     engine.stop()
+    assert [entry for entry in diary.heard if "counted" in entry] == [
+        f"r{n} counted: length, 9 tokens" for n in range(5)
+    ]
+    assert engine.failures["listener"] == 5
+    assert caplog.text.count("listener failed, Broken misses something: RuntimeError: mine") == 1
+
+
+class Mute:
+    """A tokenizer that cannot decode one token."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+        self.get_added_tokens_decoder = TOKENIZER.backend_tokenizer.get_added_tokens_decoder
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        if self.token in ids:
+            raise ValueError("no such token")
+        return TOKENIZER.decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+@pytest.mark.parametrize("text", ["ab", "ba", "b"])
+def test_a_row_that_cannot_be_told_ends_alone_and_its_client_hears_it(text: str) -> None:
+    """Decoding fails at a token that came, and again when what was held is to be sent."""
+    diary: Any = Diary()
+    failures = Failures()
+    outputs = OutputThread(diary, failures)
+    outputs.listeners.append(diary)
+    wanted = GenerationRequest("a", (1, 2), SamplingParams(max_tokens=100))
+    broken: Any = Mute(TOKENIZER("b").input_ids[0])
+    rows = [Output(wanted, diary.client("a"), broken), output(diary, "b")]
+    token_ids = TOKENIZER(text).input_ids
+    both = join(a_round(token_ids, log=True), a_round(token_ids, log=True))
+    stats = RoundStats(len(token_ids) - 1, 2, 0, 0, (), 2 * len(token_ids), 0.1, 1)
+    outputs.round(stats, both, rows, [(len(token_ids), "length")] * 2)
+    told = [entry for entry in diary.heard if "told" in entry]
+    assert told == ["a told: '' error", f"b told: {text!r} length"]
+    assert next(entry for entry in diary.heard if entry.startswith("a ")).startswith("a counted: error")
+    assert [entry for entry in diary.heard if "recorded" in entry] == [f"b recorded: {len(token_ids)} tokens"]
+    assert failures.counts["output"] == 2
+
+
+def join(one: Round, other: Round) -> Round:
+    """Two rounds of one row as one of two."""
+    logs = [one.target_log, other.target_log]
+    fields = {
+        name: np.concatenate([getattr(one, name), getattr(other, name)])
+        for name in ("token_ids", "num_accepted", "drafted_ids", "target_is_sound", "draft_is_sound")
+    }
+    log = TargetLog(
+        *(np.concatenate([getattr(log, name) for log in logs])
+          for name in ("top_ids", "top_logprobs", "tail_logprob", "token_logprobs"))
+    )  # fmt: skip
+    return Round(**fields, target_log=log)
+
+
+def test_a_sample_that_cannot_be_kept_costs_its_client_nothing() -> None:
+    class Full(Diary):
+        def record(self, sample: ReplaySample) -> None:
+            raise ValueError("cannot be written")
+
+    diary: Any = Full()
+    failures = Failures()
+    outputs = OutputThread(diary, failures)
+    tell(outputs, output(diary, "a"), "hi", "length")
+    assert diary.heard == ["a told: 'hi' length"]
+    assert failures.counts["record"] == 1
 
 
 class Leaving(Client):
@@ -149,7 +215,6 @@ def test_a_client_that_raises_ends_its_own_request_only(
     while not all(client.done.is_set() for client in others):
         engine.step()
     assert [len(client.ids) for client in others] == [60, 60]
-    assert not engine._outputs.has_failed
     assert "request leaving ends: its callback raised" in caplog.text
     counted = [entry for entry in diary.heard if entry.startswith("leaving")]
     if at_the_end:

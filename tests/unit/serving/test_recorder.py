@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.config import RecorderConfig
+from pipeline.domains import MAX_DOMAINS, OTHER
 from pipeline.records import ReplaySample
 from serving.recorder import Recorder
 
@@ -15,6 +16,7 @@ class Store:
 
     def __init__(self) -> None:
         self.shards: list[list[str]] = []
+        self.domains: list[str] = []
         self.open = threading.Event()
         self.open.set()
         self.error: Exception | None = None
@@ -24,12 +26,17 @@ class Store:
         if self.error is not None:
             raise self.error
         self.shards.append([sample.request_id for sample in samples])
+        self.domains += [sample.domain for sample in samples]
         return "shard"
 
 
-def sample(name: str) -> ReplaySample:
+class ClientError(Exception):
+    """What an object store's client raises, neither OSError nor ValueError."""
+
+
+def sample(name: str, domain: str = "d") -> ReplaySample:
     arrays = [np.zeros(1)] * 8
-    return ReplaySample(name, 0.0, "d", 0.0, *arrays)
+    return ReplaySample(name, 0.0, domain, 0.0, *arrays)
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
@@ -81,15 +88,39 @@ def test_a_full_queue_drops_and_never_blocks(store):
     assert under_test.recorded == 4
 
 
-@pytest.mark.parametrize("error", [OSError("disk full"), ValueError("no such type")])
+@pytest.mark.parametrize("error", [OSError("disk full"), ValueError("no such type"), ClientError("slow down")])
 def test_what_cannot_be_written_is_counted_and_recording_goes_on(store, error):
     store.error = error
     under_test = recorder(store)
     under_test.record(sample("lost1"))
     under_test.record(sample("lost2"))
     assert eventually(lambda: under_test.dropped == 2)
+    assert under_test.problem == f"{type(error).__name__}: {error}"
     store.error = None
     under_test.record(sample("kept"))
     under_test.close()
     assert store.shards == [["kept"]]
-    assert under_test.recorded == 1
+    assert (under_test.recorded, under_test.problem) == (1, None)
+
+
+@pytest.mark.parametrize("queued", [1, 3], ids=["room in the queue", "a full queue"])
+def test_a_store_that_never_answers_does_not_keep_the_server_from_ending(store, queued):
+    store.open.clear()
+    under_test = recorder(store, queue_size=3, shard_requests=1)
+    under_test.record(sample("being written"))
+    assert eventually(under_test._queue.empty)
+    for n in range(queued):
+        under_test.record(sample(f"r{n}"))
+    under_test.close(patience=0.1)
+    assert under_test.dropped >= queued
+    store.open.set()
+
+
+def test_domains_without_end_are_folded_before_they_are_recorded(store):
+    under_test = recorder(store, queue_size=100, shard_requests=50)
+    for n in range(50):
+        under_test.record(sample(f"r{n}", domain=f"tenant {n}"))
+    under_test.close()
+    assert store.domains[:2] == ["tenant_0", "tenant_1"]
+    assert store.domains[-1] == OTHER
+    assert len(set(store.domains)) == MAX_DOMAINS + 1

@@ -14,6 +14,7 @@ class Buffer:
         self.requests = 5
         self.is_down = False
         self.looks = 0
+        self.errors = 0
 
     def size(self) -> ReplaySize:
         self.looks += 1
@@ -40,6 +41,7 @@ def test_the_size_is_followed_and_kept_while_the_store_is_away(caplog: pytest.Lo
         looks = buffer.looks
         eventually(lambda: buffer.looks > looks + 3)
         assert watch.size.requests == 5
+        assert watch.errors > 3
         buffer.requests, buffer.is_down = 8, False
         eventually(lambda: watch.size.requests == 8)
     finally:

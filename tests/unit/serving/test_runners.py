@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from serving.attention import ATTENTION, register_attention
+from pipeline.models import ModelError
+from serving.attention import ATTENTION, check_supported, register_attention
 from serving.fused_runner import FusedRunner, is_fusable
 from serving.linear import ServedLinear, cpu_has_bfloat16
 from serving.runner import Runner, Window
@@ -40,6 +41,21 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3", "head_dim": 16, "num_key_value_heads": 1},
 }
+WINDOW = 5
+WINDOWED: dict[str, dict[str, Any]] = {
+    "mistral": {"model_type": "mistral", "sliding_window": WINDOW},
+    "qwen2, every other layer": {
+        "model_type": "qwen2", "use_sliding_window": True, "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "qwen3, all layers": {
+        "model_type": "qwen3", "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 0,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text", "sliding_window": WINDOW, "head_dim": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+}  # fmt: skip
 SLOTS, MAX_LENGTH = 4, 48
 LENGTHS = [3, 17, 9]
 """Prompt lengths of the slots in use."""
@@ -121,6 +137,53 @@ def test_another_architecture_is_left_to_transformers(ids: Tensor) -> None:
     assert not is_fusable(model)
     for found, wanted in zip(run(TransformersRunner, model, ids), expected(model, ids), strict=True):
         torch.testing.assert_close(found, wanted, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_sliding_windows_are_those_of_transformers(name: str, ids: Tensor) -> None:
+    model = make(**WINDOWED[name])
+    check_supported(model.config, MAX_LENGTH)
+    assert not is_fusable(model)
+    found, wanted = run(TransformersRunner, model, ids), expected(model, ids)
+    wide = copy.deepcopy(model)
+    wide.config.sliding_window = 10 * WINDOW
+    for layer in wide.model.layers:
+        layer.self_attn.sliding_window = None
+    seen_all = expected(wide, ids)
+    assert not torch.allclose(wanted[1], seen_all[1], atol=1e-2), "a window that changes nothing would show nothing"
+    for row, logits in enumerate(wanted):
+        torch.testing.assert_close(found[row], logits, atol=2e-5, rtol=2e-5)
+        assert torch.equal(found[row].argmax(-1), logits.argmax(-1))
+
+
+def test_other_kinds_of_layers_are_refused() -> None:
+    config = AutoConfig.for_model("llama4_text", **{**SIZES, "num_hidden_layers": 4})
+    with pytest.raises(ModelError, match=r"chunked_attention.* not supported"):
+        check_supported(config, MAX_LENGTH)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "dynamic", "factor": 2.0},
+        {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4},
+    ],
+    ids=lambda rope: rope["rope_type"],
+)
+def test_a_rotation_by_the_longest_request_is_refused_where_it_would_reach_the_others(
+    rope: dict[str, Any], ids: Tensor
+) -> None:
+    limit = 16 if rope["rope_type"] == "longrope" else 64
+    config = make("llama", rope=rope).config
+    with pytest.raises(ModelError, match=f"{rope['rope_type']} RoPE .* beyond {limit} tokens"):
+        check_supported(config, limit + 1)
+    check_supported(config, limit)
+    config.rope_parameters = {
+        "full_attention": config.rope_parameters,
+        "sliding_attention": {"rope_type": "default"},
+    }
+    with pytest.raises(ModelError, match="RoPE"):
+        check_supported(config, limit + 1)
 
 
 def test_a_rotation_that_depends_on_the_length_is_not_fused() -> None:

@@ -10,25 +10,31 @@ from tests.unit.serving.http.scripted import ScriptedEngine, served
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[tuple[ScriptedEngine, str]]:
+def server() -> Iterator[tuple[ScriptedEngine, str, ServingMetrics]]:
     engine = ScriptedEngine()
     config = HotdraftConfig(target="models/tiny-chat")
-    app = create_app(engine, config, metrics=ServingMetrics(engine, config.served_model_name))
+    metrics = ServingMetrics(engine, config.served_model_name)
+    app = create_app(engine, config, metrics=metrics)
     with served(app) as url:
-        yield engine, url
+        yield engine, url, metrics
 
 
 @pytest.fixture
-def engine(server: tuple[ScriptedEngine, str]) -> ScriptedEngine:
+def engine(server: tuple[ScriptedEngine, str, ServingMetrics]) -> ScriptedEngine:
     """The served engine, as new."""
-    engine, _ = server
+    engine, *_ = server
     vars(engine).update(vars(ScriptedEngine()))
     return engine
 
 
 @pytest.fixture
-def url(server: tuple[ScriptedEngine, str]) -> str:
+def url(server: tuple[ScriptedEngine, str, ServingMetrics]) -> str:
     return server[1]
+
+
+@pytest.fixture
+def metrics(server: tuple[ScriptedEngine, str, ServingMetrics]) -> ServingMetrics:
+    return server[2]
 
 
 @pytest.fixture

@@ -49,6 +49,8 @@ class ScriptedEngine:
     num_waiting: int = 0
     num_slots: int = 4
     is_alive: bool = True
+    fatal_error: str | None = None
+    failures: dict[str, int] = field(default_factory=dict)
     is_draining: bool = False
     requests: list[GenerationRequest] = field(default_factory=list)
     cancelled: dict[str, threading.Event] = field(default_factory=dict)

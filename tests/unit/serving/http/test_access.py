@@ -1,4 +1,4 @@
-"""API keys, the limit on bodies, request ids."""
+"""API and admin keys, the limit on bodies, request ids."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +8,8 @@ import openai
 import pytest
 
 from pipeline.config import ConfigError, HotdraftConfig, ServerConfig
-from serving.access import read_api_keys
+from serving import access
+from serving.access import read_admin_keys, read_api_keys
 from serving.api import create_app
 from serving.metrics import ServingMetrics
 from tests.unit.serving.http.scripted import USER, ScriptedEngine, served
@@ -63,6 +64,40 @@ def test_keys_come_from_a_file_too(tmp_path: Path) -> None:
     assert "hidden" not in repr(ServerConfig(api_keys=["hidden"]))
 
 
+@pytest.mark.parametrize(
+    ("api_keys", "admin_keys", "opens"),
+    [
+        ([], [], {"none": (200, 404), "api": (200, 404), "admin": (200, 404)}),
+        (["api"], [], {"none": (401, 401), "api": (200, 404), "admin": (401, 401)}),
+        ([], ["admin"], {"none": (200, 401), "api": (200, 401), "admin": (200, 404)}),
+        (["api"], ["admin"], {"none": (401, 401), "api": (200, 401), "admin": (200, 404)}),
+    ],
+)
+def test_an_admin_key_opens_both_and_an_api_key_admin_only_where_there_is_no_other(
+    api_keys: list[str], admin_keys: list[str], opens: dict[str, tuple[int, int]]
+) -> None:
+    """There are no routes below /admin here: what passes is answered 404."""
+    engine = ScriptedEngine()
+    config = HotdraftConfig(target="tiny-chat")
+    metrics = ServingMetrics(engine, "tiny-chat")
+    app = create_app(engine, config, metrics=metrics, api_keys=api_keys, admin_keys=admin_keys)
+    with served(app) as url:
+        for key, statuses in opens.items():
+            headers = {} if key == "none" else {"Authorization": f"Bearer {key}"}
+            got = [httpx.get(url + path, headers=headers).status_code for path in ("/v1/models", "/admin/status")]
+            assert tuple(got) == statuses, key
+
+
+def test_what_others_reach_has_an_admin_key_or_says_that_it_has_none() -> None:
+    for host in ("0.0.0.0", "::", "10.0.0.7", "gpu-box", ""):
+        with pytest.raises(ConfigError, match=r"set server\.admin_keys or .*, or server\.open_admin"):
+            read_admin_keys(ServerConfig(host=host, api_keys=["key"]))
+        assert read_admin_keys(ServerConfig(host=host, admin_keys=["own"])) == ["own"]
+        assert read_admin_keys(ServerConfig(host=host, open_admin=True)) == []
+    for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
+        assert read_admin_keys(ServerConfig(host=host)) == []
+
+
 @pytest.mark.parametrize("declared", [True, False])
 def test_large_bodies_are_refused(guarded: str, declared: bool) -> None:
     body = b'{"model": "tiny-chat", "prompt": "' + b"x" * 1000 + b'"}'
@@ -73,11 +108,14 @@ def test_large_bodies_are_refused(guarded: str, declared: bool) -> None:
     assert reply.json()["error"]["message"] == "The body is larger than 1000 bytes."
 
 
-@pytest.mark.parametrize(("asked_from", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 404)])
-def test_pages_of_other_sites_change_nothing(url: str, asked_from: str, status: int) -> None:
-    headers = {"Sec-Fetch-Site": asked_from}
-    assert httpx.post(f"{url}/admin/jobs", headers=headers).status_code == status
-    assert httpx.get(f"{url}/admin/jobs", headers=headers).status_code == 404, "there are no such routes here"
+def test_large_bodies_take_turns_and_small_ones_go_on(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "LARGE_BYTES_A_SECOND", 1.0)
+    large, small = ({"model": "tiny-chat", "prompt": "hello", "user": "x" * size} for size in (100_000, 10))
+    statuses = [httpx.post(f"{url}/v1/completions", json=body).status_code for body in (large, large, small)]
+    assert statuses == [200, 503, 200]
+    refused = httpx.post(f"{url}/v1/completions", json=large)
+    assert refused.json()["error"]["message"] == "Too many large bodies wait to be read."
+    assert refused.headers["retry-after"] == "5"
 
 
 def test_request_ids_come_back(url: str) -> None:

@@ -2,11 +2,13 @@
 
 import json
 import time
+from unittest.mock import Mock
 
 import httpx
 import openai
 import pytest
 
+from serving.metrics import ServingMetrics
 from tests.unit.serving.http.scripted import DRAFT_VERSION, USER, WORDS, ScriptedEngine
 
 
@@ -70,8 +72,15 @@ def test_options_reach_the_engine(client: openai.OpenAI, engine: ScriptedEngine)
     params = request.params
     assert (params.max_tokens, params.temperature, params.top_p, params.seed) == (9, 0, 0.5, -3)
     assert (params.stop, params.top_k, params.min_p, params.ignore_eos) == (("there",), 20, 0.1, True)
-    assert request.domain == "sql"
     assert not request.record
+
+
+def test_a_request_that_is_not_stored_has_no_domain_of_its_own(url: str, engine: ScriptedEngine) -> None:
+    body = {"model": "tiny-chat", "prompt": "hello", "store": False, "metadata": {"domain": "sql"}}
+    assert httpx.post(f"{url}/v1/completions", json=body, headers={"X-Hotdraft-Domain": "sql"}).status_code == 200
+    del body["metadata"]
+    assert httpx.post(f"{url}/v1/completions", json=body, headers={"X-Hotdraft-Domain": "sql"}).status_code == 200
+    assert [(request.domain, request.record) for request in engine.requests] == [("unrecorded", False)] * 2
 
 
 @pytest.mark.parametrize(
@@ -199,6 +208,26 @@ def test_a_finished_request_is_not_cancelled(client: openai.OpenAI, engine: Scri
     assert not any(event.is_set() for event in engine.cancelled.values())
 
 
+def test_a_version_that_cannot_serve_here_is_told_and_does_not_make_the_process_ill(
+    url: str, engine: ScriptedEngine, metrics: ServingMetrics
+) -> None:
+    assert httpx.get(f"{url}/health").json() == {"status": "ok"}
+    metrics.state.unusable_adapters = {5: "out of memory"}
+    reply = httpx.get(f"{url}/health")
+    assert (reply.status_code, reply.json()) == (200, {"status": "ok", "unusable_adapters": {"5": "out of memory"}})
+    assert 'hotdraft_adapter_unusable{model_name="tiny-chat",version="5"} 1.0' in httpx.get(f"{url}/metrics").text
+    metrics.state.unusable_adapters = {}
+
+
+def test_shards_that_cannot_be_written_are_told_and_do_not_make_the_process_ill(
+    url: str, metrics: ServingMetrics
+) -> None:
+    metrics.state.recorder = Mock(recorded=0, dropped=16, problem="ClientError: slow down")
+    reply = httpx.get(f"{url}/health")
+    assert (reply.status_code, reply.json()) == (200, {"status": "ok", "recording": "ClientError: slow down"})
+    metrics.state.recorder = None
+
+
 def test_health_version_and_metrics(url: str, engine: ScriptedEngine) -> None:
     engine.num_waiting = 3
     assert httpx.get(f"{url}/health").json()["status"] == "ok"
@@ -211,6 +240,9 @@ def test_health_version_and_metrics(url: str, engine: ScriptedEngine) -> None:
     reply = httpx.get(f"{url}/health")
     assert reply.status_code == 503
     assert reply.json()["error"]["message"] == "The engine is not running."
+    engine.fatal_error = "RuntimeError: the device is gone"
+    message = httpx.get(f"{url}/health").json()["error"]["message"]
+    assert message == "The engine is not running. It ended by RuntimeError: the device is gone"
     assert httpx.get(f"{url}/ready").status_code == 503
     reply = httpx.get(f"{url}/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0"})
     assert reply.headers["content-type"].startswith("text/plain")

@@ -1,8 +1,11 @@
 """What the HTTP face refuses, and how it says so."""
 
+from typing import NoReturn
+
 import httpx
 import openai
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from serving.engine import QueueFullError, ShuttingDownError
 from tests.unit.serving.http.scripted import USER, ScriptedEngine
@@ -28,6 +31,11 @@ def test_unknown_model(client: openai.OpenAI) -> None:
         ({"temperature": -0.1}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"stop": [""]}, "stop.0"),
+        ({"stop": ["x"] * 33}, "stop"),
+        ({"stop": "x" * 257}, "stop.0"),
+        ({"messages": USER * 2049}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 65}]}, "messages.0.content"),
+        ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
         ({"n": 0}, "n"),
         ({"n": 129}, "n"),
         ({"seed": 2**63}, "seed"),
@@ -64,6 +72,7 @@ def test_bad_chat_requests_name_the_field(
         ({"prompt": [-1]}, "token id -1"),
         ({"prompt": {"text": "hello"}}, "prompt: must be a text, a list of token ids"),
         ({"prompt": "hello", "logprobs": 21}, "logprobs"),
+        ({"prompt": ["hello"] * 2049}, "at most 2048 prompts"),
         ({"prompt": ["hello"] * 9, "n": 128}, "1152 answers are asked for at once, 1024 are allowed"),
     ],
 )
@@ -77,7 +86,16 @@ def test_bad_completion_requests(
 
 @pytest.mark.parametrize(
     "content",
-    [b"{", b"[]", b'{"model": "tiny-chat"}', b'{"model": "tiny-chat", "prompt": "\\ud800"}', b"\xff"],
+    [
+        b"{",
+        b"[]",
+        b'{"model": "tiny-chat"}',
+        b'{"model": "tiny-chat", "prompt": "\\ud800"}',
+        b'{"model": "\\ud800", "prompt": "hello"}',
+        b'{"model": "tiny-chat", "prompt": "hello", "metadata": {"\\ud800": 1}}',
+        b'{"model": "tiny-chat", "prompt": "hello", "user": "\\ud800"}',
+        b"\xff",
+    ],
 )
 def test_broken_bodies(url: str, engine: ScriptedEngine, content: bytes) -> None:
     reply = httpx.post(f"{url}/v1/completions", content=content, headers={"content-type": "application/json"})
@@ -95,6 +113,7 @@ def test_framework_errors_have_the_same_shape(url: str, engine: ScriptedEngine) 
 def test_context_length(client: openai.OpenAI) -> None:
     for create in (
         lambda: client.completions.create(model="tiny-chat", prompt=[5] * 64),
+        lambda: client.completions.create(model="tiny-chat", prompt=[5] * 65),
         lambda: client.completions.create(model="tiny-chat", prompt=[5] * 60, max_tokens=5),
         lambda: client.chat.completions.create(
             model="tiny-chat", messages=[{"role": "user", "content": "hello " * 99}]
@@ -103,6 +122,32 @@ def test_context_length(client: openai.OpenAI) -> None:
         with pytest.raises(openai.BadRequestError, match="maximum context length is 64 tokens") as caught:
             create()
         assert caught.value.code == "context_length_exceeded"
+
+
+class Unread:
+    """A tokenizer that must not be asked."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.chat_template = tokenizer.chat_template
+
+    def __call__(self, text: str) -> NoReturn:
+        raise AssertionError("it was tokenised")
+
+    apply_chat_template = __call__
+
+
+def test_what_cannot_fit_is_refused_unread(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    """The tokenizer's longest word has 10 characters, and 64 of them fit."""
+    engine.tokenizer = Unread(engine.tokenizer)
+    words = "word " * 650_000
+    for bad, told in [(words[:641], "641 characters, of which it takes 640"), ([5] * 65, "65 token ids")]:
+        with pytest.raises(openai.BadRequestError, match=told) as caught:
+            client.completions.create(model="tiny-chat", prompt=bad)
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+    messages = [{"role": "user", "content": "x" * 100}] * 7
+    with pytest.raises(openai.BadRequestError, match="700 characters") as caught:
+        client.chat.completions.create(model="tiny-chat", messages=messages)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
 
 
 def test_no_chat_template(client: openai.OpenAI, engine: ScriptedEngine) -> None:

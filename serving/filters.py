@@ -1,0 +1,105 @@
+"""Top-k, top-p and min-p over a large vocabulary without sorting it, where a few hundred tokens decide."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+LOOKS = (256, 2048)
+"""Likeliest tokens that are looked at first, and where those do not decide; then all."""
+
+GROUP = 8
+"""Tokens whose maximum says whether any of them can be among the likeliest."""
+
+
+class Cut(NamedTuple):
+    """Which tokens of R rows are kept: logits above `floor`, and at it those up to `last_id`."""
+
+    floor: Tensor
+    """float32 [R, 1]."""
+    last_id: Tensor
+    """int64 [R, 1]."""
+    total: Tensor
+    """float32 [R, 1]: log-sum-exp of the kept logits over their temperature."""
+
+
+class Filters(NamedTuple):
+    """Of R rows, each [R, 1]. They apply in this order, each to the renormalised rest."""
+
+    temperature: Tensor
+    top_k: Tensor
+    """The likeliest that are kept, 0 keeps all."""
+    top_p: Tensor
+    """Of these the fewest that hold this mass are kept,"""
+    min_p: Tensor
+    """and of these all of at least this times the likeliest's probability."""
+
+
+def is_dropped(logits: Tensor, token_ids: Tensor, floor: Tensor, last_id: Tensor) -> Tensor:
+    """Whether a `Cut` drops tokens of these logits; all shapes broadcast."""
+    return (logits < floor) | ((logits == floor) & (token_ids > last_id))
+
+
+def cut(logits: Tensor, filters: Filters, total: Tensor | None) -> Cut:
+    """What the filters keep of float32 logits [R, V]: one token at least.
+
+    Of equal logits the smaller token id is the likelier. `total` [R, 1] is the log-sum-exp of logits / temperature,
+    needed where a row has top_p without top_k.
+    """
+    # on a GPU a sort is cheap, and waiting for whether a part of it decides is not
+    return _cut(logits, filters, total, LOOKS if logits.device.type == "cpu" else ())
+
+
+def _cut(logits: Tensor, filters: Filters, total: Tensor | None, looks: tuple[int, ...]) -> Cut:
+    temperature, top_k, top_p, min_p = filters
+    vocabulary = logits.shape[-1]
+    partial = len(looks) > 0 and looks[0] < vocabulary
+    if partial:
+        values, token_ids = _largest(logits, looks[0])
+    else:
+        values, token_ids = logits.sort(dim=-1, descending=True, stable=True)
+    scaled = values / temperature
+    allowed = torch.where(top_k > 0, top_k, vocabulary)
+    dropped = torch.arange(values.shape[-1], device=logits.device) >= allowed
+    mass = scaled.masked_fill(dropped, -torch.inf).logsumexp(-1, keepdim=True)
+    if total is not None:
+        mass = torch.where(allowed >= vocabulary, total, mass)
+    probs = (scaled - mass).exp()
+    dropped |= ((probs.cumsum(-1) - probs >= top_p) & (top_p < 1)) | (probs < min_p * probs[:, :1])
+    dropped[:, 0] = False
+    last = (~dropped).sum(-1, keepdim=True) - 1
+    kept = Cut(
+        floor=values.gather(-1, last),
+        last_id=token_ids.gather(-1, last),
+        total=scaled.masked_fill(dropped, -torch.inf).logsumexp(-1, keepdim=True),
+    )
+    if partial:
+        # the last kept must lie above all that were not looked at, and top-p have known the mass that top-k left
+        knew = (allowed <= looks[0]) | (top_p >= 1)
+        if total is not None:
+            knew |= allowed >= vocabulary
+        decided = knew & (kept.floor > values[:, -1:])
+        rest = (~decided).squeeze(-1).nonzero().squeeze(-1)
+        if len(rest):
+            known = None if total is None else total[rest]
+            again = _cut(logits[rest], Filters(*(part[rest] for part in filters)), known, looks[1:])
+            for found, better in zip(kept, again, strict=True):
+                found[rest] = better
+    return kept
+
+
+def _largest(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The `size` largest of each row and their token ids, likeliest first, equal ones by id."""
+    token_ids = _unordered(logits, size).sort(-1).values
+    values, order = logits.gather(-1, token_ids).sort(dim=-1, descending=True, stable=True)
+    return values, token_ids.gather(-1, order)
+
+
+def _unordered(logits: Tensor, size: int) -> Tensor:
+    """Token ids [R, size]. They lie in as many groups of tokens, those of the largest maxima."""
+    groups, rest = divmod(logits.shape[-1], GROUP)
+    if rest or groups < 2 * size:
+        return logits.topk(size, -1, sorted=False).indices
+    likely = logits.unflatten(-1, (GROUP, groups)).amax(1).topk(size, -1, sorted=False).indices
+    token_ids = (likely[..., None] + groups * torch.arange(GROUP, device=logits.device)).flatten(1)
+    return token_ids.gather(-1, logits.gather(-1, token_ids).topk(size, -1, sorted=False).indices)

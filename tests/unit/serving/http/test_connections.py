@@ -1,0 +1,192 @@
+"""Connections that keep silent, dawdle, or come in too great a number, over real sockets."""
+
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import httpx
+import pytest
+from uvicorn import Config, Server
+
+from pipeline.config import HotdraftConfig
+from serving.api import create_app
+from serving.connections import Connections
+from serving.logs import Throttle
+from serving.metrics import ServingMetrics
+from tests.unit.serving.http.scripted import ScriptedEngine
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+BODY = json.dumps({"model": "tiny-chat", "prompt": "hello", "stream": True}).encode()
+
+
+class Guarded:
+    """A served engine, and its connections."""
+
+    def __init__(self, url: str, engine: ScriptedEngine, connections: Connections) -> None:
+        self.url, self.engine, self.connections = url, engine, connections
+
+    def connect(self, said: bytes = b"") -> socket.socket:
+        address = ("127.0.0.1", int(self.url.rpartition(":")[2]))
+        client = socket.create_connection(address, timeout=10)
+        client.sendall(said)
+        return client
+
+    def until(self, reached: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 10
+        while not reached() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert reached()
+
+
+@contextmanager
+def guarded(limit: int, header_seconds: float = 60, body_seconds: float = 60) -> Iterator[Guarded]:
+    engine = ScriptedEngine()
+    server = {"header_seconds": header_seconds, "body_seconds": body_seconds}
+    config = HotdraftConfig(target="tiny-chat", server=server)
+    metrics = ServingMetrics(engine, "tiny-chat")
+    connections = metrics.state.connections = Connections(config.server, limit)
+    app = create_app(engine, config, metrics=metrics)
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        runner = Server(Config(app, log_level="critical", http=connections.protocol, timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=runner.run, kwargs={"sockets": [sock]}, daemon=True)
+        thread.start()
+        while not runner.started:
+            time.sleep(0.01)
+        yield Guarded(f"http://127.0.0.1:{sock.getsockname()[1]}", engine, connections)
+        runner.should_exit = True
+        thread.join(10)
+
+
+def rest(client: socket.socket) -> bytes:
+    """What comes until the other side closes."""
+    received = b""
+    while part := client.recv(65536):
+        received += part
+    return received
+
+
+@pytest.mark.parametrize(
+    ("said", "reason", "answer"),
+    [
+        (b"", "headers", b""),
+        (b"GET /health HT", "headers", b"HTTP/1.1 408 "),
+        (HEAD + b"Content-Length: 100\r\n\r\n", "body", b"HTTP/1.1 408 "),
+        (HEAD + b"Content-Length: 100\r\n\r\n" + BODY[:50], "body", b"HTTP/1.1 408 "),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{", "body", b"HTTP/1.1 408 "),
+        (b"GET /health HTTP/1.1\r\nHost: a.localhost\r\n\r\nGET /hea", "headers", b"HTTP/1.1 200 "),
+    ],
+    ids=["silent", "half a line", "no body", "half a body", "half a chunk", "a second request"],
+)
+def test_a_request_that_does_not_come_to_its_end_is_ended(said: bytes, reason: str, answer: bytes) -> None:
+    seconds = {"headers": {"header_seconds": 0.2}, "body": {"body_seconds": 0.2}}[reason]
+    with guarded(limit=9, **seconds) as server, server.connect(said) as client:
+        assert rest(client).startswith(answer)
+        assert server.connections.closed == {reason: 1}
+        server.until(lambda: server.connections.open == 0 and not server.connections.waiting)
+        text = httpx.get(f"{server.url}/metrics").text
+        assert f'hotdraft_connections_closed_total{{model_name="tiny-chat",reason="{reason}"}} 1.0' in text
+        assert not server.engine.requests
+
+
+def test_a_byte_now_and_then_moves_no_deadline() -> None:
+    with guarded(limit=9, header_seconds=0.5) as server, server.connect(b"GET / HTTP/1.1\r\n") as client:
+        with pytest.raises((ConnectionError, TimeoutError)):  # noqa: PT012
+            for _ in range(100):
+                client.sendall(b"a: b\r\n")
+                time.sleep(0.05)
+        assert server.connections.closed == {"headers": 1}
+
+
+def test_what_takes_long_to_answer_has_no_deadline() -> None:
+    with guarded(limit=9, header_seconds=0.1, body_seconds=0.1) as server:
+        server.engine.ending = None
+        head = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY)
+        with server.connect(head + BODY) as client:
+            server.until(lambda: bool(server.engine.requests))
+            time.sleep(0.5)
+            assert server.connections.closed == {}
+            assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_client_that_takes_nothing_of_its_answer_is_left() -> None:
+    with guarded(limit=9, body_seconds=0.3) as server:
+        server.engine.script = ("x" * 100_000,) * 200
+        head = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY)
+        with server.connect(head + BODY):
+            server.until(lambda: server.connections.closed == {"answer": 1})
+            server.until(lambda: server.connections.open == 0)
+
+
+def test_those_that_ask_for_nothing_make_room_for_those_that_do() -> None:
+    with guarded(limit=4) as server, ExitStack() as clients:
+        head = HEAD + b"Content-Length: 100\r\n\r\n"
+        for said in (b"", b"GET / HT", head):
+            clients.enter_context(server.connect(said))
+        server.until(lambda: server.connections.open == 3)
+        server.engine.ending = None
+        for number in range(1, 5):
+            body = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+            clients.enter_context(server.connect(body))
+            server.until(lambda number=number: len(server.engine.requests) == number)
+        assert server.connections.closed == {"crowded": 3}
+        assert server.connections.open == 4
+        with server.connect(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") as late:
+            answer = rest(late)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"] == "All connections are in use."
+        assert server.connections.closed == {"crowded": 3, "full": 1}
+        assert not any(event.is_set() for event in server.engine.cancelled.values())
+
+
+def test_unfinished_bodies_hold_no_more_than_they_may_together() -> None:
+    with guarded(limit=99) as server, ExitStack() as clients:
+        server.connections.max_bytes = 100_000
+        head = HEAD + b"Content-Length: 1000000\r\n\r\n"
+        first = clients.enter_context(server.connect(head + b"x" * 30_000))
+        server.until(lambda: server.connections.bytes > 30_000)
+        for _ in range(2):
+            clients.enter_context(server.connect(head + b"x" * 30_000))
+        server.until(lambda: server.connections.bytes > 90_000)
+        assert server.connections.closed == {}
+        clients.enter_context(server.connect(head + b"x" * 30_000))
+        server.until(lambda: server.connections.closed == {"crowded": 1})
+        assert first.recv(1) == b"", "it had been under way for longest"
+        assert 90_000 < server.connections.bytes <= 100_000
+        body = json.dumps({"model": "tiny-chat", "prompt": "hello", "user": "x" * 9000}).encode()
+        headers = {"Content-Type": "application/json"}
+        for _ in range(20):
+            assert httpx.post(f"{server.url}/v1/completions", content=body, headers=headers).status_code == 200
+        server.until(lambda: server.connections.open == 3)
+
+
+def test_an_idle_connection_is_used_again_and_goes_first() -> None:
+    with guarded(limit=2) as server, httpx.Client(base_url=server.url) as client:
+        for _ in range(3):
+            assert client.get("/health").status_code == 200
+        assert server.connections.open == 1
+        with server.connect(), server.connect():
+            server.until(lambda: server.connections.closed == {"crowded": 1})
+            assert client.get("/health").status_code == 200, "by a connection of its own"
+
+
+def test_the_log_says_a_thing_five_times_and_then_for_a_while_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("tests.throttled")
+    throttle = Throttle(burst=3, seconds=1000)
+    logger.addFilter(throttle)
+    try:
+        for number in range(100):
+            logger.warning("file %d", number)
+            logger.warning("another")
+        messages = [record.getMessage() for record in caplog.records]
+        assert len(messages) == 6
+        assert [text for text in messages if "no more of it" in text] == [
+            "file 2 (said 3 times; no more of it for a while)",
+            "another (said 3 times; no more of it for a while)",
+        ]
+    finally:
+        logger.removeFilter(throttle)

@@ -1,0 +1,100 @@
+"""Prompts are encoded beside the event loop, and not at all for clients that have gone."""
+
+import asyncio
+import threading
+import time
+
+import httpx
+import pytest
+
+from serving.prompts import PromptEncoder, encode_text
+from tests.unit.serving.http.scripted import ScriptedEngine
+
+LONG = "hello " * 300
+"""Longer than what is encoded at once."""
+
+
+class SlowTokenizer:
+    """Waits until it is told to go on."""
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        self._tokenizer = engine.tokenizer
+        self.chat_template = engine.tokenizer.chat_template
+        self.may_go_on = threading.Event()
+        self.calls = 0
+
+    def __call__(self, text: str) -> object:
+        self.calls += 1
+        assert self.may_go_on.wait(10)
+        return self._tokenizer(text)
+
+    def __len__(self) -> int:
+        return len(self._tokenizer)
+
+    def get_vocab(self) -> dict[str, int]:
+        return self._tokenizer.get_vocab()
+
+
+def test_a_long_prompt_holds_up_neither_the_loop_nor_short_ones() -> None:
+    engine = ScriptedEngine(max_model_len=100_000)
+    slow = SlowTokenizer(engine)
+
+    async def scene() -> list[list[int]]:
+        encoder = PromptEncoder(engine)
+        fast, engine.tokenizer = engine.tokenizer, slow
+        held = asyncio.create_task(encoder.texts(["hello " * 10_000]))
+        while slow.calls == 0:
+            await asyncio.sleep(0.001)
+        engine.tokenizer = fast
+        assert await encoder.texts([LONG]) == [[5] * 300]
+        assert not held.done()
+        slow.may_go_on.set()
+        return await held
+
+    assert asyncio.run(scene()) == [[5] * 10_000]
+
+
+def test_a_call_that_is_cancelled_before_its_turn_does_no_work() -> None:
+    engine = ScriptedEngine(max_model_len=100_000)
+    engine.tokenizer = slow = SlowTokenizer(engine)
+
+    async def scene() -> None:
+        encoder = PromptEncoder(engine)
+        tasks = [asyncio.create_task(encoder.texts([LONG])) for _ in range(3)]
+        while slow.calls == 0:
+            await asyncio.sleep(0.001)
+        for task in tasks[1:]:
+            task.cancel()
+        await asyncio.sleep(0.01)
+        slow.may_go_on.set()
+        assert await tasks[0] == [[5] * 300]
+
+    asyncio.run(scene())
+    assert slow.calls == 1
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_who_leaves_while_a_prompt_is_encoded_asks_the_engine_for_nothing(
+    url: str, engine: ScriptedEngine, n: int
+) -> None:
+    engine.max_model_len = 1000
+    engine.tokenizer = slow = SlowTokenizer(engine)
+    text = "hello " * 106  # which the served encoder takes, as it was made for 64 tokens of 10 characters at most
+    body = {"model": "tiny-chat", "prompt": [text, text], "n": n}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{url}/v1/completions", json=body, timeout=0.5)
+    assert slow.calls == 1
+    deadline = time.monotonic() + 5
+    while 'status="499"' not in httpx.get(f"{url}/metrics").text and time.monotonic() < deadline:
+        time.sleep(0.05)
+    slow.may_go_on.set()
+    time.sleep(0.1)
+    assert not engine.requests
+    assert 'status="499"' in httpx.get(f"{url}/metrics").text
+
+
+def test_what_is_encoded_is_what_the_tokenizer_says() -> None:
+    engine = ScriptedEngine(max_model_len=1000)
+    texts = ["hello there", LONG]
+    encoded = asyncio.run(PromptEncoder(engine).texts([*texts, [5, 6]]))
+    assert encoded == [*(encode_text(engine.tokenizer, text) for text in texts), [5, 6]]

@@ -8,16 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
 
-from pipeline.adapters import AdapterBase, AdapterCard, load_adapter
-from pipeline.config import DistillConfig
+from pipeline.adapters import AdapterBase, AdapterCard, LoadedAdapter, load_adapter
 from pipeline.draft_vocabulary import save_vocabulary
 from pipeline.records import ReplaySample
-from training.evaluate import by_request
 from training.lora import save_lora
 from training.served_draft import ServedDraft
 
@@ -28,8 +25,12 @@ class Candidate:
     card: AdapterCard
     blend: float
     """Share of the way from the job's first step to its last."""
-    scores: np.ndarray
-    """Expected acceptance [R] on the held-out requests."""
+    adapter: LoadedAdapter
+    """As a server would read it back from `folder`."""
+
+
+def candidate_folder(job_folder: Path, blend: float) -> Path:
+    return job_folder / f"adapter-{blend:g}"
 
 
 def candidates(
@@ -38,25 +39,24 @@ def candidates(
     draft: ServedDraft,
     card: AdapterCard,
     ranking: Tensor | None,
-    held_out: Sequence[ReplaySample],
-    settings: DistillConfig,
-    folder: Path,
+    probe: ReplaySample,
+    blends: Sequence[float],
+    job_folder: Path,
 ) -> list[Candidate]:
-    """The adapters at `settings.blends` of the way from `start` to what `model` has become.
+    """The adapters at `blends` of the way from `start` to what `model` has become, each written below `job_folder`.
 
-    Each is written below `folder` and read back as a server would. Raises `AdapterError` if one cannot be served.
+    `probe` is what a server will check them by. Raises `AdapterError` if one cannot be served.
     """
     end = trainable(model)
     found = []
-    for share in settings.blends:
+    for share in blends:
         blend(model, start, end, share)
-        path = folder / f"adapter-{share:g}"
-        save_lora(path, model, card, held_out[-1])
+        path = candidate_folder(job_folder, share)
+        save_lora(path, model, card, probe)
         if ranking is not None:
             save_vocabulary(path, ranking)
-        adapter = load_adapter(path, AdapterBase.of(draft.base, draft.fingerprint), card.rank)
-        scores = by_request(draft.chances(adapter, held_out, settings.batch_tokens))
-        found.append(Candidate(path, card, share, scores))
+        adapter = load_adapter(path, AdapterBase.of(draft.base, draft.fingerprint))
+        found.append(Candidate(path, card, share, adapter))
     return found
 
 

@@ -6,8 +6,9 @@ seen without the break.
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Self
 
 import lightning
@@ -16,12 +17,13 @@ import torch
 from datasets import Dataset
 from torch.utils.data import DataLoader, IterableDataset
 
-from pipeline.config import DistillConfig, PredistillConfig
+from pipeline.config import DistillConfig, GateConfig, PredistillConfig
 from pipeline.records import ReplaySample
-from pipeline.replay import is_held_out, sample_from_row
+from pipeline.replay_index import held_out, prompt_hash
+from pipeline.replay_rows import ReplayRows
 from training.packing import DataError, PackedBatch, grouped, pack
 from training.pools import Pool, everything, pools_of
-from training.record_check import contradictions
+from training.sound_rows import SoundRows
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +34,8 @@ Rehearse = Callable[[list[ReplaySample]], list[ReplaySample]]
 class PackedBatches(IterableDataset[PackedBatch]):
     """An endless stream of batches of about `batch_tokens` tokens, from optimiser step `start` on.
 
-    Each batch comes from one of `pools`, and one of older requests teaches what `rehearse` says of them, if given.
+    Each batch comes from one of `pools`, whose rows are places in `at`, the rows of `sound` to draw from. One of
+    older requests teaches what `rehearse` says of them, if given.
     A request is cut to `max_length` tokens; where that is more than a batch, it is one of its own. A step takes
     `accumulate` batches of each of `processes`, and step s the batches of the same indices however they are
     shared out.
@@ -40,7 +43,8 @@ class PackedBatches(IterableDataset[PackedBatch]):
 
     def __init__(
         self,
-        rows: Dataset,
+        sound: SoundRows,
+        at: np.ndarray,
         pools: Sequence[Pool],
         *,
         batch_tokens: int,
@@ -54,7 +58,8 @@ class PackedBatches(IterableDataset[PackedBatch]):
         processes: int = 1,
         rehearse: Rehearse | None = None,
     ) -> None:
-        self._rows = rows.with_format("numpy")
+        self._sound = sound
+        self._at = at
         self._pools = pools
         self._shares = np.array([pool.share for pool in pools]) / sum(pool.share for pool in pools)
         self._batch_tokens = batch_tokens
@@ -83,12 +88,17 @@ class PackedBatches(IterableDataset[PackedBatch]):
         chosen: list[ReplaySample] = []
         room = self._batch_tokens
         for row in pool.draw(generator):
-            sample = sample_from_row(self._rows[int(row)])
+            found = self._sound.samples([self._at[row]])
+            if not found:
+                continue
+            [sample] = found
             length = min(self._max_length, len(sample.prompt_ids) + len(sample.output_ids) - 1)
             if chosen and length > room:
                 break
             chosen.append(sample)
             room -= length
+        if not chosen:
+            raise DataError("none of the requests to learn from is left in the replay buffer")
         if pool.older and self._rehearse is not None:
             chosen = self._rehearse(chosen)
         return pack(
@@ -100,10 +110,11 @@ class PackedBatches(IterableDataset[PackedBatch]):
 
 
 class ReplayDataModule(lightning.LightningDataModule):
-    """Rows of `ReplayBuffer.load`, oldest first, split for good into a training and a held-out part.
+    """Rows of `ReplayBuffer.rows` or `load`, oldest first, split for good into a training and a held-out part.
 
     Requests whose prompt alone fills `max_length` (`batch_tokens` if not given) are left out of both, and so are
-    those that contradict themselves, see `training.record_check`. `served` says that the target was asked and
+    those that contradict themselves, see `training.record_check`: of the newest `checked_requests` (all if None)
+    that is known at once, of others when they are drawn. `served` says that the target was asked and
     answered every one: then of the answers to a prompt only the newest counts. Otherwise there may be texts among
     them, whose prompt is one token. An optimiser step takes `accumulate` batches. Validation looks at
     `validation_requests` held-out requests, drawn uniformly. Raises `DataError` if nothing is left to train on, or
@@ -112,12 +123,11 @@ class ReplayDataModule(lightning.LightningDataModule):
 
     def __init__(
         self,
-        rows: Dataset,
+        rows: ReplayRows | Dataset,
         *,
         held_out_fraction: float,
         batch_tokens: int,
-        pools: Callable[[Dataset], Sequence[Pool]],
-        window_requests: int,
+        pools: Callable[[ReplayRows], Sequence[Pool]],
         seed: int,
         rejected_weight: float = 1.0,
         undrafted_weight: float = 1.0,
@@ -126,37 +136,48 @@ class ReplayDataModule(lightning.LightningDataModule):
         validation_requests: int = 0,
         vocab_size: int | None = None,
         served: bool = True,
+        checked_requests: int | None = None,
     ) -> None:
         super().__init__()
         self.accumulate = accumulate
         self._batch_tokens = batch_tokens
         self._max_length = max_length = max_length or batch_tokens
-        faults = list(contradictions(rows, vocab_size=vocab_size, answered=served))
-        self.left_out = sum(fault is not None for fault in faults)
-        """How many requests contradict themselves."""
+        self._vocab_size = vocab_size
+        if isinstance(rows, Dataset):
+            rows = ReplayRows.of(rows.with_format("arrow")[:])
+        self._sound = SoundRows(rows, vocab_size=vocab_size, answered=served)
+        prompts = rows.column("prompt_hash")
+        newest = range(max(0, len(rows) - (checked_requests or len(rows))), len(rows))
+        for row, sample in self._sound.items(newest):
+            if not served and len(sample.prompt_ids) == 1:  # a text; all may begin alike, by a chat template say
+                prompts[row] = prompt_hash(np.concatenate([sample.prompt_ids, sample.output_ids]))
         if self.left_out:
-            first = next(fault for fault in faults if fault is not None)
+            first = next(iter(self._sound.faults.values()))
             logger.warning(
                 "%d of %d recorded requests are left out, the first: %s", self.left_out, len(rows), first
             )
-        prompts = list(_arrays(rows, "prompt_ids"))
-        usable = [
-            index for index, prompt in enumerate(prompts) if 0 < len(prompt) <= max_length and faults[index] is None
-        ]
-        self.domains = list(rows.select(usable)["domain"])
+        lengths = rows.column("prompt_tokens")
+        fits = (lengths > 0) & (lengths <= max_length)
+        fits[list(self._sound.faults)] = False
+        usable = np.flatnonzero(fits)
+        domains, names = rows.domains
+        self.domains = np.array(names, object)[domains[usable]].tolist()
         """Of all requests that could be used, oldest first."""
         if served:
-            usable = sorted({prompts[index].tobytes(): index for index in usable}.values())
-        decisive = prompts if served else map(_prompt_or_text, prompts, _arrays(rows, "output_ids"))
-        for_gate = [is_held_out(ids, held_out_fraction) for ids in decisive]
-        train = [index for index in usable if not for_gate[index]]
-        if not train:
+            _, last = np.unique(prompts[usable][::-1], return_index=True)
+            usable = np.sort(usable[len(usable) - 1 - last])
+        for_gate = held_out(prompts[usable], held_out_fraction)
+        train, self._held_out_at = usable[~for_gate], usable[for_gate]
+        if not len(train):
             raise DataError(f"none of {len(rows)} recorded requests can be trained on")
         self.train_rows = rows.select(train)
+        self._pools = pools(self.train_rows)
+        self._seed = seed
         self.batches = partial(
             PackedBatches,
-            self.train_rows,
-            pools(self.train_rows),
+            self._sound,
+            train,
+            self._pools,
             batch_tokens=batch_tokens,
             max_length=max_length,
             rejected_weight=rejected_weight,
@@ -164,11 +185,7 @@ class ReplayDataModule(lightning.LightningDataModule):
             seed=seed,
             accumulate=accumulate,
         )
-        held_out = [index for index in usable if for_gate[index]]
-        self.held_out_rows = rows.select(held_out)
-        window_start = train[-window_requests:][0]
-        self.held_out_older = sum(index < window_start for index in held_out)
-        """How many of `held_out_rows`, from the first, are older than the training window."""
+        self.held_out_rows = rows.select(self._held_out_at)
         if validation_requests and not len(self.held_out_rows):
             raise DataError(
                 f"none of {len(rows)} recorded requests is held out to validate on, at a fraction of "
@@ -179,7 +196,11 @@ class ReplayDataModule(lightning.LightningDataModule):
 
     @classmethod
     def online(
-        cls, rows: Dataset, settings: DistillConfig, held_out_fraction: float, vocab_size: int | None = None
+        cls,
+        rows: ReplayRows | Dataset,
+        settings: DistillConfig,
+        held_out_fraction: float,
+        vocab_size: int | None = None,
     ) -> Self:
         """What a job learns from, see `training.pools`. `vocab_size` is the draft's."""
         return cls(
@@ -188,11 +209,11 @@ class ReplayDataModule(lightning.LightningDataModule):
             batch_tokens=settings.batch_tokens,
             max_length=settings.max_length,
             pools=partial(pools_of, settings=settings),
-            window_requests=settings.window_requests,
             seed=settings.seed,
             rejected_weight=settings.rejected_weight,
             undrafted_weight=settings.undrafted_weight,
             vocab_size=vocab_size,
+            checked_requests=2 * settings.window_requests,
         )
 
     @classmethod
@@ -203,12 +224,28 @@ class ReplayDataModule(lightning.LightningDataModule):
             held_out_fraction=held_out_fraction,
             batch_tokens=settings.batch_tokens,
             pools=lambda train: everything(len(train)),
-            window_requests=len(rows),
             seed=settings.seed,
             accumulate=settings.accumulate,
             validation_requests=settings.validation_requests,
             served=False,
         )
+
+    @property
+    def left_out(self) -> int:
+        """How many requests contradict themselves, of those that were read so far."""
+        return len(self._sound.faults)
+
+    def usable(self, rows: ReplayRows) -> list[ReplaySample]:
+        """Those of `rows`, which were served, that a job would take."""
+        sound = SoundRows(rows, vocab_size=self._vocab_size).samples(range(len(rows)))
+        return [sample for sample in sound if 0 < len(sample.prompt_ids) <= self._max_length]
+
+    def drawn(self, most: int) -> Dataset:
+        """What batches are drawn from, at most so many of each pool."""
+        generator = np.random.default_rng(self._seed)
+        rows = [row for pool in self._pools for row in islice(pool.draw(generator), most)]
+        # without a fingerprint, `datasets` pickles all of the table to have one
+        return Dataset(self.train_rows.table(sorted(set(rows))), fingerprint="drawn")
 
     def rehearse(self, older: Rehearse) -> None:
         """Have batches of older requests teach what `older` makes of them, and not what the target said."""
@@ -229,20 +266,30 @@ class ReplayDataModule(lightning.LightningDataModule):
         batches += missing * [batches[0]._replace(weight=torch.zeros_like(batches[0].weight))]
         return DataLoader(batches[rank::processes], batch_size=None)  # type: ignore[arg-type]  # a list will do
 
-    def held_out_samples(self, max_requests: int, seed: int) -> list[ReplaySample]:
-        """The newest `max_requests` held-out samples of the window and up to half as many older ones.
+    def held_out_samples(self, max_requests: int) -> list[ReplaySample]:
+        """The newest `max_requests` held-out samples."""
+        return self._held_out(range(len(self.held_out_rows))[-max_requests:])
 
-        The older ones are drawn uniformly: they guard what the draft already knew.
+    def held_out_by_domain(self, today: Collection[str], gate: GateConfig) -> list[ReplaySample]:
+        """The newest held-out samples of `today`'s domains, and older ones of every domain alike, oldest first.
+
+        The older ones guard what the draft already knew. Their prompts decide which are drawn: a job is judged by
+        those that the one before was, as far as they are still there.
         """
-        recent = range(self.held_out_older, len(self.held_out_rows))[-max_requests:]
-        generator = np.random.default_rng(seed)
-        older_count = min(max_requests // 2, self.held_out_older)
-        older = generator.permutation(self.held_out_older)[:older_count]
-        return self._held_out([*sorted(older), *recent])
+        rows = self.held_out_rows
+        domain, names = rows.domains
+        is_today = np.isin(names, list(today))[domain]
+        newest = np.flatnonzero(is_today)[-gate.max_requests :]
+        others = np.setdiff1d(np.arange(len(rows)), newest)
+        others = others[np.argsort(rows.column("prompt_hash")[others], kind="stable")]
+        turn = np.bincount(domain[newest], minlength=len(names))[domain[others]] + _turns(domain[others])
+        allowed = ~is_today[others] | (turn < gate.max_requests)
+        # Stable: of each domain those whose turn comes first.
+        older = others[allowed][np.argsort(turn[allowed], kind="stable")][: gate.older_requests]
+        return self._held_out(np.sort(np.concatenate([newest, older])))
 
     def _held_out(self, indices: Iterable[int]) -> list[ReplaySample]:
-        rows = self.held_out_rows.with_format("numpy")
-        return [sample_from_row(rows[int(index)]) for index in indices]
+        return self._sound.samples(self._held_out_at[np.fromiter(indices, np.int64)])
 
     @property
     def _place(self) -> tuple[int, int]:
@@ -250,10 +297,10 @@ class ReplayDataModule(lightning.LightningDataModule):
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
 
-def _arrays(rows: Dataset, column: str) -> Iterator[np.ndarray]:
-    return (np.asarray(row[column], np.int32) for row in rows.select_columns([column]).with_format("numpy"))
-
-
-def _prompt_or_text(prompt_ids: np.ndarray, output_ids: np.ndarray) -> np.ndarray:
-    """What decides on a row's side: of a text all of it, as texts may all begin alike, by a chat template say."""
-    return prompt_ids if len(prompt_ids) > 1 else np.concatenate([prompt_ids, output_ids])
+def _turns(groups: np.ndarray) -> np.ndarray:
+    """How many of its group come before each of `groups` [R]."""
+    order = np.argsort(groups, kind="stable")
+    ordered = groups[order]
+    turns = np.empty(len(groups), np.int64)
+    turns[order] = np.arange(len(groups)) - np.searchsorted(ordered, ordered)
+    return turns

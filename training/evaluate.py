@@ -11,6 +11,7 @@ from pipeline.records import ReplaySample
 from training.forward import OutputHead, hidden_states
 from training.losses import expected_acceptance
 from training.packing import grouped, pack
+from training.sampling import sampled_target
 
 
 def by_request(chances: Sequence[np.ndarray]) -> np.ndarray:
@@ -24,9 +25,10 @@ def expected_acceptance_by_position(
 ) -> list[np.ndarray]:
     """Chance [N] that a drafted token is accepted, at each of the N output positions of each sample.
 
-    At the temperature each request was served with; samples are packed to about `batch_tokens` tokens, a longer
-    one gets a forward of its own. `vocabulary` (int64 [N]) is what the draft's head covers: nothing else
-    can be drafted; None is everything. Not for NF4 models that will train again: see `training.lora`.
+    At the temperature and behind the filters each request was served with; samples are packed to about
+    `batch_tokens` tokens, a longer one gets a forward of its own. `vocabulary` (int64 [N]) is what the draft's
+    head covers: nothing else can be drafted; None is everything. Not for NF4 models that will train again: see
+    `training.lora`.
     """
     model.eval()
     head = OutputHead(model, vocabulary)
@@ -36,10 +38,12 @@ def expected_acceptance_by_position(
 def _by_position(model: PreTrainedModel, head: OutputHead, group: Sequence[ReplaySample]) -> list[np.ndarray]:
     batch = pack(group).on(model.device)
     hidden = hidden_states(model, batch)
+    sampling = batch.sampling
+    top, tail = sampled_target(batch.top_logprobs, batch.tail_logprob, sampling, head.vocab_size)
     parts = []
     for rows in head.chunks(len(hidden)):
-        targets = (head.places(batch.top_ids[rows]), batch.top_logprobs[rows], batch.tail_logprob[rows])
-        parts.append(expected_acceptance(head(hidden[rows]), *targets, batch.temperature[rows]))
+        targets = (head.places(batch.top_ids[rows]), top[rows], tail[rows])
+        parts.append(expected_acceptance(head(hidden[rows]), *targets, sampling.at(rows)))
     chances = torch.cat(parts).double().cpu().numpy()
     ends = np.cumsum(np.bincount(batch.request.cpu().numpy()))[:-1]
     return np.split(chances, ends)

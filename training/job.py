@@ -3,14 +3,15 @@
 import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import lightning
 import numpy as np
 import torch
-from datasets import Dataset
 from filelock import FileLock, Timeout
 from mlflow import MlflowClient
 
@@ -18,6 +19,7 @@ from pipeline.adapters import AdapterCard, AdapterError
 from pipeline.config import HotdraftConfig
 from pipeline.job_record import RunningJob
 from pipeline.jobs import JobRecords
+from pipeline.json_file import BrokenFileError
 from pipeline.mlflow_store import (
     STORE_ERRORS,
     STORE_ONLY_ERRORS,
@@ -29,25 +31,33 @@ from pipeline.mlflow_store import (
 )
 from pipeline.registry import AdapterRegistry
 from pipeline.replay import ReplayBuffer
+from pipeline.replay_rows import ReplayRows
 from training.candidate import Candidate, candidates, trainable
 from training.data import ReplayDataModule
 from training.evaluate import by_request
-from training.gate import Verdict, judge, refused
+from training.evidence import Evidence, VersionScores
+from training.gate import Verdict, refused
 from training.interruption import Interruption, JobCancelledError
 from training.journal import JobJournal, JobState
 from training.lora import build_lora, resolve_quantization, target_modules
 from training.model_size import read_config
 from training.module import NonFiniteLossError
+from training.newcomers import Newcomers
+from training.offer import judge_again, offer
 from training.packing import DataError
 from training.parent import initial_adapter, with_parent
 from training.pools import mix_of
-from training.publish import Judged, gain_metrics, gate_tags, log_inputs, publish, window_tags
+from training.publish import Judged, log_inputs, window_tags
 from training.rehearsal import rehearsed
 from training.run import JobInterruptedError, StopSignal, train
 from training.served_check import UnlikeServedError, check_served
 from training.served_draft import ServedDraft, load_draft
 
 logger = logging.getLogger(__name__)
+
+
+JOB_TAG = "hotdraft.job"
+"""Of a run: the job that made it."""
 
 
 class JobError(ValueError):
@@ -76,6 +86,9 @@ def run_job(
 ) -> JobResult:
     """Train an adapter on the buffer, judge it against the champion, and promote or reject it.
 
+    It is judged on held-out prompts and on requests that came while it trained. If the champion moved since the
+    verdict, it is judged again.
+
     A job that was killed is finished first: it goes on from its last checkpoint, on the requests it
     began with, or from its verdict. How it ends is put on record as the end of `job`, or of a new one.
 
@@ -95,7 +108,7 @@ def run_job(
                 began = time.monotonic()
                 state, judged = _judged(config, buffer, registry, journal, job, stop, progress)
                 with store_errors(config):
-                    version = publish(judged, state.run_id, config, registry)
+                    version, judged = offer(judged, state.run_id, journal.job_folder(state), config, registry)
                 journal.finish(state, accepted=judged.verdict.accepted)
         except Timeout as error:
             raise JobError(f"another process runs a job in {config.run_dir}") from error
@@ -120,11 +133,15 @@ def _judged(
     progress: bool,
 ) -> tuple[JobState, Judged]:
     """The job to publish: an unfinished one if there is, which may have come to its verdict before."""
+    client = open_client(config)
     for dropped in journal.drop_given_up():
-        _end_run(open_client(config), dropped.run_id)
+        _end_run(client, dropped.run_id or _run_of(client, config, dropped.job_id))
+    for folder in journal.leftovers():
+        _end_run(client, _run_of(client, config, folder.name))
+        journal.remove(folder)
     unfinished = journal.unfinished()
     if unfinished is not None:
-        judged = Judged.load(journal.job_folder(unfinished))
+        judged = _verdict_in(journal.job_folder(unfinished))
         if judged is not None:
             job.note_run(unfinished.run_id)
             return unfinished, judged
@@ -149,15 +166,16 @@ class _Job:
     ) -> None:
         self._began, self._cpu_began = time.monotonic(), time.process_time()
         self._config = config
+        self._buffer = buffer
         self._registry = registry
         self._journal = journal
         self._interruption = Interruption(job, stop)
         self._client = open_client(config)
-        rows = buffer.load()
+        rows = buffer.rows()
         if not len(rows):
             raise JobError("the replay buffer is empty: let traffic pass through `hotdraft serve` first")
         self._data = self._open_data(rows, unfinished)
-        self._held_out = self._data.held_out_samples(config.gate.max_requests, config.distill.seed)
+        self._held_out = self._data.held_out_by_domain(mix_of(self._data.domains, config.distill), config.gate)
         if len(self._held_out) < config.gate.min_requests:
             raise JobError(
                 f"the replay buffer has {len(self._held_out)} held-out prompts in {len(rows)} requests, "
@@ -165,6 +183,9 @@ class _Job:
             )
         self._state = unfinished or self._begin(rows, job.id)
         journal.save(replace(self._state, attempts=self._state.attempts + 1))
+        if not self._state.run_id:  # made once the job is known: whoever finds the one ends or takes over the other
+            self._state = replace(self._state, run_id=self._open_run())
+            journal.save(replace(self._state, attempts=self._state.attempts + 1))
         job.note_run(self._state.run_id)
         logger.info(
             "job %s: %d requests to learn from, %d to be judged by, version %d to be beaten",
@@ -194,37 +215,45 @@ class _Job:
         draft = self._load_draft()
         self._interruption.check("the champion was judged")
         chances = draft.chances(draft.parent, self._held_out, self._config.distill.batch_tokens)
-        champion_scores = by_request(chances)
-        if not np.isfinite(champion_scores).all():
+        parent_scores = by_request(chances)
+        if not np.isfinite(parent_scores).all():
             raise JobError("the draft's expected acceptance before the first step is not finite")
-        metrics = {"champion_expected_acceptance": float(champion_scores.mean())}
+        metrics = {"champion_expected_acceptance": float(parent_scores.mean())}
         metrics["requests_left_out"] = float(self._data.left_out)
-        folder, tags = None, window_tags(self._data.train_rows)
+        judged = Judged(refused(""), metrics, window_tags(self._data.train_rows), None, time.time())
+        parent = self._state.parent_version
         try:
-            check_served(self._held_out, chances, 0 if draft.parent is None else self._state.parent_version)
+            check_served(self._held_out, chances, 0 if draft.parent is None else parent)
             offered = self._train(draft, metrics, progress)
         except (UnlikeServedError, NonFiniteLossError, AdapterError) as error:
-            verdict = refused(str(error), len(self._held_out))
+            judged = replace(judged, verdict=refused(str(error), len(self._held_out)))
         else:
-            gate, domains = self._config.gate, [sample.domain for sample in self._held_out]
-            mix = mix_of(self._data.domains, self._config.distill)
-            judged = [(judge(champion_scores, one.scores, domains, gate, mix), one) for one in offered]
-            verdict, candidate = max(judged, key=lambda pair: (pair[0].accepted, pair[0].gain))
-            metrics["candidate_expected_acceptance"] = float(candidate.scores.mean())
-            metrics["blend"] = candidate.blend
-            metrics |= gain_metrics(verdict)
-            folder = candidate.folder
-            tags |= gate_tags(domains, champion_scores, candidate.scores)
-            tags |= {name: f"{value:.4f}" for name, value in metrics.items()}
-            tags |= {"parent": str(candidate.card.parent_version), "held_out_requests": str(verdict.requests)}
+            judged.tags["parent"] = str(offered[0].card.parent_version)
+            evidence = self._evidence(draft, offered)
+            scores = VersionScores(draft, self._registry, self._config.distill, evidence.samples)
+            scores.tell(parent, parent_scores)
+            folder = self._journal.job_folder(self._state)
+            judged = judge_again(judged, evidence, scores, folder, self._registry, self._config)
+            evidence.save(folder)
             self._interruption.check("the verdict was published")
-        metrics["job_seconds"] = time.monotonic() - self._began
-        metrics["cpu_seconds"] = time.process_time() - self._cpu_began
-        return Judged(verdict, metrics, tags, folder, time.time())
+        judged.metrics["job_seconds"] = time.monotonic() - self._began
+        judged.metrics["cpu_seconds"] = time.process_time() - self._cpu_began
+        return replace(judged, at=time.time())
 
-    def _open_data(self, rows: Dataset, unfinished: JobState | None) -> ReplayDataModule:
-        if unfinished is not None and unfinished.last_request in (ids := list(rows["request_id"])):
-            rows = rows.select(range(ids.index(unfinished.last_request) + 1))
+    def _evidence(self, draft: ServedDraft, offered: Sequence[Candidate]) -> Evidence:
+        """The held-out requests and those that came since the job began, and what the candidates do on them."""
+        fresh, mix = Newcomers(self._buffer, self._data, self._state.last_request, self._config).wait(
+            self._held_out, self._interruption
+        )
+        samples = [*self._held_out, *fresh]
+        logger.info("job %s: judged by %d requests more, which came since", self._state.job_id, len(fresh))
+        batch_tokens = self._config.distill.batch_tokens
+        scores = {one.blend: by_request(draft.chances(one.adapter, samples, batch_tokens)) for one in offered}
+        return Evidence(samples, mix, scores)
+
+    def _open_data(self, rows: ReplayRows, unfinished: JobState | None) -> ReplayDataModule:
+        if unfinished is not None:
+            rows = rows.up_to(unfinished.last_request)
         config = self._config
         vocab_size = None if config.draft is None else read_config(config.draft).get_text_config().vocab_size
         try:
@@ -232,14 +261,21 @@ class _Job:
         except DataError as error:
             raise JobError(str(error)) from error
 
-    def _begin(self, rows: Dataset, job_id: str) -> JobState:
-        experiment = experiment_id(self._client, self._config, self._config.tracking.training_experiment)
+    def _begin(self, rows: ReplayRows, job_id: str) -> JobState:
         return JobState(
             job_id=job_id,
             recipe=self._journal.recipe,
-            last_request=rows[-1]["request_id"],
+            last_request=rows.newest,
             parent_version=self._registry.champion(),
-            run_id=create_run(self._client, experiment, f"distill-{job_id}", "hotdraft distill"),
+            run_id="",
+        )
+
+    def _open_run(self) -> str:
+        config, job_id = self._config, self._state.job_id
+        experiment = experiment_id(self._client, config, config.tracking.training_experiment)
+        tags = {JOB_TAG: job_id}
+        return _run_of(self._client, config, job_id) or create_run(
+            self._client, experiment, f"distill-{job_id}", "hotdraft distill", tags
         )
 
     def _load_draft(self) -> ServedDraft:
@@ -247,18 +283,18 @@ class _Job:
         if config.draft is None:
             raise JobError("the configuration names no draft to improve")
         draft = load_draft(config.draft, config)
-        return with_parent(draft, self._registry, self._state.parent_version, config.distill.lora.rank)
+        return with_parent(draft, self._registry, self._state.parent_version)
 
     def _train(self, draft: ServedDraft, metrics: dict[str, float], progress: bool) -> list[Candidate]:
         """Train, and offer what came of it to the gate."""
         distill = self._config.distill
         self._interruption.check("training began")
-        quantization = resolve_quantization(distill.quantization, draft.base.device)
+        quantization = resolve_quantization(distill.quantization, draft.base)
         initial = initial_adapter(draft, distill, quantization)
         model = build_lora(draft.base, distill.lora, quantization, initial=initial)
         start = trainable(model)
         rows = self._data.train_rows
-        ranking = None if draft.head_size is None else draft.rank(rows)
+        ranking = None if draft.head_size is None else draft.rank(self._data.drawn(distill.window_requests))
         if distill.older_targets == "champion":
             self._data.rehearse(partial(rehearsed, draft.model(draft.parent)))
         metrics |= train(
@@ -281,17 +317,37 @@ class _Job:
             target_modules=target_modules(draft.base, distill.lora.target_modules),
             parent_version=self._state.parent_version if initial is not None else 0,
             requests=len(rows),
-            tokens=sum(len(ids) for ids in rows.with_format("numpy")["output_ids"]),
+            tokens=int(rows.column("output_tokens").sum()),
             domains=dict(Counter(rows["domain"])),
             created_at=time.time(),
         )
-        return candidates(
-            model, start, draft, card, ranking, self._held_out, distill, self._journal.job_folder(self._state)
-        )
+        folder = self._journal.job_folder(self._state)
+        return candidates(model, start, draft, card, ranking, self._held_out[-1], distill.blends, folder)
 
 
-def _end_run(client: MlflowClient, run_id: str) -> None:
+def _verdict_in(folder: Path) -> Judged | None:
+    """What the job in `folder` came to; None if it has not, or it cannot be read."""
+    try:
+        return Judged.load(folder)
+    except FileNotFoundError:
+        return None
+    except BrokenFileError as error:
+        logger.warning("%s; the job goes on from its last checkpoint", error)
+        return None
+
+
+def _run_of(client: MlflowClient, config: HotdraftConfig, job_id: str) -> str | None:
+    """The run of a job that is under way as far as MLflow knows."""
+    experiment = experiment_id(client, config, config.tracking.training_experiment)
+    query = f"tags.`{JOB_TAG}` = '{job_id}' and attributes.status = 'RUNNING'"
+    found = client.search_runs([experiment], query, max_results=1)
+    return found[0].info.run_id if found else None
+
+
+def _end_run(client: MlflowClient, run_id: str | None) -> None:
     """Of a job that was dropped."""
+    if run_id is None:
+        return
     try:
         client.set_terminated(run_id, status="KILLED")
     except STORE_ERRORS as error:

@@ -25,6 +25,8 @@ from pipeline.adapters import (
 from pipeline.config import LoraSection
 from pipeline.records import ReplaySample
 
+NF4_PARAMETERS = 500_000_000
+"""Of a draft from which on `auto` quantises it on a GPU."""
 PROBE_TOKENS = 32
 PROBE_POSITIONS = 8
 
@@ -33,11 +35,15 @@ class LoraError(ValueError):
     """A LoRA that the draft cannot carry."""
 
 
-def resolve_quantization(choice: Literal["auto", "none", "nf4"], device: torch.device) -> Quantization:
-    """`auto` is NF4 on CUDA, where it saves memory, and none on a CPU, where it costs time."""
-    if choice == "auto":
-        return "nf4" if device.type == "cuda" else "none"
-    return choice
+def resolve_quantization(choice: Literal["auto", "none", "nf4"], draft: PreTrainedModel) -> Quantization:
+    """`auto` is NF4 for a draft of `NF4_PARAMETERS` or more on CUDA.
+
+    Below, it saves little and costs acceptance; on a CPU it costs time.
+    """
+    if choice != "auto":
+        return choice
+    is_large = draft.num_parameters() >= NF4_PARAMETERS
+    return "nf4" if draft.device.type == "cuda" and is_large else "none"
 
 
 def target_modules(model: PreTrainedModel, choice: str | list[str]) -> list[str]:

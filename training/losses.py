@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pipeline.config import LossName
 from pipeline.records import MIN_LOG_MASS
+from training.sampling import Sampling, lowest_drafted
 
 ROWS_PER_CHUNK = 64
 """Rows widened to float32 at a time: a chunk of a 50k vocabulary is 12 MB and stays near the cache."""
@@ -23,7 +24,13 @@ LK_DECAY = 3.0
 
 
 def distillation_loss(
-    draft_logits: Tensor, top_ids: Tensor, top_logprobs: Tensor, tail_logprob: Tensor, *, loss: LossName
+    draft_logits: Tensor,
+    top_ids: Tensor,
+    top_logprobs: Tensor,
+    tail_logprob: Tensor,
+    *,
+    loss: LossName,
+    sampling: Sampling | None = None,
 ) -> Tensor:
     """A divergence between target and draft over the target's top K tokens and one tail bucket.
 
@@ -31,17 +38,31 @@ def distillation_loss(
     to a bucket never raises a divergence: this is a lower bound of that over the vocabulary, and equals it
     at K = V. Which divergence `loss` is, the functions of `DIVERGENCES` say.
 
+    With `sampling` it is between what both are sampled from: the draft at the request's temperature, over the
+    tokens that the filters let through on either side, as none of the others is ever drafted or accepted. It is
+    multiplied by the temperature, or the gradient would grow as that falls.
+
     Args:
         draft_logits: [N, V] in any float dtype; computed in float32 (float64 for float64).
         top_ids: int64 [N, K], distinct in a row.
         top_logprobs: [N, K] natural logs. Storage rounding is undone: top and tail are renormalised.
         tail_logprob: [N]; -inf is an empty tail.
+        sampling: what the target's are from already, see `sampled_target`; temperature 1, unfiltered if None.
 
     Returns:
         [N]; differentiable in `draft_logits`. No [N, V] tensor but the gradient is allocated.
     """
     target = _normalised(top_logprobs, tail_logprob, _wide(draft_logits))
-    return _Bucketed.apply(draft_logits, top_ids, target, DIVERGENCES[loss])
+    if sampling is None:
+        divisor, lowest = draft_logits.new_ones(len(draft_logits), dtype=target.dtype), None
+    else:
+        divisor, lowest = sampling.divisor.to(target.dtype), lowest_drafted(draft_logits.detach(), sampling)
+    if lowest is not None:
+        lowest = lowest.masked_fill(
+            target[:, -1] > -torch.inf, -torch.inf
+        )  # any token of the tail may be the target's
+    value: Tensor = _Bucketed.apply(draft_logits, top_ids, target, divisor, lowest, DIVERGENCES[loss])
+    return value * divisor
 
 
 def forward_kl(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,22 +137,31 @@ DIVERGENCES: Mapping[LossName, Divergence] = MappingProxyType(
 
 
 @torch.no_grad()
-def expected_acceptance(
-    draft_logits: Tensor, top_ids: Tensor, top_logprobs: Tensor, tail_logprob: Tensor, temperature: Tensor
-) -> Tensor:
-    r"""Chance [N] that one drafted token is accepted at each position.
+def overlap_and_agreement(
+    draft_logits: Tensor, top_ids: Tensor, top_logprobs: Tensor, tail_logprob: Tensor, sampling: Sampling
+) -> tuple[Tensor, Tensor]:
+    r"""Chances [N] that one drafted token is accepted at each position: sampled as `sampling` says, and greedily.
 
-    At `temperature` [N] 0 that is 1 where the likeliest tokens agree and 0 elsewhere. Above 0 it is the
-    overlap :math:`\sum_{k \in top} \min(t_k, d_k)` at temperature 1 (Leviathan et al., 2023): a lower
-    bound, as the tail's own overlap, at most the target's tail mass, is not counted.
+    The first is the overlap :math:`\sum_{k \in top} \min(t_k, d_k)` (Leviathan et al., 2023) of what both models
+    are sampled from, at temperature 1 where the request was greedy: a lower bound, as the tail's own overlap, at
+    most the target's tail mass, is not counted. The second is 1 where the likeliest tokens agree and 0 elsewhere.
     Shapes are those of `distillation_loss`.
     """
-    target = _normalised(top_logprobs, tail_logprob, _wide(draft_logits))
-    draft, _ = _draft_logprobs(draft_logits, top_ids)
+    wide = _wide(draft_logits)
+    target = _normalised(top_logprobs, tail_logprob, wide)
+    lowest = lowest_drafted(draft_logits, sampling)
+    draft, _ = _draft_logprobs(draft_logits, top_ids, sampling.divisor.to(wide), lowest)
     overlap = torch.minimum(target, draft)[:, :-1].exp().sum(-1)
     target_best = top_ids.gather(1, top_logprobs.argmax(-1, keepdim=True)).squeeze(1)
-    agreement = (draft_logits.argmax(-1) == target_best).to(overlap.dtype)
-    return torch.where(temperature == 0, agreement, overlap)
+    return overlap, (draft_logits.argmax(-1) == target_best).to(overlap.dtype)
+
+
+def expected_acceptance(
+    draft_logits: Tensor, top_ids: Tensor, top_logprobs: Tensor, tail_logprob: Tensor, sampling: Sampling
+) -> Tensor:
+    """Chance [N] that one drafted token is accepted at each position as its request was sampled; see above."""
+    overlap, agreement = overlap_and_agreement(draft_logits, top_ids, top_logprobs, tail_logprob, sampling)
+    return torch.where(sampling.temperature == 0, agreement, overlap)
 
 
 class _Bucketed(torch.autograd.Function):
@@ -142,34 +172,63 @@ class _Bucketed(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, draft_logits: Tensor, top_ids: Tensor, target: Tensor, divergence: Divergence) -> Tensor:
-        draft, tail_logits = _draft_logprobs(draft_logits, top_ids)
+    def forward(
+        ctx: Any,
+        draft_logits: Tensor,
+        top_ids: Tensor,
+        target: Tensor,
+        divisor: Tensor,
+        lowest: Tensor | None,
+        divergence: Divergence,
+    ) -> Tensor:
+        draft, tail_logits = _draft_logprobs(draft_logits, top_ids, divisor, lowest, target[:, :-1] > -torch.inf)
         value, slope = divergence(target, draft)
         gradient = slope - draft.exp() * slope.sum(-1, keepdim=True)
-        ctx.save_for_backward(draft_logits, top_ids, gradient, tail_logits)
+        ctx.save_for_backward(draft_logits, top_ids, gradient / divisor[:, None], tail_logits, divisor, lowest)
         return value
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None]:
-        draft_logits, top_ids, by_bucket, tail_logits = ctx.saved_tensors
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        draft_logits, top_ids, by_bucket, tail_logits, divisor, lowest = ctx.saved_tensors
         gradient = torch.empty_like(draft_logits)
+        shift = tail_logits.nan_to_num(neginf=0.0)[
+            :, None
+        ]  # no tail: every entry that has a gradient is overwritten
         for start in range(0, len(draft_logits), ROWS_PER_CHUNK):
             rows = slice(start, start + ROWS_PER_CHUNK)
-            shift = tail_logits[rows, None].nan_to_num(neginf=0.0)  # no tail: every entry is overwritten
-            chunk = torch.sub(draft_logits[rows], shift).clamp_(max=0).exp_()
+            chunk = draft_logits[rows] / divisor[rows, None]
+            barred = None if lowest is None else chunk < lowest[rows, None]
+            chunk.sub_(shift[rows]).clamp_(max=0).exp_()
+            if barred is not None:
+                chunk.masked_fill_(barred, 0.0)
             chunk.mul_(by_bucket[rows, -1:]).scatter_(1, top_ids[rows], by_bucket[rows, :-1])
             gradient[rows] = chunk.mul_(grad_output[rows, None])
-        return gradient, None, None, None
+        return gradient, None, None, None, None, None
 
 
-def _draft_logprobs(draft_logits: Tensor, top_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probs of the top tokens and of all others together, [N, K + 1], and the others' log-sum-exp [N]."""
+def _draft_logprobs(
+    draft_logits: Tensor,
+    top_ids: Tensor,
+    divisor: Tensor,
+    lowest: Tensor | None,
+    spared: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Log-probs of the top tokens and of all others together, [N, K + 1], and the others' log-sum-exp [N].
+
+    Of logits over `divisor` [N]; what is below `lowest` [N] then has no mass, but for the top tokens that are
+    `spared`, bool [N, K].
+    """
     wide = _wide(draft_logits)
-    top = draft_logits.gather(1, top_ids).to(wide)
+    top = draft_logits.gather(1, top_ids) / divisor[:, None]
+    if lowest is not None:
+        barred = top < lowest[:, None]
+        top = top.masked_fill(barred if spared is None else barred & ~spared, -torch.inf)
     tail = torch.empty(len(draft_logits), dtype=wide, device=draft_logits.device)
     for start in range(0, len(draft_logits), ROWS_PER_CHUNK):
         rows = slice(start, start + ROWS_PER_CHUNK)
-        rest = draft_logits[rows].to(wide, copy=True).scatter_(1, top_ids[rows], -torch.inf)
+        rest = (draft_logits[rows] / divisor[rows, None]).scatter_(1, top_ids[rows], -torch.inf)
+        if lowest is not None:
+            rest.masked_fill_(rest < lowest[rows, None], -torch.inf)
         largest = rest.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
         tail[rows] = rest.sub_(largest).exp_().sum(-1).log() + largest.squeeze(1)
     total = torch.logaddexp(top.logsumexp(-1), tail)

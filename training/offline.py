@@ -161,12 +161,12 @@ def _merged(
         target_modules=target_modules(draft, settings.lora.target_modules),
         parent_version=0,
         requests=len(rows),
-        tokens=sum(len(ids) for ids in rows.with_format("numpy")["output_ids"]),
+        tokens=int(rows.column("output_tokens").sum()),
         domains=dict(Counter(rows["domain"])),
         created_at=time.time(),
     )
     save_lora(folder, model, card, data.validation_samples[0])
-    return merged_model(draft, load_adapter(folder, AdapterBase.of(draft, UNNAMED), settings.lora.rank))
+    return merged_model(draft, load_adapter(folder, AdapterBase.of(draft, UNNAMED)))
 
 
 def _quantization(settings: PredistillConfig) -> Quantization:

@@ -28,13 +28,28 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention of each request by itself, by what transformers has for torch's fused kernels.
 
+    In the layer's sliding window, if it has one.
+
     Shapes: query [1, G*H, T, D]; key and value [1, H, T, D]; attention_mask as above, without which
     nothing is packed. Returns [1, T, G*H, D].
     """
+    window = options.pop("sliding_window", None)
     if attention_mask is None:
-        return sdpa_attention_forward(module, query, key, value, None, **options)
+        return sdpa_attention_forward(module, query, key, value, _within(window, query, key), **options)
     options["is_causal"] = True
     lengths = attention_mask.flatten().tolist()
     requests = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
-    attended = [sdpa_attention_forward(module, q, k, v, None, **options)[0] for q, k, v in requests]
+    attended = [
+        sdpa_attention_forward(module, q, k, v, _within(window, q, k), **options)[0] for q, k, v in requests
+    ]
     return torch.cat(attended, dim=1), None
+
+
+def _within(window: int | None, query: Tensor, key: Tensor) -> Tensor | None:
+    """bool [1, 1, Q, K]: the last `window` keys up to each query's own; None where these are all of them."""
+    queries, keys = query.shape[2], key.shape[2]
+    if window is None or keys <= window:
+        return None
+    positions = torch.arange(keys, device=query.device)
+    distance = positions[keys - queries :, None] - positions
+    return ((distance >= 0) & (distance < window))[None, None]

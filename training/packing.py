@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pipeline.records import NOT_DRAFTED, ReplaySample
+from training.sampling import Sampling
 
 
 class DataError(ValueError):
@@ -39,10 +40,20 @@ class PackedBatch(NamedTuple):
     """float32 [N]."""
     temperature: Tensor
     """float32 [N]."""
+    top_p: Tensor
+    """float32 [N]."""
+    top_k: Tensor
+    """int64 [N]."""
+    min_p: Tensor
+    """float32 [N]."""
     weight: Tensor
     """float32 [N]: loss weight."""
     step_weight: Tensor
     """float32 []: sum of `weight` over this process's batches of the optimiser step that this one belongs to."""
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_p, self.top_k, self.min_p)
 
     def on(self, device: torch.device) -> Self:
         """This batch with its tensors on `device`."""
@@ -86,7 +97,8 @@ def pack(
         columns["top_ids"].append(sample.target_top_ids[:count, :top_k])
         columns["top_logprobs"].append(logprobs)
         columns["tail_logprob"].append(tail)
-        columns["temperature"].append(np.full(count, sample.temperature))
+        for name in Sampling._fields:
+            columns[name].append(np.full(count, getattr(sample, name)))
         undrafted = np.where(sample.drafted_ids[:count] == NOT_DRAFTED, undrafted_weight, 1.0)
         columns["weight"].append(np.where(sample.rejected[:count], rejected_weight, undrafted))
         start += length
@@ -105,6 +117,9 @@ def pack(
         top_logprobs=joined("top_logprobs", torch.float32),
         tail_logprob=joined("tail_logprob", torch.float32),
         temperature=joined("temperature", torch.float32),
+        top_p=joined("top_p", torch.float32),
+        top_k=joined("top_k", torch.int64),
+        min_p=joined("min_p", torch.float32),
         weight=weight,
         step_weight=weight.sum(),
     )

@@ -12,17 +12,20 @@ from training.served_draft import ServedDraft
 logger = logging.getLogger(__name__)
 
 
-def with_parent(draft: ServedDraft, registry: AdapterRegistry, version: int, rank: int) -> ServedDraft:
+def with_parent(draft: ServedDraft, registry: AdapterRegistry, version: int) -> ServedDraft:
     """`draft` with the adapter `version` as its parent; without one if that is 0 or does not fit."""
-    if not version:
-        return draft
     try:
-        folder = registry.download(version)
-        parent = load_adapter(folder, AdapterBase.of(draft.base, draft.fingerprint), rank)
+        return replace(draft, parent=load_version(draft, registry, version))
     except AdapterError as error:
-        logger.warning("starting afresh: version %d does not fit the configuration: %s", version, error)
+        logger.warning("starting afresh: version %d does not fit the draft: %s", version, error)
         return draft
-    return replace(draft, parent=parent)
+
+
+def load_version(draft: ServedDraft, registry: AdapterRegistry, version: int) -> LoadedAdapter | None:
+    """The adapter `version`; None if that is 0. Raises `AdapterError` if it does not fit, and `RegistryError`."""
+    if not version:
+        return None
+    return load_adapter(registry.download(version), AdapterBase.of(draft.base, draft.fingerprint))
 
 
 def initial_adapter(draft: ServedDraft, distill: DistillConfig, quantization: Quantization) -> LoadedAdapter | None:
@@ -31,7 +34,8 @@ def initial_adapter(draft: ServedDraft, distill: DistillConfig, quantization: Qu
         return None
     card, lora = draft.parent.card, distill.lora
     names = target_modules(draft.base, lora.target_modules)
-    if (card.quantization, card.alpha, card.target_modules) != (quantization, lora.alpha, names):
+    settings = (card.quantization, card.rank, card.alpha, card.target_modules)
+    if settings != (quantization, lora.rank, lora.alpha, names):
         logger.warning("starting afresh: the champion was trained with other LoRA settings")
         return None
     return draft.parent

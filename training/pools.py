@@ -1,14 +1,16 @@
 """Which recorded requests a job learns from: recent ones, those that were drafted badly, and old domains."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-from datasets import Dataset
 
 from pipeline.config import DistillConfig
-from pipeline.loop import missed
+from pipeline.replay_rows import ReplayRows
+
+DRAWN_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,26 @@ class Pool:
     older: bool = False
     """Whether it is what came before today's traffic."""
 
-    def draw(self, generator: np.random.Generator) -> np.ndarray:
+    def draw(self, generator: np.random.Generator) -> Iterator[int]:
         """All rows in random order, those of higher weight sooner: drawing by weight without putting back.
 
-        By Efraimidis and Spirakis (2006): the order of exponential variables of these rates.
+        Drawing with putting back is the same, as long as what comes again is passed over, and a batch that takes
+        few rows of many costs no more. What it has not reached is put in the order of exponential variables of
+        these rates (Efraimidis and Spirakis, 2006).
         """
-        return self.rows[np.argsort(generator.exponential(size=len(self.rows)) / self.weights)]
+        drawn = np.zeros(len(self.rows), bool)
+        for _ in range(len(self.rows) // DRAWN_AT_ONCE):
+            at = generator.random(DRAWN_AT_ONCE) * self._ends[-1]
+            for place in np.searchsorted(self._ends, at, side="right"):
+                if not drawn[place]:
+                    drawn[place] = True
+                    yield int(self.rows[place])
+        rest = np.flatnonzero(~drawn)
+        yield from self.rows[rest[np.argsort(generator.exponential(size=len(rest)) / self.weights[rest])]].tolist()
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        return np.cumsum(self.weights)
 
 
 def everything(count: int) -> list[Pool]:
@@ -43,22 +59,22 @@ def mix_of(domains: Sequence[str], settings: DistillConfig) -> dict[str, float]:
     return {domain: count / counts.total() for domain, count in counts.items()}
 
 
-def pools_of(rows: Dataset, settings: DistillConfig) -> list[Pool]:
+def pools_of(rows: ReplayRows, settings: DistillConfig) -> list[Pool]:
     """Pools of `rows`, oldest first: today's traffic, the same by missed tokens, and older traffic.
 
     Today's are the rows of the window whose domain is in the newest `mix_requests`, each domain drawn by its share
     of these. All else is older, and every domain of it drawn alike, however much of it was recorded. Pools
     without rows are left out.
     """
-    indices, domains = np.arange(len(rows)), np.array(rows["domain"])
-    mix = mix_of(domains.tolist(), settings)
-    today = np.isin(domains, list(mix)) & (indices >= len(rows) - settings.window_requests)
-    records = rows.select(indices[today]).select_columns(["drafted_ids", "accepted"]).with_format("numpy")
-    misses = np.array([missed(row["drafted_ids"], row["accepted"]).sum() for row in records])
-    by_mix = np.array([mix[domain] for domain in domains[today]]) * _rarity(domains[today])
+    indices = np.arange(len(rows))
+    domains, names = rows.domains
+    mix = mix_of([names[number] for number in domains[-settings.mix_requests :]], settings)
+    shares = np.array([mix.get(name, 0.0) for name in names])
+    today = (shares[domains] > 0) & (indices >= len(rows) - settings.window_requests)
+    by_mix = shares[domains[today]] * _rarity(domains[today])
     pools = [
         Pool(1 - settings.older_fraction - settings.rejected_fraction, indices[today], by_mix),
-        Pool(settings.rejected_fraction, indices[today], misses + 1.0),
+        Pool(settings.rejected_fraction, indices[today], rows.column("missed")[today] + 1.0),
         Pool(settings.older_fraction, indices[~today], _rarity(domains[~today]), older=True),
     ]
     return [pool for pool in pools if pool.share > 0 and len(pool.rows)]
@@ -66,5 +82,4 @@ def pools_of(rows: Dataset, settings: DistillConfig) -> list[Pool]:
 
 def _rarity(domains: np.ndarray) -> np.ndarray:
     """Weights by which every domain is drawn alike."""
-    counts = Counter(domains)
-    return np.array([1 / counts[domain] for domain in domains])
+    return 1 / np.bincount(domains)[domains] if len(domains) else np.empty(0)

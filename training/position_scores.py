@@ -9,8 +9,9 @@ from torch import Tensor
 from pipeline.config import LossName
 from pipeline.records import MIN_LOG_MASS
 from training.forward import OutputHead
-from training.losses import distillation_loss, expected_acceptance
+from training.losses import distillation_loss, overlap_and_agreement
 from training.packing import PackedBatch
+from training.sampling import sampled_target
 
 ChunkLoss = Callable[[Tensor, slice], Tensor]
 
@@ -21,7 +22,8 @@ class PositionScores(NamedTuple):
     loss: Tensor
     """[]: the loss, summed over the positions by their weights; differentiable."""
     overlap: Tensor | None
-    """float [N]: chance that a token drafted at temperature 1 is accepted; None if not measured."""
+    """float [N]: chance that a token drafted as the request was sampled is accepted, at temperature 1 if it was
+    greedy; None if not measured."""
     agreement: Tensor | None
     """float [N]: 1 where the likeliest tokens agree, else 0; None if not measured."""
 
@@ -37,30 +39,36 @@ def position_scores(
 ) -> PositionScores:
     """Scores of the states `hidden` [N, H]; no more than a chunk of logits exists at a time.
 
-    Where the request was greedy the draft learns the target's distribution at `greedy_temperature`: only its
-    likeliest token will be accepted there, and what follows it matters less.
+    The draft learns at the temperature and behind the filters that the request was sampled with, as it will draft.
+    Where the request was greedy it learns the target's distribution at `greedy_temperature`: only its likeliest
+    token will be accepted there, and what follows it matters less.
 
     With a trimmed head the draft learns the target's distribution among what it can draft at all, and a position
     weighs as much less as the target has mass elsewhere: up to a constant that is forward KL over what is shared.
     """
     overlap: list[Tensor] = []
     agreement: list[Tensor] = []
-    columns = head.places(batch.top_ids)
-    learned, tail, weight = batch.top_logprobs, batch.tail_logprob.clamp_min(MIN_LOG_MASS), batch.weight
+    columns, sampling, greedy = head.places(batch.top_ids), batch.sampling, batch.temperature == 0
+    tail = batch.tail_logprob.clamp_min(MIN_LOG_MASS)
+    top, tail = sampled_target(batch.top_logprobs, tail, sampling, head.vocab_size)
+    learned, weight = top, batch.weight
     if head.is_trimmed:
         learned = learned.masked_fill(~head.knows(batch.top_ids), -torch.inf)
-        weight = weight * torch.cat([learned, tail[:, None]], 1).logsumexp(1).exp().clamp_max(1.0)
-    cooled = torch.where(batch.temperature == 0, greedy_temperature, 1.0)
-    learned, tail = learned / cooled[:, None], tail / cooled  # normalised by the loss
+        tail = torch.where((learned == -torch.inf).all(1), tail.clamp_min(MIN_LOG_MASS), tail)
+        weight = weight * torch.cat([learned, tail[:, None]], 1).logsumexp(1).exp()
+    cooled = torch.where(greedy, greedy_temperature, 1.0)
+    learned, learned_tail = learned / cooled[:, None], tail / cooled  # normalised by the loss
 
     def weighted_loss(part: Tensor, rows: slice) -> Tensor:
         logits = head(part)
+        sampled = sampling.at(rows)
         if measure:
-            targets = (columns[rows], batch.top_logprobs[rows], batch.tail_logprob[rows])
-            greedy = torch.zeros_like(batch.temperature[rows])
-            overlap.append(expected_acceptance(logits.detach(), *targets, greedy + 1))
-            agreement.append(expected_acceptance(logits.detach(), *targets, greedy))
-        value = distillation_loss(logits, columns[rows], learned[rows], tail[rows], loss=loss)
+            both = overlap_and_agreement(logits.detach(), columns[rows], top[rows], tail[rows], sampled)
+            overlap.append(both[0])
+            agreement.append(both[1])
+        value = distillation_loss(
+            logits, columns[rows], learned[rows], learned_tail[rows], loss=loss, sampling=sampled
+        )
         return (value * weight[rows]).sum()
 
     chunks = head.chunks(len(hidden))

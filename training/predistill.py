@@ -23,6 +23,7 @@ from pipeline.mlflow_store import experiment_id, name_part, open_client
 from pipeline.models import Cut, choose_device, choose_dtype, load_causal_lm, load_tokenizer
 from pipeline.records import ReplaySample
 from pipeline.replay import ReplayBuffer, sample_from_row
+from pipeline.replay_rows import ReplayRows
 from training.data import ReplayDataModule
 from training.draft_card import CardFacts, Figures, figures_by_position, table_rows, write_draft_card
 from training.draft_cost import predicted_cost
@@ -79,7 +80,7 @@ def predistill(
     draft, reached = train_draft(draft, data, settings, tokenizer, place)
     seconds = time.monotonic() - started
 
-    samples = data.held_out_samples(MAX_EVALUATED, settings.seed)
+    samples = data.held_out_samples(MAX_EVALUATED)
     figures, by_position = evaluate(draft, samples, settings.batch_tokens)
     cut = None if layers is None else Cut(config.target, made_by["target"], layers, settings.feed_forward)
     facts = CardFacts(
@@ -123,7 +124,9 @@ def evaluate(draft: PreTrainedModel, samples: Sequence[ReplaySample], batch_toke
     """Greedy agreement and overlap with the target by domain and over `all`, and by position."""
     scores = {
         name: expected_acceptance_by_position(
-            draft, [replace(sample, temperature=temperature) for sample in samples], batch_tokens=batch_tokens
+            draft,
+            [replace(sample, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0) for sample in samples],
+            batch_tokens=batch_tokens,
         )
         for name, temperature in (("greedy_agreement", 0.0), ("overlap", 1.0))
     }
@@ -175,10 +178,9 @@ def _measures(settings: PredistillConfig) -> bool:
     return settings.draft is None and (by_importance or settings.feed_forward is not None)
 
 
-def _texts(rows: Dataset) -> list[Tensor]:
+def _texts(rows: ReplayRows) -> list[Tensor]:
     """Ids [1, T] of the first requests that are trained on."""
-    first = rows.select(range(min(TEXTS_MEASURED, len(rows)))).with_format("numpy")
-    samples = [sample_from_row(row) for row in first]
+    samples = [sample_from_row(row) for _, row in rows.read(range(min(TEXTS_MEASURED, len(rows))))]
     return [torch.from_numpy(np.concatenate([s.prompt_ids, s.output_ids])).long()[None] for s in samples]
 
 

@@ -9,20 +9,20 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from datasets import Dataset as Rows
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 
 from pipeline.config import HotdraftConfig
-from pipeline.json_file import write_json
+from pipeline.json_file import read_json, write_json
 from pipeline.lineage import GATE_BY_DOMAIN, Lineage
 from pipeline.mlflow_store import log_params, name_part, open_client
 from pipeline.registry import CANDIDATE, AdapterRegistry
+from pipeline.replay_rows import ReplayRows
 from training.data import ReplayDataModule
 from training.gate import Verdict
 
@@ -42,34 +42,37 @@ class Judged:
     """The adapter; None if there is nothing fit to publish."""
     at: float
     """Unix time, seconds."""
+    champion: int | None = None
+    """The version that it was judged against; None if it was against none."""
 
     def save(self, job_folder: Path) -> None:
         folder = None if self.folder is None else self.folder.name
         write_json(job_folder / FILE, {**asdict(self), "folder": folder})
 
     @classmethod
-    def load(cls, job_folder: Path) -> Self | None:
-        """The verdict that the job in `job_folder` came to; None if it has not."""
-        path = job_folder / FILE
-        if not path.is_file():
-            return None
-        content = json.loads(path.read_text())
-        folder = None if content["folder"] is None else job_folder / content["folder"]
-        return cls(Verdict(**content["verdict"]), content["metrics"], content["tags"], folder, content["at"])
+    def load(cls, job_folder: Path) -> Self:
+        """The verdict that the job in `job_folder` came to. Raises as `read_json` does."""
+        found = read_json(job_folder / FILE, cls)
+        return replace(found, folder=found.folder and job_folder / found.folder)
 
 
 def publish(judged: Judged, run_id: str, config: HotdraftConfig, registry: AdapterRegistry) -> int | None:
     """Publish and decide the version, tell the run and end it; gives the version, None if there is none.
 
-    Whatever of it was done before is not done again.
+    Whatever of it was done before is not done again. Raises `ChampionMovedError` if another version serves than the
+    one that an accepted one was judged against.
     """
     client, verdict, version = open_client(config), judged.verdict, None
     if judged.folder is not None:
         found = registry.published_by(run_id)
         version = found.version if found else registry.publish(judged.folder, run_id=run_id, tags=judged.tags)
+        if found is not None and found.status == CANDIDATE:
+            registry.tell(version, judged.tags)  # of a verdict that may be a new one
         if found is None or found.status == CANDIDATE:  # a person may have decided otherwise since
-            decide = registry.promote if verdict.accepted else registry.reject
-            decide(version, reason=verdict.reason)
+            if verdict.accepted:
+                registry.promote(version, reason=verdict.reason, instead_of=judged.champion)
+            else:
+                registry.reject(version, reason=verdict.reason)
     at = int(1000 * judged.at)
     metrics = [Metric(name, value, at, 0) for name, value in judged.metrics.items() if math.isfinite(value)]
     client.log_batch(run_id, metrics=metrics)
@@ -103,15 +106,15 @@ def log_inputs(client: MlflowClient, run_id: str, config: HotdraftConfig, data: 
     client.log_inputs(run_id, datasets=inputs)
 
 
-def window_tags(rows: Rows) -> dict[str, str]:
+def window_tags(rows: ReplayRows) -> dict[str, str]:
     """Tags of a version for the requests that its job could draw from, oldest first."""
-    times, ids = rows["created_at"], rows["request_id"]
+    times = rows.column("created_at")
     domains = Counter(name_part(domain) for domain in rows["domain"])
     return {
         "train_requests": str(len(rows)),
-        "train_tokens": str(sum(len(row) for row in rows.with_format("numpy")["output_ids"])),
-        "train_first_request": ids[0],
-        "train_last_request": ids[-1],
+        "train_tokens": str(rows.column("output_tokens").sum()),
+        "train_first_request": rows.oldest,
+        "train_last_request": rows.newest,
         "train_first_at": f"{times[0]:.3f}",
         "train_last_at": f"{times[-1]:.3f}",
         "train_domains": json.dumps(dict(domains.most_common(24))),
@@ -121,10 +124,11 @@ def window_tags(rows: Rows) -> dict[str, str]:
 def gain_metrics(verdict: Verdict) -> dict[str, float]:
     """What the verdict rests on, by the names it has in MLflow."""
     by_domain = {f"gain/{name_part(domain)}": gain for domain, gain in verdict.by_domain.items()}
-    return {"gain": verdict.gain, "gain_low": verdict.gain_low, "gain_high": verdict.gain_high, **by_domain}
+    figures = {name: getattr(verdict, name) for name in ("gain", "gain_low", "gain_high", "loss_high")}
+    return {**figures, **by_domain}
 
 
-def gate_tags(domains: Sequence[str], champion: np.ndarray, candidate: np.ndarray) -> dict[str, str]:
+def gate_tags(domains: Sequence[str] | np.ndarray, champion: np.ndarray, candidate: np.ndarray) -> dict[str, str]:
     """Tag of a version for what the gate measured by domain; scores [R] are those of each held-out request."""
     names = np.array([name_part(domain) for domain in domains])
     table: dict[str, Any] = {}
@@ -138,7 +142,7 @@ def gate_tags(domains: Sequence[str], champion: np.ndarray, candidate: np.ndarra
     return {GATE_BY_DOMAIN: json.dumps(table)}
 
 
-def _dataset(name: str, url: str, rows: Rows) -> Dataset:
+def _dataset(name: str, url: str, rows: ReplayRows) -> Dataset:
     digest = hashlib.sha256("\n".join(rows["request_id"]).encode()).hexdigest()[:16]
     profile = {"num_rows": len(rows), "domains": dict(Counter(rows["domain"]).most_common(24))}
     kind = url.split("://", 1)[0] if "://" in url else "local"

@@ -6,14 +6,12 @@ was taught by them.
 """
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
-import pyarrow as pa
-from datasets import Dataset
+import torch
 
 from pipeline.records import ReplaySample
-from pipeline.replay import SCHEMA, sample_from_row
+from training.sampling import Sampling, sampled_target, unfiltered
 
 ROUNDING = 1e-2
 """Nats by which stored log-probs may be off, float16 as they are."""
@@ -22,18 +20,8 @@ OTHER_THAN_LIKELIEST = 0.05
 """Share of a greedy answer's tokens that may be less likely than another by more than rounding."""
 EVIDENCE = math.log(1e4)
 """Log of the likelihood ratio against its distributions from which on an answer was not drawn from them."""
-ROWS_AT_ONCE = 256
-
-
-def contradictions(rows: Dataset, *, vocab_size: int | None = None, answered: bool = True) -> Iterator[str | None]:
-    """`contradiction` of each of `rows`, as `ReplayBuffer.load` gives them."""
-    for row in _rows(rows):
-        try:
-            sample = sample_from_row(row)
-        except ValueError as error:
-            yield f"its arrays are no request: {error}"
-        else:
-            yield contradiction(sample, vocab_size=vocab_size, answered=answered)
+BARRED = 1e-3
+"""Chance of a token that the filters bar: rounding decides what is at their edge."""
 
 
 def contradiction(sample: ReplaySample, *, vocab_size: int | None = None, answered: bool = True) -> str | None:
@@ -44,7 +32,8 @@ def contradiction(sample: ReplaySample, *, vocab_size: int | None = None, answer
     count = len(sample.output_ids)
     logprobs = sample.target_top_logprobs.astype(np.float32)
     tail = sample.target_tail_logprob
-    if not count or logprobs.shape != sample.target_top_ids.shape or len(logprobs) != count or len(tail) != count:
+    same = logprobs.shape == sample.target_top_ids.shape and len(logprobs) == len(tail) == count
+    if not logprobs.size or not same:
         return "it has not one distribution for each token of its answer"
     ids = (sample.prompt_ids, sample.output_ids, sample.target_top_ids)
     if any(part.size and (part.min() < 0 or (vocab_size and part.max() >= vocab_size)) for part in ids):
@@ -57,41 +46,41 @@ def contradiction(sample: ReplaySample, *, vocab_size: int | None = None, answer
         return f"it has probabilities that sum to {mass[np.abs(mass - 1).argmax()]:.2f}"
     if not answered or sample.temperature > 1:  # what heat makes of the tail is not known
         return None
-    own = np.where(sample.target_top_ids == sample.output_ids[:, None], logprobs, -np.inf).max(1)
+    is_own = sample.target_top_ids == sample.output_ids[:, None]
     if sample.temperature == 0:
+        own = np.where(is_own, logprobs, -np.inf).max(1)
         other = (own < logprobs.max(1) - ROUNDING).mean()
         return f"{other:.0%} of its greedy answer is not the likeliest" if other > OTHER_THAN_LIKELIEST else None
-    if _evidence(own, logprobs, tail, sample.temperature) > EVIDENCE:
+    if _evidence(is_own, _drawn_from(sample, vocab_size or int(sample.target_top_ids.max()) + 1)) > EVIDENCE:
         return "its answer was not drawn from its distributions"
     return None
 
 
-def _evidence(own: np.ndarray, logprobs: np.ndarray, tail: np.ndarray, temperature: float) -> float:
+def _drawn_from(sample: ReplaySample, vocab_size: int) -> np.ndarray:
+    """Log-masses [N, K + 1] of what the answer was drawn from, with some for what the filters bar."""
+    logprobs, tail_logprob = (
+        torch.tensor(part, dtype=torch.float32) for part in (sample.target_top_logprobs, sample.target_tail_logprob)
+    )
+    own = {name: torch.full((len(sample.output_ids),), float(getattr(sample, name))) for name in Sampling._fields}
+    filtered, whole = (
+        torch.cat([top, tail[:, None]], 1)
+        for top, tail in (
+            sampled_target(logprobs, tail_logprob, sampling, vocab_size)
+            for sampling in (Sampling(**own), unfiltered(own["temperature"]))
+        )
+    )
+    return torch.logaddexp(filtered + math.log1p(-BARRED), whole + math.log(BARRED)).numpy()
+
+
+def _evidence(is_own: np.ndarray, masses: np.ndarray) -> float:
     r"""Log of how much likelier an answer is under a rival than under the distributions q it came with.
 
     The rival draws from the tail half of the time, and else as :math:`\sqrt q` among the top tokens. Answers
-    drawn from q exceed :math:`\log c` with a chance of at most 1 / c (Markov), and less where unlikely tokens
-    were barred. Log-probs `own` [N] are those of the answer's tokens, -inf for one of the tail's.
+    drawn from q exceed :math:`\log c` with a chance of at most 1 / c (Markov). `is_own` [N, K] says which of the
+    top tokens is the answer's, none if it is one of the tail's; `masses` [N, K + 1] are logs.
     """
-    buckets = np.concatenate([logprobs, tail[:, None]], 1) / temperature
-    total = np.logaddexp.reduce(buckets, 1)
-    in_tail = own == -np.inf
-    drawn = np.where(in_tail, buckets[:, -1], own / temperature) - total
-    flat = np.logaddexp.reduce((buckets[:, :-1] - total[:, None]) / 2, 1)
+    in_tail = ~is_own.any(1)
+    drawn = np.where(np.column_stack([is_own, in_tail]), masses, -np.inf).max(1)
+    flat = np.logaddexp.reduce(masses[:, :-1] / 2, 1)
     rival = math.log(0.5) + np.where(in_tail, 0.0, drawn / 2 - flat)
     return float((rival - drawn).sum())
-
-
-def _rows(rows: Dataset) -> Iterator[dict]:
-    """The rows as arrays; several times faster than one at a time."""
-    for table in rows.with_format("arrow").iter(ROWS_AT_ONCE):
-        columns = [_pieces(table[name].combine_chunks()) for name in SCHEMA.names]
-        for values in zip(*columns, strict=True):
-            yield dict(zip(SCHEMA.names, values, strict=True))
-
-
-def _pieces(column: pa.Array) -> list:
-    if not pa.types.is_list(column.type):
-        return column.to_pylist()
-    offsets = column.offsets.to_numpy()
-    return np.split(column.flatten().to_numpy(zero_copy_only=False), offsets[1:-1] - offsets[0])

@@ -22,8 +22,8 @@ class UnlikeServedError(ValueError):
 def check_served(samples: Sequence[ReplaySample], chances: Sequence[np.ndarray], version: int) -> None:
     """Raise `UnlikeServedError` if less of `samples` is accepted now than was when draft `version` was served.
 
-    `chances` [N] of each sample are that draft's now, see `training.evaluate`. Only greedy requests tell, as it
-    is not recorded how the others were sampled, and only if there are enough.
+    `chances` [N] of each sample are that draft's now, see `training.evaluate`. Only greedy requests tell, as the
+    chances of the others are lower bounds, and only if there are enough.
     """
     served, again = [], []
     for sample, chance in zip(samples, chances, strict=True):

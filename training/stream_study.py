@@ -16,6 +16,7 @@ from pipeline.records import ReplaySample
 from pipeline.registry import AdapterRegistry
 from pipeline.replay import ReplayBuffer
 from training.job import run_job
+from training.resume import StopSignal
 from training.served_draft import ServedDraft, load_draft
 from training.stream import Played, play
 
@@ -68,31 +69,64 @@ def study(
 
     `on_served` hears how many requests were played. `config.run_dir` must be new. Raises what `run_job` raises.
     """
-    buffer = ReplayBuffer.of(config)
-    registry = AdapterRegistry(config)
-    trigger = DistillTrigger(config, buffer)
-    served = _Draft(config, registry)
-    result = StreamResult(probes_before=served.acceptance_by_domain(probes))
-    for start in range(0, len(samples), BLOCK):
-        block = served.play(samples[start : start + BLOCK])
-        buffer.append([played.sample for played in block])
-        result.served += [
-            Served(p.sample.domain, p.rounds, p.drafted, p.accepted, len(p.sample.output_ids), served.version)
-            for p in block
-        ]
-        on_served(len(block))
-        if trigger.decide().due:
-            job = run_job(config, buffer=buffer, registry=registry)
-            trigger.reset(new_draft=job.verdict.accepted)
+    stream = _Stream(config, samples, on_served)
+    result = StreamResult(probes_before=stream.draft.acceptance_by_domain(probes), served=stream.served)
+    while stream.serve():
+        if stream.trigger.decide().due:
+            job = run_job(config, buffer=stream.buffer, registry=stream.registry, stop=_Meanwhile(stream))
+            stream.trigger.reset(new_draft=job.verdict.accepted)
             result.jobs.append(
                 Job(
                     len(result.served), job.version, job.verdict.accepted, job.verdict.reason,
                     job.metrics.get("steps", 0.0), job.seconds,
                 )
             )  # fmt: skip
-            served.follow_champion()
-    result.probes_after = served.acceptance_by_domain(probes)
+            stream.draft.follow_champion()
+    result.probes_after = stream.draft.acceptance_by_domain(probes)
     return result
+
+
+class _Stream:
+    """Requests that are still to come, and the stores that what was served of them goes to."""
+
+    def __init__(
+        self, config: HotdraftConfig, samples: Sequence[ReplaySample], on_served: Callable[[int], None]
+    ) -> None:
+        self.config = config
+        self.buffer = ReplayBuffer.of(config)
+        self.registry = AdapterRegistry(config)
+        self.trigger = DistillTrigger(config, self.buffer)
+        self.draft = _Draft(config, self.registry)
+        self.served: list[Served] = []
+        self._samples = samples
+        self._on_served = on_served
+
+    def serve(self) -> bool:
+        """Serve a block of requests; says whether there was one."""
+        block = self.draft.play(self._samples[len(self.served) : len(self.served) + BLOCK])
+        if not block:
+            return False
+        self.buffer.append([played.sample for played in block])
+        self.served += [
+            Served(p.sample.domain, p.rounds, p.drafted, p.accepted, len(p.sample.output_ids), self.draft.version)
+            for p in block
+        ]
+        self._on_served(len(block))
+        return True
+
+
+class _Meanwhile(StopSignal):
+    """What a job asks at each step, and while it waits, whether to stop: no, but requests were served meanwhile."""
+
+    def __init__(self, stream: _Stream) -> None:
+        self._stream = stream
+        self._due = 0.0
+
+    def is_set(self) -> bool:
+        self._due += self._stream.config.experiment.requests_per_step
+        while self._due >= BLOCK and self._stream.serve():
+            self._due -= BLOCK
+        return False
 
 
 class _Draft:
@@ -114,7 +148,7 @@ class _Draft:
             return
         base = AdapterBase.of(self._draft.base, self._draft.fingerprint)
         folder = self._registry.download(version)
-        self._adapter = load_adapter(folder, base, self._config.distill.lora.rank)
+        self._adapter = load_adapter(folder, base)
         self.version = version
 
     def play(self, samples: Sequence[ReplaySample]) -> list[Played]:

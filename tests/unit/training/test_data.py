@@ -1,3 +1,4 @@
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -6,16 +7,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 
-from pipeline.config import DistillConfig, HotdraftConfig, PredistillConfig
+from pipeline.config import DistillConfig, GateConfig, HotdraftConfig, PredistillConfig
 from pipeline.loop import DistillTrigger
+from pipeline.records import ReplaySample
 from pipeline.replay import ReplayBuffer, is_held_out
 from tests.unit.training.masked import draft_logits
 from training.data import DataError, ReplayDataModule, pack
 from training.pools import pools_of
 
 HALVES = DistillConfig(window_requests=8, older_fraction=0.5)
-STREAM = {"batch_tokens": 90, "pools": partial(pools_of, settings=HALVES), "window_requests": 8, "seed": 3}
+STREAM = {"batch_tokens": 90, "pools": partial(pools_of, settings=HALVES), "seed": 3}
 
 
 @pytest.fixture
@@ -168,11 +171,15 @@ def test_batches_of_older_requests_teach_what_is_said_of_them_now(rows):
     assert all((temperature == 5) is older for older, temperature in seen)
 
 
+def prompts_of(rows):
+    return [row["prompt_ids"] for _, row in rows.read(range(len(rows)))]
+
+
 def test_held_out_requests_are_never_trained_on(rows):
     data = ReplayDataModule(rows, held_out_fraction=0.3, **STREAM)
     assert len(data.train_rows) + len(data.held_out_rows) == 40
-    assert all(is_held_out(ids, 0.3) for ids in data.held_out_rows["prompt_ids"])
-    assert not any(is_held_out(ids, 0.3) for ids in data.train_rows["prompt_ids"])
+    assert all(is_held_out(ids, 0.3) for ids in prompts_of(data.held_out_rows))
+    assert not any(is_held_out(ids, 0.3) for ids in prompts_of(data.train_rows))
 
 
 def test_of_a_prompt_asked_again_the_newest_answer_counts_on_either_side(target, serve, tmp_path):
@@ -187,7 +194,7 @@ def test_of_a_prompt_asked_again_the_newest_answer_counts_on_either_side(target,
     taken = [*data.train_rows["request_id"], *data.held_out_rows["request_id"]]
     assert sorted(taken) == sorted(f"again-r{index}" if index % 2 == 0 else f"r{index}" for index in range(40))
     assert len(data.domains) == 60, "today's mix is of all that was asked"
-    judged = [sample.prompt_ids.tobytes() for sample in data.held_out_samples(48, seed=0)]
+    judged = [sample.prompt_ids.tobytes() for sample in data.held_out_samples(48)]
     assert len(judged) == len(set(judged)) == sum(is_held_out(sample.prompt_ids, 0.4) for sample in first)
 
     config = HotdraftConfig(
@@ -218,16 +225,32 @@ def test_offline_all_answers_to_a_prompt_count_and_a_text_goes_by_all_of_it(targ
     assert 10 < sum(name.startswith("text") for name in held_out) < 40
 
 
-def test_held_out_samples_are_the_newest_and_some_older_ones(rows):
-    data = ReplayDataModule(rows, held_out_fraction=0.4, **STREAM)
-    window_start = sorted(row["created_at"] for row in data.train_rows)[-8]
-    held_out = [row["created_at"] for row in data.held_out_rows]
-    recent = [time for time in held_out if time >= window_start]
-    got = [sample.created_at for sample in data.held_out_samples(4, seed=0)]
-    assert got[-len(recent[-4:]) :] == recent[-4:]
-    older = got[: -len(recent[-4:])]
-    assert len(older) == 2
-    assert all(time < window_start for time in older)
+def test_judged_by_are_the_newest_of_todays_domains_and_older_ones_of_every_domain_alike(target, serve, tmp_path):
+    counts = {"many": 60, "few": 12, "rare": 3, "today": 40}
+    samples = [
+        replace(sample, created_at=float(1000 * turn + sample.created_at))
+        for turn, (domain, count) in enumerate(counts.items())
+        for sample in serve(target, count, domain=domain, prefix=domain, seed=turn)
+    ]
+    buffer = ReplayBuffer(str(tmp_path / "replay"))
+    buffer.append(samples)
+
+    def judged(rows: Dataset) -> list[ReplaySample]:
+        data = ReplayDataModule(rows, held_out_fraction=0.5, **STREAM)
+        return data.held_out_by_domain({"today"}, GateConfig(max_requests=6, older_requests=14))
+
+    found = judged(buffer.load())
+    by_domain = Counter(sample.domain for sample in found)
+    rare = sum(is_held_out(sample.prompt_ids, 0.5) for sample in samples if sample.domain == "rare")
+    assert (by_domain["today"], by_domain["rare"], by_domain.total()) == (6, rare, 20)
+    assert abs(by_domain["few"] - by_domain["many"]) <= 1
+    assert [s.created_at for s in found] == sorted(s.created_at for s in found)
+    newest = [s.request_id for s in samples if s.domain == "today" and is_held_out(s.prompt_ids, 0.5)][-6:]
+    assert [s.request_id for s in found if s.domain == "today"] == newest
+
+    buffer.append(serve(target, 30, domain="today", prefix="later", seed=9))
+    again = {sample.request_id for sample in judged(buffer.load()) if sample.domain != "today"}
+    assert again == {sample.request_id for sample in found if sample.domain != "today"}, "what was held out stays"
 
 
 def test_prompts_that_fill_a_batch_are_left_out(rows, serve, target, tmp_path):

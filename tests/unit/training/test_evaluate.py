@@ -1,7 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
+from serving.logits import SamplingBatch
+from serving.request import SamplingParams
+from tests.served_probs import served_probs
 from training.evaluate import by_request, expected_acceptance_by_position
 
 
@@ -23,6 +28,26 @@ def test_scores_are_the_mean_overlap_of_each_request(make_llama, serve):
         expected.append(torch.minimum(target_probs, draft_probs).sum(-1).mean().item())
     assert scores == pytest.approx(expected, abs=2e-3)
     assert acceptance_by_request(target, samples, batch_tokens=70).min() > 0.99
+
+
+def test_sampled_requests_score_the_overlap_of_what_was_and_would_be_sampled_from(make_llama, serve):
+    """Oracle: the server's own processing of both models' logits."""
+    target, draft = make_llama(0, scale=0.3), make_llama(1, scale=0.3)
+    ways = [{"temperature": 0.4}, {"temperature": 0.8, "top_p": 0.7}, {"temperature": 0.6, "top_k": 3}]
+    samples = [replace(sample, **way) for sample, way in zip(serve(target, 3, top_k=64), ways, strict=True)]
+    expected = []
+    for sample, way in zip(samples, ways, strict=True):
+        ids = torch.from_numpy(np.concatenate([sample.prompt_ids, sample.output_ids])).long()[None]
+        span = slice(len(sample.prompt_ids) - 1, -1)
+        sampling = SamplingBatch.of([SamplingParams(**way)], [0], torch.device("cpu"))
+        with torch.no_grad():
+            target_probs, draft_probs = (
+                served_probs(model(ids).logits[:, span], sampling) for model in (target, draft)
+            )
+        expected.append(torch.minimum(target_probs, draft_probs).sum(-1).mean().item())
+    assert acceptance_by_request(draft, samples, batch_tokens=70) == pytest.approx(expected, abs=5e-3)
+    at_one = acceptance_by_request(draft, serve(target, 3, top_k=64), batch_tokens=70)
+    assert (abs(at_one - expected) > 0.02).all()
 
 
 def test_greedy_requests_score_their_agreement(make_llama, serve):

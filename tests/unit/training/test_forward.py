@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -61,6 +62,33 @@ def test_a_trimmed_head_makes_the_logits_of_its_tokens(name, make_llama, serve):
     assert not logits.softmax(-1)[:, -1].any()
     assert trimmed.places(torch.tensor([[17, 0], [3, 63]])).tolist() == [[2, 4], [0, 4]]
     assert trimmed.knows(torch.tensor([17, 0])).tolist() == [True, False]
+
+
+WINDOWED = {
+    "Mistral": {"sliding_window": 5},
+    "Qwen2": {
+        "use_sliding_window": True, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_a_packed_request_is_seen_through_the_models_windows(name, make_llama, serve):
+    """Oracle: transformers' own forward pass of each request alone."""
+    torch.manual_seed(0)
+    sizes = {key: value for key, value in SIZES.items() if key != "head_dim"} | WINDOWED[name]
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    samples = serve(make_llama(1), 3)
+    alone = []
+    for sample in samples:
+        tokens = torch.from_numpy(np.concatenate([sample.prompt_ids, sample.output_ids])).long()[None, :-1]
+        alone.append(model(tokens, use_cache=False).logits[0, len(sample.prompt_ids) - 1 :])
+    packed = OutputHead(model)(hidden_states(model, pack(samples, max_length=1000)))
+    torch.testing.assert_close(packed, torch.cat(alone))
+    unpacked = model(torch.arange(20)[None], use_cache=False).logits
+    model.set_attn_implementation("sdpa")
+    torch.testing.assert_close(unpacked, model(torch.arange(20)[None], use_cache=False).logits)
 
 
 @pytest.mark.parametrize("name", ["GPT2", "OPT"])

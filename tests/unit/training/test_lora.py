@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -45,10 +47,20 @@ def test_all_linear_leaves_out_the_output_head(make_llama):
         target_modules(make_llama(0), ["c_attn"])
 
 
-def test_auto_is_nf4_on_cuda_only():
-    assert resolve_quantization("auto", torch.device("cuda")) == "nf4"
-    assert resolve_quantization("auto", torch.device("cpu")) == "none"
-    assert resolve_quantization("nf4", torch.device("cpu")) == "nf4"
+@pytest.mark.parametrize(
+    ("parameters", "device", "chosen"),
+    [
+        (1_530_000_000, "cuda", "nf4"),
+        (500_000_000, "cuda", "nf4"),
+        (494_000_000, "cuda", "none"),
+        (135_000_000, "cuda", "none"),
+        (1_530_000_000, "cpu", "none"),
+    ],
+)
+def test_auto_is_nf4_for_large_drafts_on_a_gpu(parameters, device, chosen):
+    draft = SimpleNamespace(device=torch.device(device), num_parameters=lambda: parameters)
+    assert resolve_quantization("auto", draft) == chosen
+    assert [resolve_quantization(choice, draft) for choice in ("nf4", "none")] == ["nf4", "none"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -74,7 +86,7 @@ def test_a_saved_adapter_merges_into_what_was_trained(make_llama, serve, tmp_pat
     model = build_lora(base, SECTION, quantization)
     train(model, pack(samples, max_length=1000), 5)
     save_lora(tmp_path, model, card(quantization), samples[0])
-    adapter = load_adapter(tmp_path, AdapterBase.of(base, "f"), 4)
+    adapter = load_adapter(tmp_path, AdapterBase.of(base, "f"))
     merged = merged_model(base, adapter)
     with torch.no_grad():
         logits = merged(input_ids=adapter.probe_ids).logits[0, -8:]
@@ -90,6 +102,6 @@ def test_training_goes_on_from_a_saved_adapter(make_llama, serve, tmp_path):
     model = build_lora(base, SECTION, "none")
     train(model, batch, 10)
     save_lora(tmp_path, model, card("none"), samples[0])
-    continued = build_lora(base, SECTION, "none", initial=load_adapter(tmp_path, AdapterBase.of(base, "f"), 4))
+    continued = build_lora(base, SECTION, "none", initial=load_adapter(tmp_path, AdapterBase.of(base, "f")))
     with torch.no_grad():
         torch.testing.assert_close(draft_logits(continued, batch), draft_logits(model, batch))

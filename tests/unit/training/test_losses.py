@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from training.losses import DIVERGENCES, distillation_loss, expected_acceptance
+from training.sampling import Sampling, sampled_target, unfiltered
 
 ROWS, VOCABULARY = 130, 50  # more rows than one chunk
 SMOOTH = sorted(set(DIVERGENCES) - {"lk_hybrid"})
@@ -20,7 +21,8 @@ def of_masses(name: str, t: Tensor, d: Tensor) -> Tensor:
     """The loss as its source writes it, of probabilities whose last dimension sums to 1."""
 
     def kl(a: Tensor, b: Tensor) -> Tensor:
-        return torch.where(a > 0, a * (a / b).log(), 0.0).sum(-1)
+        ratio = torch.where(a > 0, a, 1.0) / torch.where(a > 0, b, 1.0)
+        return (a * ratio.log()).sum(-1)
 
     acceptance = torch.minimum(t, d).sum(-1)
     share = torch.exp(-3 * acceptance.detach())
@@ -150,7 +152,7 @@ def test_expected_acceptance_is_the_overlap_above_temperature_0_and_agreement_at
     target, draft = pair
     ids, top, tail = target_of(target, VOCABULARY)
     half = torch.arange(ROWS) % 2
-    got = expected_acceptance(draft, ids, top, tail, half)
+    got = expected_acceptance(draft, ids, top, tail, unfiltered(half))
     overlap = torch.minimum(target.softmax(-1), draft.softmax(-1)).sum(-1)
     agreement = (target.argmax(-1) == draft.argmax(-1)).double()
     torch.testing.assert_close(got, torch.where(half == 0, agreement, overlap))
@@ -160,7 +162,110 @@ def test_expected_acceptance_is_the_overlap_above_temperature_0_and_agreement_at
 def test_expected_acceptance_from_few_tokens_is_a_lower_bound(pair):
     target, draft = pair
     ids, top, tail = target_of(target, 5)
-    got = expected_acceptance(draft, ids, top, tail, torch.ones(ROWS))
+    got = expected_acceptance(draft, ids, top, tail, unfiltered(torch.ones(ROWS)))
     overlap = torch.minimum(target.softmax(-1), draft.softmax(-1)).sum(-1)
     assert (got <= overlap + 1e-9).all()
     assert (got >= overlap - tail.exp() - 1e-9).all()
+
+
+def served_at(temperature: float, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0) -> Sampling:
+    return Sampling(*(torch.full((ROWS,), value) for value in (temperature, top_p, top_k, min_p)))
+
+
+def of_support(name: str, target: Tensor, draft: Tensor, sampling: Sampling) -> Tensor:
+    """The loss over what either model's filters let through, of logits in dense tensors."""
+    heat = sampling.temperature[:, None].double()
+    served = torch.stack(
+        [dense_filter((logits / heat).softmax(-1), sampling) for logits in (target, draft.detach())]
+    )
+    either = (served > 0).any(0)
+    drafted = (draft / heat).masked_fill(~either, -torch.inf).softmax(-1)
+    return of_masses(name, served[0], drafted) * sampling.temperature
+
+
+def dense_filter(probs: Tensor, sampling: Sampling) -> Tensor:
+    """Rank by rank, as `serving.logits` describes it."""
+    kept = torch.zeros_like(probs)
+    for row, (p, top_p, top_k, min_p) in enumerate(
+        zip(probs, sampling.top_p.tolist(), sampling.top_k.tolist(), sampling.min_p.tolist(), strict=True)
+    ):
+        ordered, ids = p.sort(descending=True)
+        if top_k:
+            ordered, ids = ordered[:top_k], ids[:top_k]
+        ordered = ordered / ordered.sum()
+        before = 0.0
+        for index, (token, mass) in enumerate(zip(ids.tolist(), ordered.tolist(), strict=True)):
+            if index and (before >= top_p or mass < min_p * ordered[0].item()):
+                break
+            kept[row, token] = mass
+            before += mass
+    return kept / kept.sum(-1, keepdim=True)
+
+
+FILTERS = [{}, {"top_p": 0.8}, {"top_k": 4}, {"min_p": 0.1}, {"top_p": 0.9, "top_k": 9, "min_p": 0.02}]
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+@pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0, 1.6])
+def test_expected_acceptance_is_the_overlap_of_what_both_models_are_sampled_from(pair, temperature, filters):
+    target, draft = pair
+    sampling = served_at(temperature, **filters)
+    ids, top, tail = target_of(target, VOCABULARY)
+    got = expected_acceptance(draft, ids, *sampled_target(top, tail, sampling, VOCABULARY), sampling)
+    served, drafted = (dense_filter((logits / temperature).softmax(-1), sampling) for logits in pair)
+    torch.testing.assert_close(got, torch.minimum(served, drafted).sum(-1), rtol=1e-6, atol=1e-6)
+    at_one = torch.minimum(target.softmax(-1), draft.softmax(-1)).sum(-1)
+    assert filters or temperature == 1 or (got - at_one).abs().mean() > 0.01
+
+
+@pytest.mark.parametrize(
+    "name", sorted(set(DIVERGENCES) - {"reverse_kl"})
+)  # infinite behind filters, but for its floor
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_the_loss_is_between_what_both_models_are_sampled_from(pair, temperature, filters, name):
+    target, draft = pair
+    sampling = served_at(temperature, **filters)
+    weights = torch.rand(ROWS).double()
+    oracle_in = draft.clone().requires_grad_()
+    oracle = of_support(name, target, oracle_in, sampling)
+    (oracle * weights).sum().backward()
+    draft.requires_grad_()
+    ids, top, tail = target_of(target, VOCABULARY)
+    served = sampled_target(top, tail, sampling, VOCABULARY)
+    loss = distillation_loss(draft, ids, *served, loss=name, sampling=sampling)
+    (loss * weights).sum().backward()
+    torch.testing.assert_close(loss, oracle, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(draft.grad, oracle_in.grad, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_drafting_as_the_target_does_costs_nothing_and_is_always_accepted(pair, filters):
+    target, _ = pair
+    sampling = served_at(0.8, **filters)
+    ids, top, tail = target_of(target, 30)
+    draft = target.clone().requires_grad_()
+    top, tail = sampled_target(top, tail, sampling, VOCABULARY)
+    if filters:
+        accepted = expected_acceptance(draft, ids, top, tail, sampling)
+        torch.testing.assert_close(accepted, torch.ones_like(accepted), rtol=0, atol=0.02)
+    exact = sampled_target(*target_of(target, VOCABULARY)[1:], sampling, VOCABULARY)
+    loss = distillation_loss(draft, target_of(target, VOCABULARY)[0], *exact, loss="forward_kl", sampling=sampling)
+    loss.sum().backward()
+    assert loss.abs().max() < 1e-6
+    assert draft.grad.abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_filters_give_finite_values_and_gradients_where_the_two_share_nothing(name):
+    draft = torch.zeros(2, 6)
+    draft[:, 5] = 200.0
+    draft.requires_grad_()
+    sampling = Sampling(*(torch.full((2,), value) for value in (0.5, 0.9, 3, 0.1)))
+    top, tail = sampled_target(
+        torch.tensor([[0.6, 0.3]]).log().repeat(2, 1), torch.tensor([0.1, 0.1]).log(), sampling, 6
+    )
+    loss = distillation_loss(draft, torch.tensor([[0, 1]]).repeat(2, 1), top, tail, loss=name, sampling=sampling)
+    loss.sum().backward()
+    assert torch.isfinite(loss).all()
+    assert torch.isfinite(draft.grad).all()

@@ -20,7 +20,7 @@ def load(make_llama, serve, tmp_path):
     buffer = ReplayBuffer(str(tmp_path / "replay"))
     buffer.append(serve(make_llama(1, scale=0.3), 30))
     return partial(
-        ReplayDataModule, buffer.load(), held_out_fraction=0.2, batch_tokens=200, window_requests=100,
+        ReplayDataModule, buffer.load(), held_out_fraction=0.2, batch_tokens=200,
         pools=lambda rows: everything(len(rows)), rejected_weight=2.0, seed=0,
     )  # fmt: skip
 

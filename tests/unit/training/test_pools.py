@@ -19,14 +19,14 @@ def load(make_llama, serve, tmp_path):
         buffer.append(
             [replace(sample, domain=domain, **changes) for sample, domain in zip(samples, domains, strict=True)]
         )
-        return buffer.load()
+        return buffer.rows()
 
     return rows
 
 
 def first_drawn(pool: Pool, draws: int = 4000) -> Counter[int]:
     generator = np.random.default_rng(0)
-    return Counter(int(pool.draw(generator)[0]) for _ in range(draws))
+    return Counter(next(pool.draw(generator)) for _ in range(draws))
 
 
 def test_the_newest_are_a_pool_and_what_came_before_another(load):
@@ -61,11 +61,10 @@ def test_the_mix_is_that_of_the_newest():
 
 
 def test_what_was_missed_most_is_drawn_first(load):
-    rows = load(["a"] * 4, accepted=np.ones(24, bool), drafted_ids=np.zeros(24, np.int32))
-    table = rows.to_list()
-    table[2]["accepted"] = [False] * 23 + [True]
-    missing = rows.from_list(table, features=rows.features)
-    pools = pools_of(missing, DistillConfig(rejected_fraction=0.4))
+    load(["a"] * 2, accepted=np.ones(24, bool), drafted_ids=np.zeros(24, np.int32))
+    load(["a"], accepted=np.arange(24) == 23, drafted_ids=np.zeros(24, np.int32))
+    rows = load(["a"], accepted=np.ones(24, bool), drafted_ids=np.zeros(24, np.int32))
+    pools = pools_of(rows, DistillConfig(rejected_fraction=0.4))
     assert [pool.share for pool in pools] == pytest.approx([0.3, 0.4])
     counts = first_drawn(pools[1])
     assert counts[2] / 4000 == pytest.approx(24 / 27, abs=0.03)

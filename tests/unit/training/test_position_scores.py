@@ -9,6 +9,7 @@ from training.lora import build_lora
 from training.losses import distillation_loss, expected_acceptance
 from training.packing import pack
 from training.position_scores import position_scores
+from training.sampling import sampled_target, unfiltered
 
 ROWS = 5
 """Positions a chunk."""
@@ -111,8 +112,8 @@ def test_measures_are_those_of_all_logits_at_once(make_llama, batch, monkeypatch
         hidden_states(model, batch), OutputHead(model), batch=batch, loss="forward_kl", measure=True
     )
     zeros = torch.zeros_like(batch.temperature)
-    torch.testing.assert_close(scores.overlap, expected_acceptance(logits, *targets, zeros + 1))
-    torch.testing.assert_close(scores.agreement, expected_acceptance(logits, *targets, zeros))
+    torch.testing.assert_close(scores.overlap, expected_acceptance(logits, *targets, unfiltered(zeros + 1)))
+    torch.testing.assert_close(scores.agreement, expected_acceptance(logits, *targets, unfiltered(zeros)))
     assert scores.overlap.shape == batch.weight.shape
 
 
@@ -131,11 +132,12 @@ def test_a_trimmed_head_learns_what_target_and_draft_share(make_llama, batch, mo
         column = {int(token): index for index, token in enumerate(vocabulary)}
         known = [(column[int(i)], p) for i, p in zip(ids, logprobs.exp(), strict=True) if int(i) in column]
         masses = torch.stack([*(p for _, p in known), batch.tail_logprob[row].exp()])
+        masses = masses / (logprobs.exp().sum() + batch.tail_logprob[row].exp())
         drafted = draft[row, [c for c, _ in known]]
         drafted = torch.cat([drafted, 1 - drafted.sum()[None]])
         conditional = masses / masses.sum()
         kl = (conditional * (conditional / drafted).log()).sum()
-        expected = expected + batch.weight[row] * masses.sum().clamp_max(1) * kl
+        expected = expected + batch.weight[row] * masses.sum() * kl
     expected.backward()
 
     torch.manual_seed(1)
@@ -170,3 +172,45 @@ def test_greedy_requests_teach_a_cooled_target(make_llama, batch):
     )  # fmt: skip
     torch.testing.assert_close(scores.loss, expected)
     assert not torch.allclose(as_it_is[greedy], cooled[greedy])
+
+
+def test_sampled_requests_teach_what_they_are_sampled_from_and_greedy_ones_as_before(make_llama, batch):
+    model = make_llama(0, scale=0.1)
+    kind = torch.arange(len(batch.temperature)) % 3
+    batch = batch._replace(
+        temperature=torch.tensor([0.0, 0.4, 0.7])[kind],
+        top_p=torch.tensor([0.5, 1.0, 0.8])[kind],
+    )
+    logits = draft_logits(model, batch)
+    sampling = batch.sampling
+    top, tail = sampled_target(batch.top_logprobs, batch.tail_logprob, sampling, 64)
+    power = torch.where(kind == 0, 2.0, 1.0)
+    losses = distillation_loss(
+        logits, batch.top_ids, power[:, None] * top, power * tail, loss="forward_kl", sampling=sampling
+    )
+    scores = position_scores(
+        hidden_states(model, batch), OutputHead(model), batch=batch, loss="forward_kl", measure=True,
+        greedy_temperature=0.5,
+    )  # fmt: skip
+    torch.testing.assert_close(scores.loss, (losses * batch.weight).sum())
+    chances = expected_acceptance(logits, batch.top_ids, top, tail, sampling)
+    torch.testing.assert_close(torch.where(kind == 0, scores.agreement, scores.overlap), chances)
+    plain = distillation_loss(
+        logits, batch.top_ids, 2 * batch.top_logprobs, 2 * batch.tail_logprob, loss="forward_kl"
+    )
+    torch.testing.assert_close(losses[kind == 0], plain[kind == 0], rtol=1e-3, atol=1e-3)
+
+
+def test_a_head_that_has_nothing_of_what_filters_leave_learns_nothing_there(make_llama, batch):
+    ones = torch.ones_like(batch.temperature)
+    batch = batch._replace(temperature=0.5 * ones, top_k=ones.long())
+    kept = batch.top_ids[:, 0]
+    lacking = int(kept.mode().values)
+    model = lora(make_llama).train()
+    head = OutputHead(model, torch.tensor([token for token in range(64) if token != lacking]))
+    alone = batch._replace(weight=(kept == lacking).double())
+    scores = position_scores(hidden_states(model, alone), head, batch=alone, loss="forward_kl", measure=True)
+    scores.loss.backward()
+    assert scores.loss.abs() < 1e-6
+    assert not scores.overlap[kept == lacking].any()
+    assert max(gradient.abs().max() for gradient in gradients(model).values()) < 1e-6

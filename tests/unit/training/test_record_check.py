@@ -8,7 +8,8 @@ import pytest
 from pipeline.config import DistillConfig
 from pipeline.replay import ReplayBuffer, is_held_out
 from training.data import DataError, ReplayDataModule
-from training.record_check import contradiction, contradictions
+from training.record_check import contradiction
+from training.sound_rows import SoundRows
 
 FRACTION = 0.3
 
@@ -34,7 +35,7 @@ def with_logprobs(sample, change):
 def load(samples, folder):
     buffer = ReplayBuffer(str(folder))
     buffer.append(samples)
-    return buffer.load()
+    return buffer.rows()
 
 
 def test_what_was_recorded_as_it_was_is_believed(target, serve, sample):
@@ -93,15 +94,26 @@ def test_drawn_answers_are_believed_at_any_temperature_and_swapped_ones_are_not(
     assert np.mean([contradiction(sample) is not None for sample in swapped]) > 0.9
 
 
+def test_answers_are_held_against_what_their_filters_let_through(target, serve):
+    generator = np.random.default_rng(1)
+    filtered = [replace(sample, top_k=2, temperature=0.8) for sample in serve(target, 40, top_k=32)]
+    drawn = [_drawn(sample, 0.8, generator, among=2) for sample in filtered]
+    assert not any(map(contradiction, drawn))
+    others = [_drawn(sample, 0.8, generator, among=12) for sample in filtered]
+    assert np.mean([contradiction(sample) is not None for sample in others]) > 0.7
+    assert not any(contradiction(replace(sample, top_k=0)) for sample in others)
+
+
 def test_rows_are_judged_as_samples_are(target, serve, tmp_path):
     samples = serve(target, 30)
     samples[4] = replace(samples[4], output_ids=samples[4].target_top_ids[:, -1])
     samples[7] = replace(samples[7], output_ids=samples[7].output_ids[:0])
     samples[9] = replace(samples[9], target_top_ids=samples[9].target_top_ids[:, :3])
-    rows = load(samples, tmp_path)
-    found = list(contradictions(rows))
-    assert [index for index, fault in enumerate(found) if fault] == [4, 7, 9]
-    assert list(contradictions(rows.select([0, 4, 8]))) == [None, contradiction(samples[4]), None]
+    sound = SoundRows(load(samples, tmp_path))
+    assert [sample.request_id for sample in sound.samples([0, 4, 8])] == ["r0", "r8"]
+    assert sound.faults == {4: contradiction(samples[4])}
+    assert len(sound.samples(range(30))) == 27
+    assert sorted(sound.faults) == [4, 7, 9]
 
 
 def test_they_are_left_out_of_both_parts_and_counted(target, serve, tmp_path, caplog):
@@ -129,9 +141,9 @@ def _rest(sample):
     return np.log((1 - mass).clip(1e-9)).astype(np.float32)
 
 
-def _drawn(sample, temperature, generator):
-    """`sample` with an answer drawn from its top tokens, which is what a filter allows."""
-    noise = generator.gumbel(size=sample.target_top_logprobs.shape)
-    chosen = (sample.target_top_logprobs.astype(float) / temperature + noise).argmax(1)
+def _drawn(sample, temperature, generator, among=None):
+    """`sample` with an answer drawn from the likeliest `among` its top tokens, which is what a filter allows."""
+    logprobs = sample.target_top_logprobs[:, :among].astype(float)
+    chosen = (logprobs / temperature + generator.gumbel(size=logprobs.shape)).argmax(1)
     ids = sample.target_top_ids[np.arange(len(chosen)), chosen]
     return replace(sample, temperature=temperature, output_ids=ids)

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 
@@ -29,23 +30,44 @@ class Outcome:
     completion_tokens: int = 0
 
 
-async def load(url: str, model: str, *, clients: int, seconds: float, max_tokens: int = 48) -> Outcome:
+MIXTURE: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"logprobs": True, "top_logprobs": 3},
+    {"n": 2, "temperature": 1.2},
+    {"stop": ["e", "zz"]},
+    {"presence_penalty": 0.5, "top_k": 20},
+    {"store": False},
+]
+"""What requests of a mixed crowd ask for beside the rest, each as often."""
+
+
+async def load(
+    url: str, model: str, *, clients: int, seconds: float, max_tokens: int = 48, mixed: bool = False
+) -> Outcome:
     """`clients` that ask one request after another for `seconds`, and wait a moment where they are told to."""
     outcome = Outcome()
     until = time.monotonic() + seconds
+    asked = (model, until, max_tokens, mixed, outcome)
     limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
     async with httpx.AsyncClient(base_url=url, limits=limits, timeout=120.0) as http:
-        await asyncio.gather(
-            *(_client(http, model, random.Random(number), until, max_tokens, outcome) for number in range(clients))
-        )
+        await asyncio.gather(*(_client(http, random.Random(number), *asked) for number in range(clients)))
     return outcome
 
 
 async def _client(
-    http: httpx.AsyncClient, model: str, chance: random.Random, until: float, max_tokens: int, outcome: Outcome
+    http: httpx.AsyncClient,
+    chance: random.Random,
+    model: str,
+    until: float,
+    max_tokens: int,
+    mixed: bool,
+    outcome: Outcome,
 ) -> None:
     while time.monotonic() < until:
-        what = await _request(http, model, chance, max_tokens, outcome)
+        wanted = {"max_tokens": max_tokens, **(chance.choice(MIXTURE) if mixed else {})}
+        what = await _request(http, model, chance, wanted, outcome)
         outcome.counts[what] += 1
         if what == "refused":
             return
@@ -54,17 +76,17 @@ async def _client(
 
 
 async def _request(
-    http: httpx.AsyncClient, model: str, chance: random.Random, max_tokens: int, outcome: Outcome
+    http: httpx.AsyncClient, model: str, chance: random.Random, wanted: dict[str, Any], outcome: Outcome
 ) -> str:
     leaves_after = chance.randint(1, 5) if chance.random() < LEAVES else None
     words = " ".join(chance.choices(["alpha", "beta", "gamma", "delta", "epsilon"], k=chance.randint(2, 8)))
     body = {
         "model": model,
         "messages": [{"role": "user", "content": words}],
-        "max_tokens": max_tokens,
         "seed": chance.getrandbits(32),
         "stream": True,
         "stream_options": {"include_usage": True},
+        **wanted,
     }
     began = time.monotonic()
     chunks, spoken, finished = 0, False, False

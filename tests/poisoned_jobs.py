@@ -101,7 +101,7 @@ def run_case(
     candidate = None
     if result.version is not None:
         base = AdapterBase.of(draft.base, draft.fingerprint)
-        adapter = load_adapter(registry.download(result.version), base, distill.lora.rank)
+        adapter = load_adapter(registry.download(result.version), base)
         candidate = float(by_request(draft.chances(adapter, probes, batch_tokens)).mean())
     left_out = int(result.metrics["requests_left_out"])
     return Outcome(registry.champion() != 0, result.verdict.reason, left_out, champion, candidate)

@@ -179,7 +179,7 @@ def load(arguments: argparse.Namespace, draft: PreTrainedModel, folder: Path) ->
     buffer.append([made_up(index, draft.config.vocab_size) for index in range(arguments.requests)])
     return ReplayDataModule(
         buffer.load(), held_out_fraction=0.1, batch_tokens=arguments.batch_tokens,
-        pools=lambda rows: everything(len(rows)), window_requests=arguments.requests, seed=0,
+        pools=lambda rows: everything(len(rows)), seed=0,
     )  # fmt: skip
 
 

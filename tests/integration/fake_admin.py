@@ -11,10 +11,12 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Request
 
+from pipeline.config import ServerConfig
 from pipeline.history import History, Point, Swap
 from serving.dashboard.router import dashboard_router
 from serving.errors import ApiError, add_error_handlers
 from serving.history import history_router
+from serving.origins import AllowedHosts, OwnPagesOnly
 
 START = 1_700_000_000.0
 INTERVAL = 5.0
@@ -152,6 +154,9 @@ def fake_app(admin: FakeAdmin) -> FastAPI:
                 body = await request.json() if await request.body() else None
                 admin.calls.append((request.method, request.url.path, body))
         return await call_next(request)
+
+    app.add_middleware(OwnPagesOnly, config=ServerConfig())
+    app.add_middleware(AllowedHosts, config=ServerConfig())
 
     @app.get("/admin/status")
     async def status() -> dict[str, Any]:

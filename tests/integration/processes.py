@@ -47,13 +47,18 @@ def acceptance_rate(answers: list[Answer]) -> float:
 
 
 class Server:
-    """Runs until `stop` or `kill`; `client` is OpenAI's own, which never retries here."""
+    """Runs until `stop` or `kill`; `client` is OpenAI's own, which never retries here.
 
-    def __init__(self, config: Path, log: Path, *arguments: str) -> None:
+    With `files` it may open no more than as many.
+    """
+
+    def __init__(self, config: Path, log: Path, *arguments: str, files: int | None = None) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
         command = [sys.executable, "-m", "pipeline.cli", "serve", "--config", str(config), "--port", str(port)]
+        if files is not None:
+            command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
         with log.open("ab") as output:
             self.process = subprocess.Popen(
                 [*command, *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT

@@ -25,7 +25,9 @@ class Admin:
     """The routes, each answering the JSON of the status that it should."""
 
     def __init__(self, url: str) -> None:
-        self._client = httpx.Client(base_url=f"{url}/admin", timeout=60.0)
+        self._client = httpx.Client(
+            base_url=f"{url}/admin", timeout=60.0, headers={"Content-Type": "application/json"}
+        )
 
     def ask(self, method: str, path: str, body: Any = None, *, status: int = 200) -> Any:
         response = self._client.request(method, path, json=body)

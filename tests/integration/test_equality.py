@@ -117,7 +117,7 @@ def answers(case: Case, k: K, together: int, **engine_changes: object) -> list[l
     engine = build_engine(config, None)
     if k == "auto":
         engine.adaptive_k = AdaptiveK(COSTS)
-    swapper = HotSwapper(engine, fingerprint(config.draft), RANK, draft_ranking(config, engine.decoder.vocab_size))
+    swapper = HotSwapper(engine, fingerprint(config.draft), draft_ranking(config, engine.decoder.vocab_size))
     drafts = [swapper.stage(version, folder) for version, folder in enumerate([None, *case.adapters])]
     swaps = most_running = 0
 
@@ -186,7 +186,7 @@ def test_the_adapters_change_what_is_accepted(tiny: Case) -> None:
     accepted = []
     for version in (0, 1):
         engine = build_engine(tiny.config, None)
-        swapper = HotSwapper(engine, fingerprint(tiny.config.draft), RANK)
+        swapper = HotSwapper(engine, fingerprint(tiny.config.draft))
         swap(engine, swapper, swapper.stage(version, tiny.adapters[0]))
         metrics = ServingMetrics(engine, "tiny")
         engine.listeners.append(metrics)

@@ -21,6 +21,7 @@ POLICIES = {
 @pytest.fixture
 def config(write_config: Callable[..., Path], tmp_path: Path) -> Path:
     section = {"seeds": [0], "probes": 6, "max_tokens": 24, "policies": POLICIES, "baseline": "static"}
+    section |= {"requests_per_step": 0.1}  # some are left for the version that a job makes
     return write_config(tmp_path, experiment=section)
 
 

@@ -95,7 +95,7 @@ def swapped(config: HotdraftConfig, adapters: list[Path]) -> tuple[Tally, Rounds
     """Of speculation under which the versions take turns: tokens, rounds, and swaps that requests lived through."""
     assert config.draft is not None
     engine = build_engine(config, None)
-    swapper = HotSwapper(engine, fingerprint(config.draft), RANK, draft_ranking(config, engine.decoder.vocab_size))
+    swapper = HotSwapper(engine, fingerprint(config.draft), draft_ranking(config, engine.decoder.vocab_size))
     drafts = [swapper.stage(version, folder) for version, folder in enumerate([None, *adapters])]
     engine.listeners.append(rounds := Rounds())
     swaps = 0

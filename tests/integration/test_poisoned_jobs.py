@@ -67,7 +67,7 @@ def play(
     """`play(case, seed)` runs one job under the gate's defaults."""
 
     def run(case: Case, seed: int) -> Outcome:
-        distill = {"max_steps": 15, "checkpoint_steps": 15, "learning_rate": 0.02, "seed": seed}
+        distill = {"max_steps": 60, "checkpoint_steps": 60, "learning_rate": 0.02, "seed": seed}
         config: HotdraftConfig = load_config(write_config(tmp_path, distill=distill))
         config.run_dir.mkdir()
         shutil.copy(empty_mlflow_db, config.run_dir)

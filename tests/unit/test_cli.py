@@ -124,6 +124,17 @@ def test_version() -> None:
     assert re.fullmatch(r"hotdraft (\d+\.\d+\S*|unknown)\n", told.output)
 
 
+def test_what_a_run_writes_is_for_its_owner_alone(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(f"target: tiny\nrun_dir: {tmp_path / 'run'}\n")
+    arguments = ["loop", "off", "--config", str(config)]
+    program = f"import sys; sys.argv = ['hotdraft', *{arguments}]; from pipeline.cli import main; main()"
+    subprocess.run([sys.executable, "-c", program], umask=0o022, check=True, capture_output=True)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "run", *(tmp_path / "run").iterdir())}
+    assert modes["run"] == 0o700
+    assert modes["control.json"] == 0o600
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_knows_commands_options_and_values(shell: str) -> None:
     assert completed(shell, "hotdraft ad") == {"adapters"}

@@ -14,7 +14,8 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from pipeline.config import HotdraftConfig, ServerConfig, load_config
+from pipeline.config import ConfigError, HotdraftConfig, ServerConfig, load_config
+from serving.access import read_admin_keys
 from serving.drain import LAST_WORDS_SECONDS
 from tests.command_lines import parse
 
@@ -238,8 +239,29 @@ def test_units_share_user_and_folders() -> None:
         environment = unit_environment(path)
         assert environment["HOTDRAFT_RUN_DIR"].startswith(f"/var/lib/{server['StateDirectory']}/")
         assert environment["HOTDRAFT_CACHE"].startswith(f"/var/cache/{server['CacheDirectory']}")
-    key_file = unit_environment(DEPLOY / "hotdraft.service")["HOTDRAFT_SERVER__API_KEY_FILE"]
-    assert key_file == f"%d/{server['LoadCredential'].partition(':')[0]}"
+    settings = unit_settings(DEPLOY / "hotdraft.service")
+    credentials = {value.partition(":")[0] for key, value in settings if key == "LoadCredential"}
+    environment = unit_environment(DEPLOY / "hotdraft.service")
+    files = {environment[f"HOTDRAFT_SERVER__{kind}_KEY_FILE"] for kind in ("API", "ADMIN")}
+    assert files == {f"%d/{name}" for name in credentials}
+
+
+def test_what_other_machines_reach_has_an_admin_key() -> None:
+    """The image listens at every address, and so no server starts from it that says nothing of /admin."""
+    environment = SERVICES["server"]["environment"]
+    assert environment["HOTDRAFT_SERVER__ADMIN_KEYS"].startswith("${HOTDRAFT_ADMIN_KEYS:?")
+    with pytest.raises(ConfigError):
+        read_admin_keys(ServerConfig(host=image_environment()["HOTDRAFT_SERVER__HOST"]))
+    guide = (ROOT / "docs" / "deployment.md").read_text().replace("\\\n", " ")
+    for command in re.findall(r"^docker run .*", guide, re.MULTILINE):
+        assert "models fetch" in command or "HOTDRAFT_SERVER__ADMIN_KEYS" in command
+
+
+def test_prometheus_calls_the_server_by_a_name_that_it_knows() -> None:
+    allowed = SERVICES["server"]["environment"]["HOTDRAFT_SERVER__ALLOWED_HOSTS"]
+    [job] = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
+    [target] = job["static_configs"][0]["targets"]
+    assert allowed == f"${{HOTDRAFT_ALLOWED_HOSTS:-{target.partition(':')[0]}}}"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")

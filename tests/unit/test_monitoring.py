@@ -53,12 +53,15 @@ VLLM_DASHBOARD = {
 @pytest.fixture(scope="module")
 def exported() -> dict[str, set[str]]:
     """Labels of every sample that a server exports once it has served, by the sample's name."""
-    engine = SimpleNamespace(draft_version=1, num_running=0, num_waiting=0, num_slots=2, max_model_len=64)
+    engine = SimpleNamespace(
+        draft_version=1, num_running=0, num_waiting=0, num_slots=2, max_model_len=64, failures={"round": 0}
+    )
     metrics = ServingMetrics(engine, "tiny")
     metrics.on_round(RoundStats(2, 1, 2, 1, (1, 0), 2, 0.1, 1, (0.1,)))
     request = GenerationRequest("r", (1,), SamplingParams())
     metrics.on_finish(request, RequestStats(1, 2, 1, 2, 2, 1, 1, 0.0, 0.1, 0.2), "stop")
     metrics.on_swap(SwapEvent(1, 0, "promotion", 0.01))
+    metrics.state.unusable_adapters = {2: "out of memory"}
     found: dict[str, set[str]] = {"up": set()}
     for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):
         for sample in family.samples:

@@ -164,7 +164,7 @@ def test_a_prompt_is_on_one_side_with_all_its_answers(config, buffer, tiny_draft
     collect(config, [*prompts, TEXT], buffer, Path(tiny_draft))
     data = ReplayDataModule.offline(buffer.load(), config.predistill, config.replay.held_out_fraction)
     train, held_out = (
-        Counter(tuple(row) for row in rows["prompt_ids"] if len(row) > 1)
+        Counter(tuple(row["prompt_ids"]) for _, row in rows.read(range(len(rows))) if len(row["prompt_ids"]) > 1)
         for rows in (data.train_rows, data.held_out_rows)
     )
     assert not train.keys() & held_out.keys()

@@ -15,9 +15,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     pip install --index-url "${TORCH_INDEX_URL}" "torch==${TORCH_VERSION}"
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
-COPY pipeline pipeline
-COPY serving serving
-COPY training training
+COPY hotdraft hotdraft
 # hadolint ignore=DL3013 # pyproject.toml says which versions
 RUN --mount=type=cache,target=/root/.cache/pip pip install ".[postgres]"
 

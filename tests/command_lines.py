@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from pipeline.cli import app
+from hotdraft.cli import app
 
 CALL = re.compile(r"^\s*(?:\$ )?(?:\w+=\S* )*hotdraft\b(.*)", re.MULTILINE)
 

@@ -15,8 +15,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from pipeline.config import HotdraftConfig
-from pipeline.mlflow_store import open_client
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.mlflow_store import open_client
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from pipeline.records import ReplaySample
-from pipeline.replay import is_held_out
+from hotdraft.pipeline.records import ReplaySample
+from hotdraft.pipeline.replay import is_held_out
 
 Poison = Callable[[Sequence[ReplaySample], np.random.Generator], list[ReplaySample]]
 

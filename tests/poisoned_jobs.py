@@ -6,11 +6,15 @@ from types import MappingProxyType
 
 import numpy as np
 
-from pipeline.adapters import AdapterBase, load_adapter
-from pipeline.config import HotdraftConfig
-from pipeline.records import ReplaySample
-from pipeline.registry import AdapterRegistry
-from pipeline.replay import ReplayBuffer
+from hotdraft.pipeline.adapters import AdapterBase, load_adapter
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.records import ReplaySample
+from hotdraft.pipeline.registry import AdapterRegistry
+from hotdraft.pipeline.replay import ReplayBuffer
+from hotdraft.training.evaluate import by_request
+from hotdraft.training.job import JobError, run_job
+from hotdraft.training.served_draft import ServedDraft, load_draft
+from hotdraft.training.stream import play
 from tests.poison import (
     Poison,
     clean,
@@ -21,10 +25,6 @@ from tests.poison import (
     swapped_targets,
     wrong_domain,
 )
-from training.evaluate import by_request
-from training.job import JobError, run_job
-from training.served_draft import ServedDraft, load_draft
-from training.stream import play
 
 DRAFTED = 3
 """Tokens a round."""

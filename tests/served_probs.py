@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from serving.distributions import Distributions
-from serving.logits import SamplingBatch
+from hotdraft.serving.distributions import Distributions
+from hotdraft.serving.logits import SamplingBatch
 
 
 def served_probs(logits: Tensor, sampling: SamplingBatch) -> Tensor:

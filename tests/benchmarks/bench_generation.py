@@ -42,9 +42,9 @@ class Settings:
 
 def main() -> None:
     arguments = parse()
-    from pipeline.generators.varied import varied
-    from pipeline.models import load_tokenizer
-    from serving.prompts import encode_chat
+    from hotdraft.pipeline.generators.varied import varied
+    from hotdraft.pipeline.models import load_tokenizer
+    from hotdraft.serving.prompts import encode_chat
 
     tokenizer = load_tokenizer(arguments.target)
     texts = varied(arguments.prompts * (arguments.repeats + 1), seed=0)
@@ -102,11 +102,11 @@ def summary(settings: Settings, rates: dict[str, list[float]]) -> dict[str, obje
 
 
 def hotdraft(settings: Settings) -> Run:
-    from pipeline.commands.predistill_data import answer_all, generation_config
-    from pipeline.config import EngineConfig, HotdraftConfig, PredistillConfig
-    from pipeline.replay import ReplayBuffer
-    from serving.app import build_engine
-    from serving.request import GenerationRequest, SamplingParams
+    from hotdraft.pipeline.commands.predistill_data import answer_all, generation_config
+    from hotdraft.pipeline.config import EngineConfig, HotdraftConfig, PredistillConfig
+    from hotdraft.pipeline.replay import ReplayBuffer
+    from hotdraft.serving.app import build_engine
+    from hotdraft.serving.request import GenerationRequest, SamplingParams
 
     config = HotdraftConfig(
         target=settings.target,
@@ -134,8 +134,8 @@ def transformers(settings: Settings) -> Run:
     import torch
     from transformers import GenerationConfig
 
-    from pipeline.models import choose_device, choose_dtype, load_causal_lm
-    from serving.benchmark.transformers_engine import left_padded
+    from hotdraft.pipeline.models import choose_device, choose_dtype, load_causal_lm
+    from hotdraft.serving.benchmark.transformers_engine import left_padded
 
     device = choose_device(settings.device)
     model: Any = load_causal_lm(settings.target, dtype=choose_dtype(settings.dtype, device), device=device)

@@ -19,8 +19,8 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from pipeline.config import load_config
-from pipeline.local_server import free_port, wait_until_healthy
+from hotdraft.pipeline.config import load_config
+from hotdraft.pipeline.local_server import free_port, wait_until_healthy
 from tests.load import Outcome, load
 
 
@@ -56,7 +56,7 @@ def main() -> None:
 @contextmanager
 def served(config: Path, log: Path) -> Iterator[tuple[str, psutil.Process]]:
     port = free_port()
-    command = [sys.executable, "-m", "pipeline.cli", "serve", "--config", str(config), "--port", str(port)]
+    command = [sys.executable, "-m", "hotdraft", "serve", "--config", str(config), "--port", str(port)]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=os.environ)
     try:

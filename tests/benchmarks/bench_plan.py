@@ -20,15 +20,15 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
-from pipeline.config import HotdraftConfig
-from pipeline.records import ReplaySample
-from training.draft_init import check_draft, freeze_shared
-from training.lora import build_lora
-from training.memory_plan import RUNTIME
-from training.module import DistillationModule
-from training.packing import pack
-from training.plan_table import make_plan
-from training.run import PRECISION
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.records import ReplaySample
+from hotdraft.training.draft_init import check_draft, freeze_shared
+from hotdraft.training.lora import build_lora
+from hotdraft.training.memory_plan import RUNTIME
+from hotdraft.training.module import DistillationModule
+from hotdraft.training.packing import pack
+from hotdraft.training.plan_table import make_plan
+from hotdraft.training.run import PRECISION
 
 CASES = {
     "full, bfloat16": {},

@@ -18,11 +18,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.config import load_config
-from pipeline.records import ReplaySample
-from pipeline.replay import ReplayBuffer, sample_from_row
+from hotdraft.pipeline.config import load_config
+from hotdraft.pipeline.records import ReplaySample
+from hotdraft.pipeline.replay import ReplayBuffer, sample_from_row
+from hotdraft.training.progress_bar import quiet_trainer
 from tests.poisoned_jobs import POISONS, Case, Outcome, run_case
-from training.progress_bar import quiet_trainer
 
 CLEAN = "none"
 

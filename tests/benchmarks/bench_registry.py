@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.config import HotdraftConfig
-from pipeline.mlflow_store import open_client
-from pipeline.registry import CANDIDATE, REJECTED, RETIRED, AdapterRegistry
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.mlflow_store import open_client
+from hotdraft.pipeline.registry import CANDIDATE, REJECTED, RETIRED, AdapterRegistry
 
 TAGS = {"parent": "0", "gain": "0.01", "gain_low": "0.00", "candidate_expected_acceptance": "0.5", "reason": "gate"}
 REPEATS = 5

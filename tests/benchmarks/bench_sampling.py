@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pipeline.config import load_config
-from pipeline.generators.varied import varied
-from pipeline.models import load_tokenizer, resolve
-from serving.app import build_engine
-from serving.decoder import SpeculativeDecoder
-from serving.logits import SamplingBatch
-from serving.prompts import encode_chat
-from serving.request import SamplingParams
+from hotdraft.pipeline.config import load_config
+from hotdraft.pipeline.generators.varied import varied
+from hotdraft.pipeline.models import load_tokenizer, resolve
+from hotdraft.serving.app import build_engine
+from hotdraft.serving.decoder import SpeculativeDecoder
+from hotdraft.serving.logits import SamplingBatch
+from hotdraft.serving.prompts import encode_chat
+from hotdraft.serving.request import SamplingParams
 
 KINDS = {
     "greedy": SamplingParams(temperature=0),

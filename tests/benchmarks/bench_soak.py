@@ -17,10 +17,10 @@ from tempfile import TemporaryDirectory
 
 import psutil
 
-from pipeline.config import HotdraftConfig, load_config
-from pipeline.mlflow_store import create_run, experiment_id, open_client
-from pipeline.registry import AdapterRegistry
-from pipeline.replay import ReplayBuffer
+from hotdraft.pipeline.config import HotdraftConfig, load_config
+from hotdraft.pipeline.mlflow_store import create_run, experiment_id, open_client
+from hotdraft.pipeline.registry import AdapterRegistry
+from hotdraft.pipeline.replay import ReplayBuffer
 from tests.benchmarks.bench_load import served, usage, waiting
 from tests.integration.adapters import write_adapter
 from tests.load import load

@@ -21,19 +21,19 @@ from lightning.pytorch.callbacks import Callback
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from pipeline.config import HotdraftConfig, TrainingSection
-from pipeline.mlflow_store import open_client
-from pipeline.models import choose_device, choose_dtype, load_causal_lm
-from pipeline.records import NOT_DRAFTED, ReplaySample
-from pipeline.replay import ReplayBuffer
-from training import forward, run
-from training.data import ReplayDataModule
-from training.draft_init import cut_layers, freeze_shared
-from training.forward import OutputHead, disable_dropout, hidden_states
-from training.module import WARMUP_STEPS, DistillationModule
-from training.packing import PackedBatch
-from training.pools import everything
-from training.position_scores import position_scores
+from hotdraft.pipeline.config import HotdraftConfig, TrainingSection
+from hotdraft.pipeline.mlflow_store import open_client
+from hotdraft.pipeline.models import choose_device, choose_dtype, load_causal_lm
+from hotdraft.pipeline.records import NOT_DRAFTED, ReplaySample
+from hotdraft.pipeline.replay import ReplayBuffer
+from hotdraft.training import forward, run
+from hotdraft.training.data import ReplayDataModule
+from hotdraft.training.draft_init import cut_layers, freeze_shared
+from hotdraft.training.forward import OutputHead, disable_dropout, hidden_states
+from hotdraft.training.module import WARMUP_STEPS, DistillationModule
+from hotdraft.training.packing import PackedBatch
+from hotdraft.training.pools import everything
+from hotdraft.training.position_scores import position_scores
 
 TOP_K = 64
 PROMPT, ANSWER = 60, 90

@@ -19,9 +19,9 @@ from typing import Any
 
 import httpx
 
-from pipeline.generators import arithmetic
-from pipeline.local_server import local_server
-from pipeline.simulate import Defaults, play
+from hotdraft.pipeline.generators import arithmetic
+from hotdraft.pipeline.local_server import local_server
+from hotdraft.pipeline.simulate import Defaults, play
 
 WARM_REQUESTS, REQUESTS = 32, 48
 NEVER = 1_000_000

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 
-from pipeline.traffic import Prompt
+from hotdraft.pipeline.traffic import Prompt
 
 RELATIONS = {
     "greater than": ">", "above": ">", "after": ">", "less than": "<", "below": "<", "before": "<",

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pipeline.adapters import AdapterCard
-from pipeline.config import LoraSection
-from pipeline.models import fingerprint, load_causal_lm
-from pipeline.records import ReplaySample
-from training.lora import build_lora, save_lora, target_modules
+from hotdraft.pipeline.adapters import AdapterCard
+from hotdraft.pipeline.config import LoraSection
+from hotdraft.pipeline.models import fingerprint, load_causal_lm
+from hotdraft.pipeline.records import ReplaySample
+from hotdraft.training.lora import build_lora, save_lora, target_modules
 
 
 @torch.no_grad()

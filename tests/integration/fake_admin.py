@@ -11,12 +11,12 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Request
 
-from pipeline.config import ServerConfig
-from pipeline.history import History, Point, Swap
-from serving.dashboard.router import dashboard_router
-from serving.errors import ApiError, add_error_handlers
-from serving.history import history_router
-from serving.origins import AllowedHosts, OwnPagesOnly
+from hotdraft.pipeline.config import ServerConfig
+from hotdraft.pipeline.history import History, Point, Swap
+from hotdraft.serving.dashboard.router import dashboard_router
+from hotdraft.serving.errors import ApiError, add_error_handlers
+from hotdraft.serving.history import history_router
+from hotdraft.serving.origins import AllowedHosts, OwnPagesOnly
 
 START = 1_700_000_000.0
 INTERVAL = 5.0
@@ -183,7 +183,7 @@ def fake_app(admin: FakeAdmin) -> FastAPI:
     async def job(job_id: str) -> dict[str, Any]:
         found = next(each for each in admin.jobs if each["id"] == job_id)
         tail = "".join(
-            f"03:00:{i:02d} INFO training.job: step {5 * i}, loss {2 / (i + 1):.4f}\n" for i in range(30)
+            f"03:00:{i:02d} INFO hotdraft.training.job: step {5 * i}, loss {2 / (i + 1):.4f}\n" for i in range(30)
         )
         return {**found, "log_tail": tail}
 

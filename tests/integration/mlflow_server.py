@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 
-from pipeline.local_server import free_port, log_tail
+from hotdraft.pipeline.local_server import free_port, log_tail
 from tests.integration.processes import wait_for
 
 START_SECONDS = 120.0

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from mlflow import MlflowClient
 
-from pipeline.config import HotdraftConfig, PredistillConfig
-from pipeline.mlflow_store import open_client
-from pipeline.records import NOT_DRAFTED, ReplaySample
-from pipeline.replay import ReplayBuffer
+from hotdraft.pipeline.config import HotdraftConfig, PredistillConfig
+from hotdraft.pipeline.mlflow_store import open_client
+from hotdraft.pipeline.records import NOT_DRAFTED, ReplaySample
+from hotdraft.pipeline.replay import ReplayBuffer
+from hotdraft.training import run
+from hotdraft.training.data import ReplayDataModule
+from hotdraft.training.draft_init import freeze_shared
+from hotdraft.training.offline import RunPlace, train_draft
 from tests.conftest import tiny_llama, tiny_tokenizer
-from training import run
-from training.data import ReplayDataModule
-from training.draft_init import freeze_shared
-from training.offline import RunPlace, train_draft
 
 VOCABULARY = 257
 TOP_K = 8

@@ -17,8 +17,8 @@ import httpx
 import openai
 from prometheus_client.parser import text_string_to_metric_families
 
-from pipeline.local_server import free_port, wait_until_healthy
-from pipeline.log_tail import log_tail
+from hotdraft.pipeline.local_server import free_port, wait_until_healthy
+from hotdraft.pipeline.log_tail import log_tail
 
 MODEL = "tiny"
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
@@ -56,7 +56,7 @@ class Server:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
-        command = [sys.executable, "-m", "pipeline.cli", "serve", "--config", str(config), "--port", str(port)]
+        command = [sys.executable, "-m", "hotdraft", "serve", "--config", str(config), "--port", str(port)]
         if files is not None:
             command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
         with log.open("ab") as output:

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from serving.engine import Engine
-from serving.events import SwapEvent
-from serving.hot_swap import HotSwapper, StagedDraft
-from serving.request import GenerationRequest, OutputDelta
+from hotdraft.serving.engine import Engine
+from hotdraft.serving.events import SwapEvent
+from hotdraft.serving.hot_swap import HotSwapper, StagedDraft
+from hotdraft.serving.request import GenerationRequest, OutputDelta
 
 
 class Heard:

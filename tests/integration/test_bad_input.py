@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pipeline.adapters import WEIGHTS_FILE, read_card, write_card
-from pipeline.config import HotdraftConfig, load_config
-from pipeline.mlflow_store import experiment_id, open_client
-from pipeline.registry import AdapterRegistry
+from hotdraft.pipeline.adapters import WEIGHTS_FILE, read_card, write_card
+from hotdraft.pipeline.config import HotdraftConfig, load_config
+from hotdraft.pipeline.mlflow_store import experiment_id, open_client
+from hotdraft.pipeline.registry import AdapterRegistry
 from tests.integration.adapters import write_adapter
 from tests.integration.processes import Server, Trickle, wait_for
 
@@ -188,7 +188,7 @@ def unusable(server: Server) -> dict[str, str]:
 
 
 def hotdraft(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pipeline.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "hotdraft", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 

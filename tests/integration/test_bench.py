@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pipeline.cli import app
-from pipeline.traffic import ask, write_traffic
-from serving.benchmark.plan import BenchError
+from hotdraft.cli import app
+from hotdraft.pipeline.traffic import ask, write_traffic
+from hotdraft.serving.benchmark.plan import BenchError
 
 TOKENS = 8
 PROMPTS = 3
@@ -26,7 +26,7 @@ def test_engines_side_by_side(write_config: Callable[..., Path], tmp_path: Path)
     bare.chmod(0o755)
     config = write_config(tmp_path, engine={"k": "auto"})
     command = [
-        *(sys.executable, "-m", "pipeline.cli", "bench", "--config", config, "--threads", "1"),
+        *(sys.executable, "-m", "hotdraft", "bench", "--config", config, "--threads", "1"),
         *("--against", "transformers,transformers-assisted,llamacpp", "--concurrency", "1,2"),
         *("--traffic", tmp_path / "traffic.jsonl", "--prompts", str(PROMPTS), "--max-tokens", str(TOKENS)),
         *("--repeats", "1", "--overhead", "--swap"),

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import load_config
-from pipeline.registry import AdapterRegistry
+from hotdraft.pipeline.config import load_config
+from hotdraft.pipeline.registry import AdapterRegistry
 from tests.integration.processes import Server
 
 PYTHON = os.environ.get("HOTDRAFT_AIRFLOW_PYTHON")
@@ -35,7 +35,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str,
     assert PYTHON is not None
     home = tmp_path_factory.mktemp("airflow")
     hotdraft = home / "hotdraft"  # as an installed one: with nothing but its own environment
-    hotdraft.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m pipeline.cli "$@"\n')
+    hotdraft.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m hotdraft "$@"\n')
     hotdraft.chmod(0o755)
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
         "AIRFLOW_HOME": str(home),

@@ -10,15 +10,15 @@ import torch
 from scipy.stats import chisquare
 from torch.nn.functional import one_hot
 
-from pipeline.models import fingerprint, load_causal_lm
-from serving.adaptive_k import AdaptiveK
-from serving.attention import ATTENTION, register_attention
-from serving.costs import RoundCosts
-from serving.decoder import SpeculativeDecoder
-from serving.engine import Engine
-from serving.events import RoundStats
-from serving.hot_swap import HotSwapper
-from serving.request import GenerationRequest, SamplingParams
+from hotdraft.pipeline.models import fingerprint, load_causal_lm
+from hotdraft.serving.adaptive_k import AdaptiveK
+from hotdraft.serving.attention import ATTENTION, register_attention
+from hotdraft.serving.costs import RoundCosts
+from hotdraft.serving.decoder import SpeculativeDecoder
+from hotdraft.serving.engine import Engine
+from hotdraft.serving.events import RoundStats
+from hotdraft.serving.hot_swap import HotSwapper
+from hotdraft.serving.request import GenerationRequest, SamplingParams
 from tests.conftest import tiny_llama, tiny_tokenizer
 from tests.integration.adapters import write_adapter
 from tests.integration.conftest import disturbed

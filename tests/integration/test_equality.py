@@ -13,20 +13,20 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from pipeline.config import HotdraftConfig, load_config
-from pipeline.generators import varied
-from pipeline.models import Cut, ModelError, fingerprint, load_causal_lm, load_tokenizer, resolve, save_cut
-from serving.adaptive_k import AdaptiveK
-from serving.app import build_engine, draft_ranking
-from serving.benchmark.equality import first_divergence, margin
-from serving.costs import RoundCosts
-from serving.hot_swap import HotSwapper
-from serving.linear import cpu_has_bfloat16
-from serving.metrics import ServingMetrics
-from serving.request import GenerationRequest, SamplingParams
+from hotdraft.pipeline.config import HotdraftConfig, load_config
+from hotdraft.pipeline.generators import varied
+from hotdraft.pipeline.models import Cut, ModelError, fingerprint, load_causal_lm, load_tokenizer, resolve, save_cut
+from hotdraft.serving.adaptive_k import AdaptiveK
+from hotdraft.serving.app import build_engine, draft_ranking
+from hotdraft.serving.benchmark.equality import first_divergence, margin
+from hotdraft.serving.costs import RoundCosts
+from hotdraft.serving.hot_swap import HotSwapper
+from hotdraft.serving.linear import cpu_has_bfloat16
+from hotdraft.serving.metrics import ServingMetrics
+from hotdraft.serving.request import GenerationRequest, SamplingParams
+from hotdraft.training.draft_init import cut_layers
 from tests.integration.adapters import write_adapter
 from tests.integration.stepping import run, swap
-from training.draft_init import cut_layers
 
 NEW_TOKENS = 24
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"

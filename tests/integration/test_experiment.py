@@ -8,7 +8,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from pipeline.cli import app
+from hotdraft.cli import app
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

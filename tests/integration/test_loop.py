@@ -10,11 +10,11 @@ import pytest
 from mlflow import MlflowClient
 from typer.testing import CliRunner
 
-from pipeline.cli import app
-from pipeline.config import HotdraftConfig, load_config
-from pipeline.mlflow_store import open_client
-from pipeline.registry import AdapterRegistry
-from pipeline.replay import ReplayBuffer
+from hotdraft.cli import app
+from hotdraft.pipeline.config import HotdraftConfig, load_config
+from hotdraft.pipeline.mlflow_store import open_client
+from hotdraft.pipeline.registry import AdapterRegistry
+from hotdraft.pipeline.replay import ReplayBuffer
 from tests.integration.processes import (
     WORDS,
     Answer,

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from pipeline.config import HotdraftConfig, load_config
-from pipeline.registry import AdapterRegistry
+from hotdraft.pipeline.config import HotdraftConfig, load_config
+from hotdraft.pipeline.registry import AdapterRegistry
 from tests.integration.mlflow_server import MlflowServer
 from tests.integration.processes import Server, wait_for
 
@@ -70,7 +70,7 @@ def test_serving_and_learning_outlive_a_store_that_comes_and_goes(
     mlflow_server: MlflowServer, config_path: Path
 ) -> None:
     config = load_config(config_path)
-    command = [sys.executable, "-m", "pipeline.cli", "adapters", "list", "--config", str(config_path)]
+    command = [sys.executable, "-m", "hotdraft", "adapters", "list", "--config", str(config_path)]
     listing = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     server = Server(config_path, config_path.with_name("server.log"), "--self-improve")
     try:

@@ -10,11 +10,11 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pipeline.config import HotdraftConfig
-from pipeline.mlflow_store import open_client
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.mlflow_store import open_client
+from hotdraft.training.predistill import EXPERIMENT
 from tests.conftest import tiny_llama, tiny_tokenizer
 from tests.integration.processes import wait_for
-from training.predistill import EXPERIMENT
 
 pytestmark = [pytest.mark.timeout(240)]
 
@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pipeline.cli", "predistill", "--config", str(folder / "config.yaml")]
+    command = [sys.executable, "-m", "hotdraft", "predistill", "--config", str(folder / "config.yaml")]
     return subprocess.run([*command, *options], capture_output=True, text=True, cwd=folder)
 
 
@@ -80,7 +80,7 @@ def test_killed_when_the_draft_is_written_it_goes_on_from_there(folder: Path) ->
     out, run_dir = folder / "killed", folder / "killed-run"
     settings = yaml.safe_load((folder / "config.yaml").read_text())
     (folder / "killed.yaml").write_text(yaml.safe_dump({**settings, "run_dir": str(run_dir)}))
-    command = [sys.executable, "-m", "pipeline.cli", "predistill", "--config", "killed.yaml"]
+    command = [sys.executable, "-m", "hotdraft", "predistill", "--config", "killed.yaml"]
     command += ["--prompts", "prompts.jsonl", "--out", "killed"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder)
     wait_for("the draft", out.is_dir, 120)
@@ -127,7 +127,7 @@ def test_a_layer_that_is_not_there(folder: Path) -> None:
     settings = yaml.safe_load((folder / "config.yaml").read_text())
     settings["predistill"]["layers"] = [0, 3]
     (folder / "wrong.yaml").write_text(yaml.safe_dump(settings))
-    command = [sys.executable, "-m", "pipeline.cli", "predistill", "--config", str(folder / "wrong.yaml")]
+    command = [sys.executable, "-m", "hotdraft", "predistill", "--config", str(folder / "wrong.yaml")]
     options = ["--prompts", str(folder / "prompts.jsonl"), "--out", str(folder / "refused")]
     done = subprocess.run([*command, *options], capture_output=True, text=True)
     assert done.returncode == 2

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from hotdraft.training.processes import TrainingProcessError
 from tests.integration.predistill_run import command, curve, train_in
 from tests.integration.processes import is_running, wait_for
-from training.processes import TrainingProcessError
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from hotdraft.training import run
 from tests.integration.predistill_run import command, curve, train_in
 from tests.integration.processes import wait_for
-from training import run
 
 pytestmark = pytest.mark.slow
 

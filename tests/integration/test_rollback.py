@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pipeline.cli import app
-from pipeline.config import load_config
-from pipeline.mlflow_store import experiment_id, open_client
-from pipeline.registry import ROLLED_BACK, AdapterRegistry
+from hotdraft.cli import app
+from hotdraft.pipeline.config import load_config
+from hotdraft.pipeline.mlflow_store import experiment_id, open_client
+from hotdraft.pipeline.registry import ROLLED_BACK, AdapterRegistry
 from tests.integration.adapters import write_adapter
 from tests.integration.processes import Server, acceptance_rate, wait_for
 

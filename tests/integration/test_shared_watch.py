@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import HotdraftConfig, load_config
-from pipeline.mlflow_store import experiment_id, open_client
-from pipeline.models import fingerprint
-from pipeline.registry import ROLLED_BACK, AdapterRegistry
-from pipeline.trial import Trials
-from serving import adapter_sync
-from serving.acceptance_watch import AcceptanceWatch
-from serving.adapter_sync import AdapterSync
-from serving.app import build_engine
-from serving.events import SwapEvent
-from serving.hot_swap import HotSwapper
-from serving.last_served import LastServedFile
-from serving.metrics import ServingMetrics
-from serving.request import GenerationRequest, OutputDelta, SamplingParams
+from hotdraft.pipeline.config import HotdraftConfig, load_config
+from hotdraft.pipeline.mlflow_store import experiment_id, open_client
+from hotdraft.pipeline.models import fingerprint
+from hotdraft.pipeline.registry import ROLLED_BACK, AdapterRegistry
+from hotdraft.pipeline.trial import Trials
+from hotdraft.serving import adapter_sync
+from hotdraft.serving.acceptance_watch import AcceptanceWatch
+from hotdraft.serving.adapter_sync import AdapterSync
+from hotdraft.serving.app import build_engine
+from hotdraft.serving.events import SwapEvent
+from hotdraft.serving.hot_swap import HotSwapper
+from hotdraft.serving.last_served import LastServedFile
+from hotdraft.serving.metrics import ServingMetrics
+from hotdraft.serving.request import GenerationRequest, OutputDelta, SamplingParams
 from tests.integration.adapters import write_adapter
 from tests.integration.processes import wait_for
 

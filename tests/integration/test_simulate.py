@@ -9,9 +9,9 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from pipeline.config import load_config
-from pipeline.replay import ReplayBuffer
-from pipeline.traffic import ask, write_traffic
+from hotdraft.pipeline.config import load_config
+from hotdraft.pipeline.replay import ReplayBuffer
+from hotdraft.pipeline.traffic import ask, write_traffic
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -30,7 +30,7 @@ def test_two_files_through_a_server_of_its_own(write_config: Callable[..., Path]
     write_traffic(tmp_path / "colours.jsonl", colours)
     out = tmp_path / "out"
     command = [
-        sys.executable, "-m", "pipeline.cli", "simulate", "--config", config, "--out", out, "--concurrency", 4,
+        sys.executable, "-m", "hotdraft", "simulate", "--config", config, "--out", out, "--concurrency", 4,
         "--traffic", tmp_path / "sums.jsonl", "--traffic", tmp_path / "colours.jsonl", "--max-tokens", 20,
         "--limit", 20,
     ]  # fmt: skip

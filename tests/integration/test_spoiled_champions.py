@@ -7,10 +7,10 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from pipeline.cli import app
-from pipeline.config import HotdraftConfig, load_config
-from pipeline.mlflow_store import experiment_id, open_client
-from pipeline.registry import CHAMPION, AdapterRegistry
+from hotdraft.cli import app
+from hotdraft.pipeline.config import HotdraftConfig, load_config
+from hotdraft.pipeline.mlflow_store import experiment_id, open_client
+from hotdraft.pipeline.registry import CHAMPION, AdapterRegistry
 from tests.integration.adapters import write_adapter
 from tests.integration.processes import Answer, Server, Trickle, wait_for
 from tests.spoiled_adapters import SPOILED_FILES

@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from pipeline.cli import app
+from hotdraft.cli import app
 from tests.command_lines import command_lines, parse
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +20,7 @@ HEAVY = {"torch", "transformers", "mlflow", "lightning", "datasets", "peft", "fa
 
 REPORT_IMPORTS = """
 import json, sys
-from pipeline.cli import main
+from hotdraft.cli import main
 sys.argv = ["hotdraft", "--help"]
 try:
     main()
@@ -128,7 +128,7 @@ def test_what_a_run_writes_is_for_its_owner_alone(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(f"target: tiny\nrun_dir: {tmp_path / 'run'}\n")
     arguments = ["loop", "off", "--config", str(config)]
-    program = f"import sys; sys.argv = ['hotdraft', *{arguments}]; from pipeline.cli import main; main()"
+    program = f"import sys; sys.argv = ['hotdraft', *{arguments}]; from hotdraft.cli import main; main()"
     subprocess.run([sys.executable, "-c", program], umask=0o022, check=True, capture_output=True)
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "run", *(tmp_path / "run").iterdir())}
     assert modes["run"] == 0o700
@@ -152,7 +152,7 @@ def completed(shell: str, line: str) -> set[str]:
     else:
         asked = {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     done = subprocess.run(
-        [sys.executable, "-c", "import sys; sys.argv = ['hotdraft']; from pipeline.cli import main; main()"],
+        [sys.executable, "-c", "import sys; sys.argv = ['hotdraft']; from hotdraft.cli import main; main()"],
         env={**os.environ, "_HOTDRAFT_COMPLETE": f"complete_{shell}", **asked},
         capture_output=True,
         text=True,

@@ -14,8 +14,8 @@ import jinja2
 import pytest
 import typer
 
-from pipeline.cli import app
-from pipeline.loop import Decision
+from hotdraft.cli import app
+from hotdraft.pipeline.loop import Decision
 
 FOLDER = Path(__file__).parents[2] / "dags"
 GIVEN = {"config": "my pair's.yaml", "folder": "/", "prompts": ["a b.jsonl", "$HOME"], "slim": True, "out": "x;y"}

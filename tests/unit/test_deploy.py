@@ -14,9 +14,9 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from pipeline.config import ConfigError, HotdraftConfig, ServerConfig, load_config
-from serving.access import read_admin_keys
-from serving.drain import LAST_WORDS_SECONDS
+from hotdraft.pipeline.config import ConfigError, HotdraftConfig, ServerConfig, load_config
+from hotdraft.serving.access import read_admin_keys
+from hotdraft.serving.drain import LAST_WORDS_SECONDS
 from tests.command_lines import parse
 
 ROOT = Path(__file__).parents[2]
@@ -108,7 +108,7 @@ def test_the_image_listens_where_it_is_asked_for_its_health() -> None:
 def test_the_image_has_all_packages_and_the_configuration_it_names() -> None:
     copied = {word for line in instructions("COPY") for word in line.split()[:-1] if not word.startswith("--")}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert {name.partition(".")[0] for name in project["tool"]["setuptools"]["packages"]} <= copied
+    assert {name.rstrip("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]} <= copied
     assert {project["project"]["readme"], *project["project"]["license-files"], "pyproject.toml"} <= copied
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert kept == {name for name in copied if (ROOT / name).exists()}

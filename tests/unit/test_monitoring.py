@@ -15,9 +15,9 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.events import RoundStats, SwapEvent
-from serving.metrics import ServingMetrics
-from serving.request import GenerationRequest, RequestStats, SamplingParams
+from hotdraft.serving.events import RoundStats, SwapEvent
+from hotdraft.serving.metrics import ServingMetrics
+from hotdraft.serving.request import GenerationRequest, RequestStats, SamplingParams
 from tests.unit.promql import names_of
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -10,23 +10,23 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.commands.predistill_data import collect
-from pipeline.commands.predistill_requests import (
+from hotdraft.pipeline.commands.predistill_data import collect
+from hotdraft.pipeline.commands.predistill_requests import (
     CollectError,
     answer_requests,
     on_policy_requests,
     output_tokens,
     text_pieces,
 )
-from pipeline.config import HotdraftConfig
-from pipeline.models import load_causal_lm, load_tokenizer
-from pipeline.prompt_sources import Text
-from pipeline.records import ReplaySample
-from pipeline.replay import ReplayBuffer, is_held_out, sample_from_row
-from pipeline.traffic import Prompt, ask
-from serving.request import GenerationRequest, SamplingParams
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.models import load_causal_lm, load_tokenizer
+from hotdraft.pipeline.prompt_sources import Text
+from hotdraft.pipeline.records import ReplaySample
+from hotdraft.pipeline.replay import ReplayBuffer, is_held_out, sample_from_row
+from hotdraft.pipeline.traffic import Prompt, ask
+from hotdraft.serving.request import GenerationRequest, SamplingParams
+from hotdraft.training.data import ReplayDataModule
 from tests.conftest import save, tiny_llama
-from training.data import ReplayDataModule
 
 PROMPTS = [ask("ask", f"Say {number}.") for number in range(10)]
 TEXT = Text("book", "It was the best of times, it was the worst of times, it was the age of wisdom.")
@@ -121,7 +121,7 @@ def test_a_run_goes_on_where_it_was_stopped(config, buffer, tiny_draft):
 
 
 def test_a_stage_that_breaks_off_is_taken_up(config, buffer, tiny_draft, monkeypatch):
-    monkeypatch.setattr("pipeline.commands.predistill_data.TEXTS_AT_ONCE", 2)
+    monkeypatch.setattr("hotdraft.pipeline.commands.predistill_data.TEXTS_AT_ONCE", 2)
     append = buffer.append
     left = [None, None]
 

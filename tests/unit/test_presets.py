@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pipeline.cli import app
-from pipeline.config import load_config
-from training.machine import Available
-from training.memory_plan import Plan
-from training.plan_check import PlanError, check
-from training.plan_table import make_plan
+from hotdraft.cli import app
+from hotdraft.pipeline.config import load_config
+from hotdraft.training.machine import Available
+from hotdraft.training.memory_plan import Plan
+from hotdraft.training.plan_check import PlanError, check
+from hotdraft.training.plan_table import make_plan
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GPU = Available(80 * 10**9, None, "a GPU of 80 GB")

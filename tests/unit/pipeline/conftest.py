@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import HotdraftConfig
+from hotdraft.pipeline.config import HotdraftConfig
 
 
 @pytest.fixture

@@ -10,18 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from pipeline.adapters import (
-    AdapterBase,
-    AdapterCard,
-    AdapterError,
-    frozen_weight,
-    load_adapter,
-    merged_weights,
-    read_card,
-    write_card,
-    write_probe,
-)
-from pipeline.draft_vocabulary import save_vocabulary
+from hotdraft.pipeline.adapters import AdapterBase, AdapterCard, AdapterError, frozen_weight, load_adapter, merged_weights, read_card, write_card, write_probe
+from hotdraft.pipeline.draft_vocabulary import save_vocabulary
 
 CARD = AdapterCard(
     base_fingerprint="f" * 64,

@@ -15,15 +15,15 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from pipeline.cli import app
-from pipeline.config import HotdraftConfig
-from pipeline.diagnosis.stores import examine_replay
-from pipeline.loop import DistillTrigger
-from pipeline.records import ReplaySample
-from pipeline.replay import ReplayBuffer
-from pipeline.replay_index import index_of
-from pipeline.replay_schema import SCHEMA, table_of
-from pipeline.shard import ShardError, open_shard, read_rows, written
+from hotdraft.cli import app
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.diagnosis.stores import examine_replay
+from hotdraft.pipeline.loop import DistillTrigger
+from hotdraft.pipeline.records import ReplaySample
+from hotdraft.pipeline.replay import ReplayBuffer
+from hotdraft.pipeline.replay_index import index_of
+from hotdraft.pipeline.replay_schema import SCHEMA, table_of
+from hotdraft.pipeline.shard import ShardError, open_shard, read_rows, written
 from tests.unit.pipeline.test_replay import make_sample, request_ids
 
 OLD = "shard-00000000000000000001-cafe1234.parquet"
@@ -125,7 +125,7 @@ def test_the_command_names_it(config, tmp_path):
 def test_what_cannot_be_moved_is_passed_over_and_retention_goes_on(tmp_path, monkeypatch, caplog):
     buffer = ReplayBuffer(str(tmp_path), max_bytes=60_000)
     KINDS["garbage"](tmp_path)
-    monkeypatch.setattr("pipeline.shard_folder.os.rename", _refuse)
+    monkeypatch.setattr("hotdraft.pipeline.shard_folder.os.rename", _refuse)
     for number in range(30):
         buffer.append([make_sample(str(number), length=40)])
         buffer.rows()

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import ConfigError, load_config
+from hotdraft.pipeline.config import ConfigError, load_config
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pipeline.cli import app
-from pipeline.config import ConfigError, HotdraftConfig, load_config
-from pipeline.config_origins import Setting, explain
+from hotdraft.cli import app
+from hotdraft.pipeline.config import ConfigError, HotdraftConfig, load_config
+from hotdraft.pipeline.config_origins import Setting, explain
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pipeline.cli import app
-from pipeline.config import HotdraftConfig
-from pipeline.controls import ControlError, ControlFile, Controls, largest_k
+from hotdraft.cli import app
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.controls import ControlError, ControlFile, Controls, largest_k
 
 
 @pytest.fixture

@@ -11,16 +11,16 @@ import yaml
 from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
-from pipeline.cli import app
-from pipeline.config import HotdraftConfig
-from pipeline.diagnosis import machine, model_files
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.leftover_jobs import examine_jobs
-from pipeline.diagnosis.machine import examine_machine
-from pipeline.diagnosis.model_files import examine_models
-from pipeline.diagnosis.packages import compare, compare_python, examine_packages
-from pipeline.diagnosis.settings import read_settings
-from pipeline.jobs import JobRecords
+from hotdraft.cli import app
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.diagnosis import machine, model_files
+from hotdraft.pipeline.diagnosis.finding import Finding
+from hotdraft.pipeline.diagnosis.leftover_jobs import examine_jobs
+from hotdraft.pipeline.diagnosis.machine import examine_machine
+from hotdraft.pipeline.diagnosis.model_files import examine_models
+from hotdraft.pipeline.diagnosis.packages import compare, compare_python, examine_packages
+from hotdraft.pipeline.diagnosis.settings import read_settings
+from hotdraft.pipeline.jobs import JobRecords
 from tests.conftest import save, tiny_llama, tiny_tokenizer
 
 
@@ -131,8 +131,8 @@ def test_no_weights_are_read(tmp_path, tiny_target, tiny_draft, monkeypatch):
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("weights were read")
 
-    monkeypatch.setattr("pipeline.models.load_causal_lm", refuse)
-    monkeypatch.setattr("pipeline.models.read_tensors", refuse)
+    monkeypatch.setattr("hotdraft.pipeline.models.load_causal_lm", refuse)
+    monkeypatch.setattr("hotdraft.pipeline.models.read_tensors", refuse)
     monkeypatch.setattr("safetensors.torch.load_file", refuse)
     list(examine_models(config_of(tmp_path, target=tiny_target, draft=tiny_draft)))
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from pipeline.config import HotdraftConfig
-from pipeline.diagnosis import stores
-from pipeline.diagnosis.finding import Finding, ok, within
-from pipeline.diagnosis.server import examine_access, examine_port
-from pipeline.diagnosis.stores import examine_mlflow, examine_replay, examine_run_dir
-from pipeline.mlflow_store import open_client
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.diagnosis import stores
+from hotdraft.pipeline.diagnosis.finding import Finding, ok, within
+from hotdraft.pipeline.diagnosis.server import examine_access, examine_port
+from hotdraft.pipeline.diagnosis.stores import examine_mlflow, examine_replay, examine_run_dir
+from hotdraft.pipeline.mlflow_store import open_client
 
 
 def config_of(tmp_path: Path, **settings: object) -> HotdraftConfig:

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pipeline.disk import DiskError, replay_bytes, require_disk
-from pipeline.records import NOT_DRAFTED, ReplaySample
-from pipeline.replay import ReplayBuffer
+from hotdraft.pipeline.disk import DiskError, replay_bytes, require_disk
+from hotdraft.pipeline.records import NOT_DRAFTED, ReplaySample
+from hotdraft.pipeline.replay import ReplayBuffer
 
 
 def test_needs_are_held_against_the_free_bytes_of_the_right_disk(tmp_path, monkeypatch):

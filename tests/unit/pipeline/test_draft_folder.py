@@ -2,8 +2,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from pipeline.draft_folder import check_out, new_folder, save_draft
-from pipeline.models import Cut, ModelError, load_causal_lm
+from hotdraft.pipeline.draft_folder import check_out, new_folder, save_draft
+from hotdraft.pipeline.models import Cut, ModelError, load_causal_lm
 from tests.conftest import CHAT_TEMPLATE, disturbed, save, tiny_llama, tiny_tokenizer
 
 IDS = torch.arange(1, 9)[None]

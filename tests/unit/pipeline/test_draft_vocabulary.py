@@ -6,18 +6,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pipeline.draft_vocabulary import (
-    VocabularyError,
-    choose_vocabulary,
-    count_answers,
-    count_prompts,
-    merge_rankings,
-    rank_tokens,
-    read_vocabulary,
-    save_vocabulary,
-)
-from pipeline.records import ReplaySample
-from pipeline.replay import ReplayBuffer
+from hotdraft.pipeline.draft_vocabulary import VocabularyError, choose_vocabulary, count_answers, count_prompts, merge_rankings, rank_tokens, read_vocabulary, save_vocabulary
+from hotdraft.pipeline.records import ReplaySample
+from hotdraft.pipeline.replay import ReplayBuffer
 
 
 def sample(prompt_ids: list[int], output_ids: list[int], likeliest: list[int]) -> ReplaySample:

@@ -1,6 +1,6 @@
 import pytest
 
-from pipeline.evidence import MAX_TAG_LENGTH, Tally, from_tag, kind_of, short_digest, summed, to_tag
+from hotdraft.pipeline.evidence import MAX_TAG_LENGTH, Tally, from_tag, kind_of, short_digest, summed, to_tag
 
 
 def test_kinds_are_apart_by_domain_lengths_and_temperature():

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import fetch as fetching
-from pipeline.fetch import SMOLLM2, check_sha256, fetch
-from pipeline.models import ModelError
+from hotdraft.pipeline import fetch as fetching
+from hotdraft.pipeline.fetch import SMOLLM2, check_sha256, fetch
+from hotdraft.pipeline.models import ModelError
 
 
 @pytest.fixture(autouse=True)

@@ -14,11 +14,11 @@ from transformers import (
 )
 from typer.testing import CliRunner
 
-from pipeline.cli import app
-from pipeline.inflate import inflate, parse_size
-from pipeline.models import ModelError, load_causal_lm
-from serving.benchmark.engine import EngineSettings
-from serving.benchmark.report import inflated_models
+from hotdraft.cli import app
+from hotdraft.pipeline.inflate import inflate, parse_size
+from hotdraft.pipeline.models import ModelError, load_causal_lm
+from hotdraft.serving.benchmark.engine import EngineSettings
+from hotdraft.serving.benchmark.report import inflated_models
 from tests.conftest import save, tiny_llama
 
 IDS = torch.arange(1, 200, 3)[None]

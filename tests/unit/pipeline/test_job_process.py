@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import job_process
-from pipeline.config import DistillConfig, HotdraftConfig
-from pipeline.job_process import start_job
-from pipeline.jobs import JobRecords, JobRunningError
+from hotdraft.pipeline import job_process
+from hotdraft.pipeline.config import DistillConfig, HotdraftConfig
+from hotdraft.pipeline.job_process import start_job
+from hotdraft.pipeline.jobs import JobRecords, JobRunningError
 
 SAY = (
     "import json, os, sys; print(json.dumps([sys.argv[1:], os.getpid() == os.getsid(0), os.nice(0), "

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import jobs as jobs_module
-from pipeline.jobs import JobEndedError, JobRecords, JobRunningError, UnknownJobError
+from hotdraft.pipeline import jobs as jobs_module
+from hotdraft.pipeline.jobs import JobEndedError, JobRecords, JobRunningError, UnknownJobError
 
 REPOSITORY = Path(__file__).parents[3]
 HOLDER = """
 import sys, time
 from pathlib import Path
-from pipeline.jobs import JobRecords
+from hotdraft.pipeline.jobs import JobRecords
 
 job = JobRecords(Path(sys.argv[1])).begin("loop")
 print(job.id, flush=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.json_file import write_json
-from pipeline.replay import ReplayBuffer
+from hotdraft.pipeline.json_file import write_json
+from hotdraft.pipeline.replay import ReplayBuffer
 from tests.unit.pipeline.test_replay import make_sample
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import HotdraftConfig
-from pipeline.history import Swap
-from pipeline.lineage import GATE_BY_DOMAIN, Lineage
-from pipeline.mlflow_store import create_run, experiment_id, open_client
-from pipeline.registry import AdapterRegistry
-from pipeline.served import DomainCounts, Served
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.history import Swap
+from hotdraft.pipeline.lineage import GATE_BY_DOMAIN, Lineage
+from hotdraft.pipeline.mlflow_store import create_run, experiment_id, open_client
+from hotdraft.pipeline.registry import AdapterRegistry
+from hotdraft.pipeline.served import DomainCounts, Served
 
 TAGS = {
     "parent": "0",

@@ -6,12 +6,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from pipeline.cli import app
-from pipeline.config import HotdraftConfig
-from pipeline.loop import Decision, DistillTrigger, LastJob
-from pipeline.records import NOT_DRAFTED, ReplaySample, missed
-from pipeline.replay import ReplayBuffer, is_held_out
-from training.journal import JobJournal, JobState
+from hotdraft.cli import app
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.loop import Decision, DistillTrigger, LastJob
+from hotdraft.pipeline.records import NOT_DRAFTED, ReplaySample, missed
+from hotdraft.pipeline.replay import ReplayBuffer, is_held_out
+from hotdraft.training.journal import JobJournal, JobState
 
 FRACTION = 0.2
 

@@ -8,11 +8,11 @@ import pytest
 import yaml
 from mlflow.exceptions import MlflowException
 
-from pipeline import cli
-from pipeline.config import HotdraftConfig
-from pipeline.mlflow_store import StoreError, store_errors
-from pipeline.registry import AdapterRegistry
-from pipeline.served import TAG, DomainCounts, Served
+from hotdraft import cli
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.mlflow_store import StoreError, store_errors
+from hotdraft.pipeline.registry import AdapterRegistry
+from hotdraft.pipeline.served import TAG, DomainCounts, Served
 
 
 def test_a_store_error_is_one_line_and_tells_no_password(tmp_path):

@@ -9,21 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from pipeline import models
-from pipeline.draft_vocabulary import save_vocabulary
-from pipeline.models import (
-    Cut,
-    ModelError,
-    check_same_vocabulary,
-    choose_device,
-    choose_dtype,
-    fingerprint,
-    load_causal_lm,
-    load_tokenizer,
-    read_cut,
-    resolve,
-    save_cut,
-)
+from hotdraft.pipeline import models
+from hotdraft.pipeline.draft_vocabulary import save_vocabulary
+from hotdraft.pipeline.models import Cut, ModelError, check_same_vocabulary, choose_device, choose_dtype, fingerprint, load_causal_lm, load_tokenizer, read_cut, resolve, save_cut
 from tests.conftest import save, tiny_llama, tiny_tokenizer
 
 IDS = torch.arange(1, 9)[None]

@@ -1,8 +1,8 @@
 import pytest
 from datasets import Dataset, DatasetDict
 
-from pipeline.prompt_sources import SourceError, Text, read_sources
-from pipeline.traffic import Prompt, ask
+from hotdraft.pipeline.prompt_sources import SourceError, Text, read_sources
+from hotdraft.pipeline.traffic import Prompt, ask
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +83,7 @@ def test_a_name_that_is_no_path_is_looked_up_on_the_hub(monkeypatch):
         asked.append((path, name, split))
         return Dataset.from_list([{"question": "q"}])
 
-    monkeypatch.setattr("pipeline.prompt_sources.load_dataset", load)
+    monkeypatch.setattr("hotdraft.pipeline.prompt_sources.load_dataset", load)
     sources = ["org/data.v2", "org/data.v2:main", "org/data.v2:main:test", "data::train[:10]"]
     assert read_sources(sources) == [ask("data.v2", "q")] * 3 + [ask("data", "q")]
     assert asked == [
@@ -101,14 +101,14 @@ def test_what_the_hub_refuses_is_named(monkeypatch, error):
     def load(*args, **options):
         raise error
 
-    monkeypatch.setattr("pipeline.prompt_sources.load_dataset", load)
+    monkeypatch.setattr("hotdraft.pipeline.prompt_sources.load_dataset", load)
     with pytest.raises(SourceError, match=f"'org/data' is no file or folder, nor found on the hub: {error}"):
         read_sources(["org/data"])
 
 
 @pytest.mark.parametrize("source", ["./absent", "/absent/folder", "absent.jsonl", "a/b/c"])
 def test_what_can_only_be_a_path_is_not_looked_up(monkeypatch, source):
-    monkeypatch.setattr("pipeline.prompt_sources.load_dataset", lambda *args, **options: pytest.fail("asked"))
+    monkeypatch.setattr("hotdraft.pipeline.prompt_sources.load_dataset", lambda *args, **options: pytest.fail("asked"))
     with pytest.raises(SourceError, match=f"no file or folder at '{source}'"):
         read_sources([source])
 

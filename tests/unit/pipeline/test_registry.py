@@ -7,10 +7,10 @@ from unittest.mock import Mock
 import pytest
 from mlflow import MlflowClient
 
-from pipeline import registry as registry_module
-from pipeline.config import HotdraftConfig
-from pipeline.mlflow_store import StoreError, experiment_id, open_client
-from pipeline.registry import AdapterRegistry, ChampionMovedError, RegistryError
+from hotdraft.pipeline import registry as registry_module
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.mlflow_store import StoreError, experiment_id, open_client
+from hotdraft.pipeline.registry import AdapterRegistry, ChampionMovedError, RegistryError
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -271,9 +271,9 @@ def test_another_process_sees_the_champion(publisher):
 FIRST_USE = """
 import sys
 from pathlib import Path
-from pipeline.config import HotdraftConfig
-from pipeline.mlflow_store import experiment_id, open_client
-from pipeline.registry import AdapterRegistry
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.mlflow_store import experiment_id, open_client
+from hotdraft.pipeline.registry import AdapterRegistry
 
 config = HotdraftConfig(target="tiny", run_dir=Path(sys.argv[1]))
 client = open_client(config)

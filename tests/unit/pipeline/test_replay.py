@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.records import NOT_DRAFTED, ReplaySample
-from pipeline.replay import ReplayBuffer, ReplaySize, is_held_out, sample_from_row
-from pipeline.shard import Shard, open_shard
+from hotdraft.pipeline.records import NOT_DRAFTED, ReplaySample
+from hotdraft.pipeline.replay import ReplayBuffer, ReplaySize, is_held_out, sample_from_row
+from hotdraft.pipeline.shard import Shard, open_shard
 
 
 def make_sample(request_id: str, *, length: int = 5, top: int = 4, domain: str = "math", version: int = 0):
@@ -188,7 +188,7 @@ def test_any_fsspec_url_holds_a_buffer():
 
 WRITER = """
 import sys
-from pipeline.replay import ReplayBuffer
+from hotdraft.pipeline.replay import ReplayBuffer
 from test_replay import make_sample
 
 buffer = ReplayBuffer(sys.argv[1])
@@ -232,7 +232,7 @@ def test_what_is_too_old_goes_and_a_fair_sample_of_it_stays(tmp_path, monkeypatc
     buffer = ReplayBuffer(str(tmp_path), max_age_seconds=3600, reservoir_requests=2)
     now = time.time()
     for age, domain in ((9000, "old"), (8000, "old"), (7000, "other"), (60, "new")):
-        monkeypatch.setattr("pipeline.replay.time.time", lambda at=now - age: at)
+        monkeypatch.setattr("hotdraft.pipeline.replay.time.time", lambda at=now - age: at)
         buffer.append([make_sample(f"{domain}-{age}-{index}", domain=domain) for index in range(3)])
     monkeypatch.undo()
     buffer.append([make_sample("last")])
@@ -258,7 +258,7 @@ def test_size_reads_each_footer_once_and_forgets_deleted_shards(tmp_path, monkey
         footers.append(name)
         return open_shard(name, *arguments)
 
-    monkeypatch.setattr("pipeline.shard_folder.open_shard", opened)
+    monkeypatch.setattr("hotdraft.pipeline.shard_folder.open_shard", opened)
     assert buffer.size() == size
     (tmp_path / first).unlink()
     last = buffer.append([make_sample("d")])

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.reservoir import MAX_DOMAINS, kept
+from hotdraft.pipeline.reservoir import MAX_DOMAINS, kept
 
 EMPTY = pa.table({"request_id": pa.array([], pa.string()), "domain": pa.array([], pa.string())})
 

@@ -1,6 +1,6 @@
 import pytest
 
-from pipeline.served import MAX_DOMAINS_IN_TAG, TAG, DomainCounts, Served, served, served_by_run
+from hotdraft.pipeline.served import MAX_DOMAINS_IN_TAG, TAG, DomainCounts, Served, served, served_by_run
 
 
 def counts(requests: int, until: float, domain: str = "sql") -> Served:

@@ -10,12 +10,12 @@ import fsspec
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.config import HotdraftConfig
-from pipeline.loop import DistillTrigger
-from pipeline.replay import ReplayBuffer
-from pipeline.replay_schema import table_of
-from pipeline.shard import is_merged
-from pipeline.shard_upkeep import FAN_IN, Upkeep
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.loop import DistillTrigger
+from hotdraft.pipeline.replay import ReplayBuffer
+from hotdraft.pipeline.replay_schema import table_of
+from hotdraft.pipeline.shard import is_merged
+from hotdraft.pipeline.shard_upkeep import FAN_IN, Upkeep
 from tests.unit.pipeline.test_replay import make_sample, request_ids
 
 
@@ -92,7 +92,7 @@ def test_merges_of_two_servers_that_overlap_lose_and_double_nothing(monkeypatch)
         patch.setattr(Upkeep, "_merge", lambda self: None)
         ids = fill(one, FAN_IN + 1)
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.shard_folder.ShardFolder.remove", lambda self, name: None)
+        patch.setattr("hotdraft.pipeline.shard_folder.ShardFolder.remove", lambda self, name: None)
         run = one._upkeep._worth_merging(one._folder.files())
         for buffer, part in ((one, run[:-1]), (other, run[1:])):
             patch.setattr(buffer._upkeep, "_worth_merging", lambda sizes, part=part: part)
@@ -187,7 +187,7 @@ def test_a_full_disk_costs_the_oldest_shards_and_leaves_nothing_half_written(tmp
     buffer = ReplayBuffer(str(tmp_path), reservoir_requests=4)
     ids = fill(buffer, 12, length=40)
     disk = FullDisk(tmp_path, sum(path.stat().st_size for path in tmp_path.iterdir()) + 100)
-    monkeypatch.setattr("pipeline.shard_folder.os.fsync", disk.fsync)
+    monkeypatch.setattr("hotdraft.pipeline.shard_folder.os.fsync", disk.fsync)
     ids += fill(buffer, 12, "new", length=40)
     left = request_ids(buffer)
     assert left == ids[-len(left) :]
@@ -248,7 +248,7 @@ def test_nothing_of_a_merge_stays_unfinished_on_an_object_store():
 
 
 def test_a_merge_takes_no_more_rows_than_can_be_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.shard_upkeep.MAX_MERGED_ROWS", 100)
+    monkeypatch.setattr("hotdraft.pipeline.shard_upkeep.MAX_MERGED_ROWS", 100)
     buffer = ReplayBuffer(str(tmp_path))
     ids = fill(buffer, 5 * FAN_IN)
     merged = {s.name: s.rows for place in buffer._counted() if is_merged((s := place[0]).name)}

@@ -11,12 +11,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from pipeline.commands.simulate import demo, simulate
-from pipeline.local_server import ServerError, local_server
-from pipeline.log_tail import log_tail
-from pipeline.report import build_report, swap_marks, windows
-from pipeline.simulate import Outcome, Playback
-from pipeline.traffic import ask, write_traffic
+from hotdraft.pipeline.commands.simulate import demo, simulate
+from hotdraft.pipeline.local_server import ServerError, local_server
+from hotdraft.pipeline.log_tail import log_tail
+from hotdraft.pipeline.report import build_report, swap_marks, windows
+from hotdraft.pipeline.simulate import Outcome, Playback
+from hotdraft.pipeline.traffic import ask, write_traffic
 
 KEYS = {
     "requests", "failed_requests", "swaps", "adapters_rejected", "k", "tokens", "tokens_per_second",
@@ -182,7 +182,7 @@ def test_demo_plays_two_domains_and_keeps_the_earlier_run(tmp_path, config, monk
             assert (given_config, log, overrides) == (config, out / "server.log", {"run_dir": out})
             yield url
 
-        monkeypatch.setattr("pipeline.local_server.local_server", at_fake)
+        monkeypatch.setattr("hotdraft.pipeline.local_server.local_server", at_fake)
         result = cli(demo, "--out", out, "--config", config, "--arithmetic-requests", 10, "--sql-requests", 30)
     assert result.exit_code == 0, result.output
     assert [body["metadata"]["domain"] for body in bodies].count("text_to_sql") == 30

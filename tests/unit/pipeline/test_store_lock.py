@@ -8,9 +8,9 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from pipeline import store_lock
-from pipeline.mlflow_store import open_client
-from pipeline.store_lock import StoreLock, StoreLockError
+from hotdraft.pipeline import store_lock
+from hotdraft.pipeline.mlflow_store import open_client
+from hotdraft.pipeline.store_lock import StoreLock, StoreLockError
 
 NAME = "draft.lock"
 

@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from pipeline.stream_report import acceptance_rate, area_ratios, draw, figures, show
+from hotdraft.pipeline.stream_report import acceptance_rate, area_ratios, draw, figures, show
 
 
 def request(domain: str, accepted: int) -> dict:

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from pipeline.config import ExperimentConfig
-from pipeline.streams import BUILTIN_FIRST, BUILTIN_SECOND, read_streams
+from hotdraft.pipeline.config import ExperimentConfig
+from hotdraft.pipeline.streams import BUILTIN_FIRST, BUILTIN_SECOND, read_streams
 
 SETTINGS = ExperimentConfig(seeds=[0, 1], probes=3)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import DistillConfig, HotdraftConfig, load_config
-from pipeline.supervisor import TrainerSupervisor, environment_of
+from hotdraft.pipeline.config import DistillConfig, HotdraftConfig, load_config
+from hotdraft.pipeline.supervisor import TrainerSupervisor, environment_of
 
 REPOSITORY = Path(__file__).parents[3]
 SLEEP = [sys.executable, "-S", "-c", "import time; print('up', flush=True); time.sleep(60)"]
@@ -134,8 +134,8 @@ def test_command_that_cannot_be_run_is_tried_again(supervise):
 PARENT = """
 import sys, time
 from pathlib import Path
-from pipeline.config import HotdraftConfig
-from pipeline.supervisor import TrainerSupervisor
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.supervisor import TrainerSupervisor
 
 config = HotdraftConfig(target="tiny", run_dir=Path(sys.argv[1]))
 supervisor = TrainerSupervisor(Path("c.yaml"), config, command=sys.argv[2:])
@@ -162,7 +162,7 @@ def test_child_dies_with_a_killed_parent(config, tmp_path):
 
 def test_default_command_follows_the_buffer(config):
     supervisor = TrainerSupervisor(Path("some.yaml"), config)
-    assert supervisor._command[-6:] == ["-m", "pipeline.cli", "distill", "--config", "some.yaml", "--follow"]
+    assert supervisor._command[-6:] == ["-m", "hotdraft", "distill", "--config", "some.yaml", "--follow"]
 
 
 def test_environment_says_what_the_overrides_said(tmp_path, monkeypatch):

@@ -7,11 +7,11 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 
-from pipeline.config import HotdraftConfig, TrackingConfig
-from pipeline.domains import MAX_DOMAINS
-from pipeline.mlflow_store import experiment_id, open_client
-from pipeline.registry import AdapterRegistry
-from pipeline.tracking import POINTS_IN_HISTORY, ServingTracker
+from hotdraft.pipeline.config import HotdraftConfig, TrackingConfig
+from hotdraft.pipeline.domains import MAX_DOMAINS
+from hotdraft.pipeline.mlflow_store import experiment_id, open_client
+from hotdraft.pipeline.registry import AdapterRegistry
+from hotdraft.pipeline.tracking import POINTS_IN_HISTORY, ServingTracker
 
 
 def every(config: HotdraftConfig, seconds: float) -> HotdraftConfig:

@@ -2,9 +2,9 @@ import re
 
 import pytest
 
-from pipeline.generators import arithmetic, text_to_sql, varied
-from pipeline.generators.filling import distinct, fill
-from pipeline.traffic import Prompt, TrafficError, ask, read_traffic, write_traffic
+from hotdraft.pipeline.generators import arithmetic, text_to_sql, varied
+from hotdraft.pipeline.generators.filling import distinct, fill
+from hotdraft.pipeline.traffic import Prompt, TrafficError, ask, read_traffic, write_traffic
 
 
 def texts(prompts):

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from pipeline.config import WatchdogConfig
-from pipeline.evidence import Evidence, Tally, summed
-from pipeline.watchdog import CRITICAL, Samples, Verdict, judge, looks
+from hotdraft.pipeline.config import WatchdogConfig
+from hotdraft.pipeline.evidence import Evidence, Tally, summed
+from hotdraft.pipeline.watchdog import CRITICAL, Samples, Verdict, judge, looks
 from tests.benchmarks.bench_watchdog import DOMAINS, REPLICAS, Traffic, undone_after
 
 CONFIG = WatchdogConfig(min_requests=10, max_requests=40, max_fall=0.03)

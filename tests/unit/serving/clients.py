@@ -4,9 +4,9 @@ import threading
 
 import torch
 
-from pipeline.models import load_causal_lm
-from serving.engine import Engine
-from serving.request import GenerationRequest, OutputDelta, SamplingParams
+from hotdraft.pipeline.models import load_causal_lm
+from hotdraft.serving.engine import Engine
+from hotdraft.serving.request import GenerationRequest, OutputDelta, SamplingParams
 
 
 class Client:

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import EngineConfig, HotdraftConfig, RecorderConfig
-from pipeline.replay import ReplayBuffer
-from serving.app import build_engine
-from serving.engine import Engine
+from hotdraft.pipeline.config import EngineConfig, HotdraftConfig, RecorderConfig
+from hotdraft.pipeline.replay import ReplayBuffer
+from hotdraft.serving.app import build_engine
+from hotdraft.serving.engine import Engine
 
 
 @pytest.fixture

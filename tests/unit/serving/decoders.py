@@ -3,11 +3,11 @@
 import torch
 from transformers import PreTrainedModel
 
-from pipeline.models import load_causal_lm
-from serving.attention import ATTENTION, register_attention
-from serving.decoder import SpeculativeDecoder
-from serving.logits import SamplingBatch
-from serving.request import SamplingParams
+from hotdraft.pipeline.models import load_causal_lm
+from hotdraft.serving.attention import ATTENTION, register_attention
+from hotdraft.serving.decoder import SpeculativeDecoder
+from hotdraft.serving.logits import SamplingBatch
+from hotdraft.serving.request import SamplingParams
 
 PROMPTS = [[1], [5, 6, 7], list(range(10, 50)), [9, 9, 9, 9, 9, 9]]
 NEW_TOKENS = 24

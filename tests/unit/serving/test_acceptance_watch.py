@@ -9,13 +9,13 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from pipeline.config import HotdraftConfig, WatchdogConfig
-from pipeline.mlflow_store import experiment_id, open_client
-from pipeline.registry import CHAMPION, ROLLED_BACK, AdapterRegistry
-from pipeline.trial import Trials
-from serving.acceptance_watch import MAX_ENTRIES, AcceptanceWatch
-from serving.events import SwapEvent
-from serving.request import GenerationRequest, RequestStats, SamplingParams
+from hotdraft.pipeline.config import HotdraftConfig, WatchdogConfig
+from hotdraft.pipeline.mlflow_store import experiment_id, open_client
+from hotdraft.pipeline.registry import CHAMPION, ROLLED_BACK, AdapterRegistry
+from hotdraft.pipeline.trial import Trials
+from hotdraft.serving.acceptance_watch import MAX_ENTRIES, AcceptanceWatch
+from hotdraft.serving.events import SwapEvent
+from hotdraft.serving.request import GenerationRequest, RequestStats, SamplingParams
 
 
 @pytest.fixture

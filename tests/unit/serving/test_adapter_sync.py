@@ -9,16 +9,16 @@ import pytest
 import torch
 from mlflow.exceptions import MlflowException
 
-from pipeline.adapters import AdapterError
-from pipeline.mlflow_store import StoreError
-from pipeline.registry import RETIRED, ROLLED_BACK, AdapterVersion, RegistryError
-from serving import adapter_sync, champion
-from serving.acceptance_watch import AcceptanceWatch
-from serving.adapter_sync import AdapterSync
-from serving.engine import Engine
-from serving.hot_swap import HotSwapper, StagedDraft
-from serving.last_served import LastServed, LastServedFile
-from serving.metrics import ServingMetrics
+from hotdraft.pipeline.adapters import AdapterError
+from hotdraft.pipeline.mlflow_store import StoreError
+from hotdraft.pipeline.registry import RETIRED, ROLLED_BACK, AdapterVersion, RegistryError
+from hotdraft.serving import adapter_sync, champion
+from hotdraft.serving.acceptance_watch import AcceptanceWatch
+from hotdraft.serving.adapter_sync import AdapterSync
+from hotdraft.serving.engine import Engine
+from hotdraft.serving.hot_swap import HotSwapper, StagedDraft
+from hotdraft.serving.last_served import LastServed, LastServedFile
+from hotdraft.serving.metrics import ServingMetrics
 
 
 class Registry:

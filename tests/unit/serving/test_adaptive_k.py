@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from serving.adaptive_k import AcceptanceEstimate, AdaptiveK
-from serving.costs import RoundCosts
+from hotdraft.serving.adaptive_k import AcceptanceEstimate, AdaptiveK
+from hotdraft.serving.costs import RoundCosts
 
 MAX_K = 4
 

@@ -11,18 +11,18 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from mlflow.exceptions import MlflowException
 
-from pipeline.config import HotdraftConfig
-from pipeline.controls import ControlFile, Controls
-from pipeline.job_record import Job
-from pipeline.jobs import JobRecords
-from pipeline.lineage import Lineage
-from pipeline.mlflow_store import experiment_id, open_client
-from pipeline.registry import AdapterRegistry
-from pipeline.served import DomainCounts, Served
-from serving.admin import admin_router
-from serving.engine import Engine
-from serving.errors import add_error_handlers
-from serving.k_override import KOverride
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.controls import ControlFile, Controls
+from hotdraft.pipeline.job_record import Job
+from hotdraft.pipeline.jobs import JobRecords
+from hotdraft.pipeline.lineage import Lineage
+from hotdraft.pipeline.mlflow_store import experiment_id, open_client
+from hotdraft.pipeline.registry import AdapterRegistry
+from hotdraft.pipeline.served import DomainCounts, Served
+from hotdraft.serving.admin import admin_router
+from hotdraft.serving.engine import Engine
+from hotdraft.serving.errors import add_error_handlers
+from hotdraft.serving.k_override import KOverride
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel, PreTrainedConfig
 
-from pipeline.config import HotdraftConfig
-from pipeline.models import ModelError
-from serving.app import build_engine
-from serving.context_length import check_context_length
-from serving.engine import Engine
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.models import ModelError
+from hotdraft.serving.app import build_engine
+from hotdraft.serving.context_length import check_context_length
+from hotdraft.serving.engine import Engine
 from tests.conftest import save
 from tests.unit.serving.clients import ask, greedy, request
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from serving.costs import RoundCosts, profile_costs, rows_to_measure
+from hotdraft.serving.costs import RoundCosts, profile_costs, rows_to_measure
 from tests.unit.serving.decoders import GREEDY, PROMPTS, batch, greedy_reference, make_decoder, run, start
 
 

@@ -8,13 +8,13 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-import serving.dashboard
-from pipeline.history import History, Point, Swap
-from serving.dashboard.router import dashboard_router
-from serving.errors import add_error_handlers
-from serving.history import history_router
+import hotdraft.serving.dashboard
+from hotdraft.pipeline.history import History, Point, Swap
+from hotdraft.serving.dashboard.router import dashboard_router
+from hotdraft.serving.errors import add_error_handlers
+from hotdraft.serving.history import history_router
 
-STATIC = Path(serving.dashboard.__file__).with_name("static")
+STATIC = Path(hotdraft.serving.dashboard.__file__).with_name("static")
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.models import load_causal_lm
-from serving.decoder import MAX_MISSED
-from serving.request import SamplingParams
-from serving.transformers_runner import TransformersRunner
+from hotdraft.pipeline.models import load_causal_lm
+from hotdraft.serving.decoder import MAX_MISSED
+from hotdraft.serving.request import SamplingParams
+from hotdraft.serving.transformers_runner import TransformersRunner
 from tests.unit.serving.decoders import (
     GREEDY,
     NEW_TOKENS,

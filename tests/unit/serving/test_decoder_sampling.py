@@ -9,10 +9,10 @@ from scipy.stats import chisquare
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from serving.decoder import SpeculativeDecoder
-from serving.distributions import Distributions
-from serving.logits import SamplingBatch
-from serving.request import SamplingParams
+from hotdraft.serving.decoder import SpeculativeDecoder
+from hotdraft.serving.distributions import Distributions
+from hotdraft.serving.logits import SamplingBatch
+from hotdraft.serving.request import SamplingParams
 from tests.conftest import disturbed, tiny_llama
 
 VOCABULARY = 12

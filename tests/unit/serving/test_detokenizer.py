@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from serving.detokenizer import Detokenizer
+from hotdraft.serving.detokenizer import Detokenizer
 from tests.conftest import tiny_tokenizer
 
 EOS = 256

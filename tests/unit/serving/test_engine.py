@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import HotdraftConfig
-from pipeline.models import ModelError
-from pipeline.replay import ReplayBuffer, sample_from_row
-from serving.app import build_engine
-from serving.engine import Engine, QueueFullError
-from serving.events import RoundStats, SwapEvent
-from serving.request import GenerationRequest, OutputDelta, RequestStats, SamplingParams
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.models import ModelError
+from hotdraft.pipeline.replay import ReplayBuffer, sample_from_row
+from hotdraft.serving.app import build_engine
+from hotdraft.serving.engine import Engine, QueueFullError
+from hotdraft.serving.events import RoundStats, SwapEvent
+from hotdraft.serving.request import GenerationRequest, OutputDelta, RequestStats, SamplingParams
 from tests.conftest import tiny_llama, tiny_tokenizer
 from tests.unit.serving.clients import Client, ask, greedy, request
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.config import HotdraftConfig
-from pipeline.replay import ReplayBuffer
-from serving.app import build_engine
-from serving.engine import MAX_FAILED_STEPS, Engine, ShuttingDownError
-from serving.runner import Runner, Window
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.replay import ReplayBuffer
+from hotdraft.serving.app import build_engine
+from hotdraft.serving.engine import MAX_FAILED_STEPS, Engine, ShuttingDownError
+from hotdraft.serving.runner import Runner, Window
 from tests.unit.serving.clients import Client, ask, greedy, request
 
 POISON = 250

@@ -4,13 +4,13 @@ import time
 
 import pytest
 
-from pipeline.config import HotdraftConfig
-from serving.adaptive_k import AdaptiveK
-from serving.app import build_engine
-from serving.costs import RoundCosts
-from serving.engine import Engine
-from serving.events import RoundStats
-from serving.learned_costs import Setting
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.serving.adaptive_k import AdaptiveK
+from hotdraft.serving.app import build_engine
+from hotdraft.serving.costs import RoundCosts
+from hotdraft.serving.engine import Engine
+from hotdraft.serving.events import RoundStats
+from hotdraft.serving.learned_costs import Setting
 from tests.unit.serving.clients import ask, greedy, request
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from serving import filters
-from serving.distributions import Distributions
-from serving.logits import SamplingBatch
-from serving.request import SamplingParams
+from hotdraft.serving import filters
+from hotdraft.serving.distributions import Distributions
+from hotdraft.serving.logits import SamplingBatch
+from hotdraft.serving.request import SamplingParams
 
 LENGTH = 3
 VOCABULARY = 1504

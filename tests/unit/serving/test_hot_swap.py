@@ -9,19 +9,19 @@ import pytest
 import torch
 from peft import PeftModel
 
-from pipeline.adapters import AdapterCard, AdapterError
-from pipeline.config import HotdraftConfig, LoraSection
-from pipeline.draft_vocabulary import save_vocabulary
-from pipeline.models import fingerprint, load_causal_lm
-from pipeline.records import ReplaySample
-from serving.app import build_engine
-from serving.engine import Engine
-from serving.hot_swap import HotSwapper, SwapError
-from serving.linear import ServedLinear, cpu_has_bfloat16
-from serving.trimmed_head import TrimmedHead
+from hotdraft.pipeline.adapters import AdapterCard, AdapterError
+from hotdraft.pipeline.config import HotdraftConfig, LoraSection
+from hotdraft.pipeline.draft_vocabulary import save_vocabulary
+from hotdraft.pipeline.models import fingerprint, load_causal_lm
+from hotdraft.pipeline.records import ReplaySample
+from hotdraft.serving.app import build_engine
+from hotdraft.serving.engine import Engine
+from hotdraft.serving.hot_swap import HotSwapper, SwapError
+from hotdraft.serving.linear import ServedLinear, cpu_has_bfloat16
+from hotdraft.serving.trimmed_head import TrimmedHead
 from tests.integration.adapters import write_adapter
 from tests.unit.serving.clients import ask, greedy, request
-from training.lora import build_lora, save_lora, target_modules
+from hotdraft.training.lora import build_lora, save_lora, target_modules
 
 RANK = 4
 IDS = torch.arange(1, 17)[None]

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import HotdraftConfig
-from pipeline.controls import ControlFile
-from serving import k_override as module
-from serving.app import build_engine
-from serving.engine import Engine
-from serving.k_override import KOverride
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.controls import ControlFile
+from hotdraft.serving import k_override as module
+from hotdraft.serving.app import build_engine
+from hotdraft.serving.engine import Engine
+from hotdraft.serving.k_override import KOverride
 from tests.unit.serving.clients import ask, request
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.last_served import LastServed, LastServedFile
+from hotdraft.serving.last_served import LastServed, LastServedFile
 
 
 def test_the_last_word_is_read_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from serving.adaptive_k import AcceptanceEstimate, AdaptiveK
-from serving.costs import RoundCosts
-from serving.learned_costs import LearnedCosts, Setting
+from hotdraft.serving.adaptive_k import AcceptanceEstimate, AdaptiveK
+from hotdraft.serving.costs import RoundCosts
+from hotdraft.serving.learned_costs import LearnedCosts, Setting
 
 MAX_K = 4
 GREEDY, FILTERED = (False,), (True,)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from serving.linear import ServedLinear, cpu_has_bfloat16
+from hotdraft.serving.linear import ServedLinear, cpu_has_bfloat16
 
 DTYPES = [
     torch.float32,

@@ -7,10 +7,10 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from serving.distributions import Distributions, sample
-from serving.logits import SamplingBatch
-from serving.rejection import rejection_sample
-from serving.request import SamplingParams
+from hotdraft.serving.distributions import Distributions, sample
+from hotdraft.serving.logits import SamplingBatch
+from hotdraft.serving.rejection import rejection_sample
+from hotdraft.serving.request import SamplingParams
 from tests.served_probs import served_probs
 
 

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.config import HotdraftConfig
-from pipeline.models import load_causal_lm
-from pipeline.replay import ReplayBuffer, sample_from_row
-from serving.app import build_engine
-from serving.engine import Engine
-from serving.request import TokenLogprob
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.models import load_causal_lm
+from hotdraft.pipeline.replay import ReplayBuffer, sample_from_row
+from hotdraft.serving.app import build_engine
+from hotdraft.serving.engine import Engine
+from hotdraft.serving.request import TokenLogprob
 from tests.unit.serving.clients import Client, ask, greedy, request
 
 HOT = {"temperature": 3.0, "seed": 5, "presence_penalty": 1.0, "frequency_penalty": 0.5}

@@ -7,11 +7,11 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pipeline.domains import MAX_DOMAINS
-from pipeline.replay import ReplaySize
-from serving.events import RoundStats, SwapEvent
-from serving.metrics import ServingMetrics
-from serving.request import GenerationRequest, RequestStats, SamplingParams
+from hotdraft.pipeline.domains import MAX_DOMAINS
+from hotdraft.pipeline.replay import ReplaySize
+from hotdraft.serving.events import RoundStats, SwapEvent
+from hotdraft.serving.metrics import ServingMetrics
+from hotdraft.serving.request import GenerationRequest, RequestStats, SamplingParams
 
 
 @dataclass

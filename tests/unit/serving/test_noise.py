@@ -1,7 +1,7 @@
 import torch
 from scipy.stats import kstest
 
-from serving.noise import Stream, uniform
+from hotdraft.serving.noise import Stream, uniform
 
 
 def test_uniform_in_each_direction() -> None:

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import HotdraftConfig
-from serving.app import build_engine
-from serving.request import SamplingParams
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.serving.app import build_engine
+from hotdraft.serving.request import SamplingParams
 from tests.unit.serving.clients import ask, greedy, request
 
 LIMIT = 61

@@ -2,8 +2,8 @@
 
 import pytest
 
-from serving.output import Output
-from serving.request import GenerationRequest, OutputDelta, SamplingParams, TokenLogprob
+from hotdraft.serving.output import Output
+from hotdraft.serving.request import GenerationRequest, OutputDelta, SamplingParams, TokenLogprob
 from tests.conftest import tiny_tokenizer
 from tests.unit.serving.rounds import a_round
 

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.config import HotdraftConfig
-from pipeline.records import ReplaySample
-from pipeline.replay import ReplayBuffer, sample_from_row
-from serving.app import build_engine
-from serving.engine import Engine
-from serving.events import RoundStats, SwapEvent
-from serving.failures import Failures
-from serving.output import Output
-from serving.output_thread import OutputThread
-from serving.request import FinishReason, GenerationRequest, OutputDelta, RequestStats, SamplingParams
-from serving.rounds import Round
-from serving.target_log import TargetLog
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.records import ReplaySample
+from hotdraft.pipeline.replay import ReplayBuffer, sample_from_row
+from hotdraft.serving.app import build_engine
+from hotdraft.serving.engine import Engine
+from hotdraft.serving.events import RoundStats, SwapEvent
+from hotdraft.serving.failures import Failures
+from hotdraft.serving.output import Output
+from hotdraft.serving.output_thread import OutputThread
+from hotdraft.serving.request import FinishReason, GenerationRequest, OutputDelta, RequestStats, SamplingParams
+from hotdraft.serving.rounds import Round
+from hotdraft.serving.target_log import TargetLog
 from tests.conftest import tiny_tokenizer
 from tests.unit.serving.clients import Client, ask, request
 from tests.unit.serving.rounds import a_round

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.models import load_causal_lm
-from serving.penalties import count_drafted, count_tokens, penalise
-from serving.request import SamplingParams
+from hotdraft.pipeline.models import load_causal_lm
+from hotdraft.serving.penalties import count_drafted, count_tokens, penalise
+from hotdraft.serving.request import SamplingParams
 from tests.unit.serving.decoders import (
     GREEDY,
     NEW_TOKENS,

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import HotdraftConfig
-from serving.adaptive_k import AdaptiveK
-from serving.app import build_engine
-from serving.costs import RoundCosts
-from serving.decoder import MAX_MISSED, SpeculativeDecoder
-from serving.engine import Engine
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.serving.adaptive_k import AdaptiveK
+from hotdraft.serving.app import build_engine
+from hotdraft.serving.costs import RoundCosts
+from hotdraft.serving.decoder import MAX_MISSED, SpeculativeDecoder
+from hotdraft.serving.engine import Engine
 from tests.unit.serving.clients import ask, greedy, request
 
 CHUNK = 16

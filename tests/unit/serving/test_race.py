@@ -5,8 +5,8 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from serving import race as module
-from serving.race import race, race_keys
+from hotdraft.serving import race as module
+from hotdraft.serving.race import race, race_keys
 
 SEEDS = 40_000
 VOCABULARY = 100

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pipeline.config import RecorderConfig
-from pipeline.domains import MAX_DOMAINS, OTHER
-from pipeline.records import ReplaySample
-from serving.recorder import Recorder
+from hotdraft.pipeline.config import RecorderConfig
+from hotdraft.pipeline.domains import MAX_DOMAINS, OTHER
+from hotdraft.pipeline.records import ReplaySample
+from hotdraft.serving.recorder import Recorder
 
 
 class Store:

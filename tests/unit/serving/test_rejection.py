@@ -5,11 +5,11 @@ import torch
 from scipy.stats import chisquare
 from torch.nn.functional import one_hot
 
-from serving.distributions import Distributions, sample
-from serving.logits import SamplingBatch
-from serving.noise import Stream, uniform
-from serving.rejection import match, rejection_sample
-from serving.request import SamplingParams
+from hotdraft.serving.distributions import Distributions, sample
+from hotdraft.serving.logits import SamplingBatch
+from hotdraft.serving.noise import Stream, uniform
+from hotdraft.serving.rejection import match, rejection_sample
+from hotdraft.serving.request import SamplingParams
 
 VOCABULARY, SAMPLES, K = 6, 200_000, 2
 TARGET = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05, 0.0])

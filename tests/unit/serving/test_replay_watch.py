@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from pipeline.replay import ReplaySize
-from serving.replay_watch import ReplayWatch
+from hotdraft.pipeline.replay import ReplaySize
+from hotdraft.serving.replay_watch import ReplayWatch
 
 
 class Buffer:

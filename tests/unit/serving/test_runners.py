@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from pipeline.models import ModelError
-from serving.attention import ATTENTION, check_supported, register_attention
-from serving.fused_runner import FusedRunner, is_fusable
-from serving.linear import ServedLinear, cpu_has_bfloat16
-from serving.runner import Runner, Window
-from serving.transformers_runner import TransformersRunner
+from hotdraft.pipeline.models import ModelError
+from hotdraft.serving.attention import ATTENTION, check_supported, register_attention
+from hotdraft.serving.fused_runner import FusedRunner, is_fusable
+from hotdraft.serving.linear import ServedLinear, cpu_has_bfloat16
+from hotdraft.serving.runner import Runner, Window
+from hotdraft.serving.transformers_runner import TransformersRunner
 from tests.conftest import tiny_neox
 
 SIZES = {

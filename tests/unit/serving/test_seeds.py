@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from serving.request import SamplingParams
+from hotdraft.serving.request import SamplingParams
 from tests.unit.serving.decoders import GREEDY, PROMPTS, batch, greedy_reference, make_decoder, run, start
 
 SEEDED = {

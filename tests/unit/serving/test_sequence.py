@@ -2,10 +2,10 @@
 
 import pytest
 
-from serving.adaptive_k import AcceptanceEstimate
-from serving.output import Output
-from serving.request import GenerationRequest, OutputDelta, SamplingParams
-from serving.sequence import Sequence
+from hotdraft.serving.adaptive_k import AcceptanceEstimate
+from hotdraft.serving.output import Output
+from hotdraft.serving.request import GenerationRequest, OutputDelta, SamplingParams
+from hotdraft.serving.sequence import Sequence
 from tests.conftest import tiny_tokenizer
 from tests.unit.serving.rounds import a_round
 

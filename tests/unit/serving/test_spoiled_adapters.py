@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from pipeline.cli import app
-from pipeline.config import HotdraftConfig
-from pipeline.lineage import Lineage
-from pipeline.mlflow_store import experiment_id, open_client
-from pipeline.models import fingerprint
-from pipeline.registry import CHAMPION, AdapterRegistry
-from pipeline.served import Served
-from pipeline.trial import Trials
-from serving import adapter_sync
-from serving.acceptance_watch import AcceptanceWatch
-from serving.adapter_sync import AdapterSync
-from serving.app import build_engine
-from serving.engine import Engine
-from serving.hot_swap import HotSwapper
-from serving.last_served import LastServedFile
-from serving.metrics import ServingMetrics
+from hotdraft.cli import app
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.lineage import Lineage
+from hotdraft.pipeline.mlflow_store import experiment_id, open_client
+from hotdraft.pipeline.models import fingerprint
+from hotdraft.pipeline.registry import CHAMPION, AdapterRegistry
+from hotdraft.pipeline.served import Served
+from hotdraft.pipeline.trial import Trials
+from hotdraft.serving import adapter_sync
+from hotdraft.serving.acceptance_watch import AcceptanceWatch
+from hotdraft.serving.adapter_sync import AdapterSync
+from hotdraft.serving.app import build_engine
+from hotdraft.serving.engine import Engine
+from hotdraft.serving.hot_swap import HotSwapper
+from hotdraft.serving.last_served import LastServedFile
+from hotdraft.serving.metrics import ServingMetrics
 from tests.integration.adapters import write_adapter
 from tests.spoiled_adapters import ODD_TAGS, SPOILED_FILES, SPOILED_SOURCES
 from tests.unit.serving.clients import ask, greedy, request

@@ -2,7 +2,7 @@
 
 import random
 
-from serving.stop_strings import Automaton, StopMatcher, StopStrings
+from hotdraft.serving.stop_strings import Automaton, StopMatcher, StopStrings
 
 
 def naive(strings: list[str], text: str) -> int:

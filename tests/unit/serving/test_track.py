@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from serving.decoder import SpeculativeDecoder
-from serving.runner import Window
+from hotdraft.serving.decoder import SpeculativeDecoder
+from hotdraft.serving.runner import Window
 from tests.unit.serving.decoders import GREEDY, batch, make_decoder
 
 PROMPT = list(range(1, 61))

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from serving.linear import cpu_has_bfloat16
-from serving.trimmed_head import TrimmedHead
+from hotdraft.serving.linear import cpu_has_bfloat16
+from hotdraft.serving.trimmed_head import TrimmedHead
 
 VOCABULARY = 97
 IDS = torch.tensor([0, 3, 4, 50, 96])

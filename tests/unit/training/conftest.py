@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from pipeline.records import NOT_DRAFTED, ReplaySample
+from hotdraft.pipeline.records import NOT_DRAFTED, ReplaySample
 from tests.conftest import disturbed
 
 VOCABULARY = 64

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from training.packing import PackedBatch
+from hotdraft.training.packing import PackedBatch
 
 
 def draft_logits(model: PreTrainedModel, batch: PackedBatch) -> Tensor:

@@ -1,6 +1,6 @@
 import json
 
-from training.anchors import MAX_VERSIONS, TAG, anchors_tag, read_anchors
+from hotdraft.training.anchors import MAX_VERSIONS, TAG, anchors_tag, read_anchors
 
 
 def test_a_version_tells_what_each_domain_is_held_against():

@@ -1,8 +1,8 @@
 import torch
 
-from pipeline.config import LoraSection
-from training.candidate import blend, trainable
-from training.lora import build_lora
+from hotdraft.pipeline.config import LoraSection
+from hotdraft.training.candidate import blend, trainable
+from hotdraft.training.lora import build_lora
 
 
 def test_a_share_of_the_way_of_every_trained_parameter(make_llama):

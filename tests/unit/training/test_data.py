@@ -9,13 +9,13 @@ import pytest
 import torch
 from datasets import Dataset
 
-from pipeline.config import DistillConfig, GateConfig, HotdraftConfig, PredistillConfig
-from pipeline.loop import DistillTrigger
-from pipeline.records import ReplaySample
-from pipeline.replay import ReplayBuffer, is_held_out
+from hotdraft.pipeline.config import DistillConfig, GateConfig, HotdraftConfig, PredistillConfig
+from hotdraft.pipeline.loop import DistillTrigger
+from hotdraft.pipeline.records import ReplaySample
+from hotdraft.pipeline.replay import ReplayBuffer, is_held_out
 from tests.unit.training.masked import draft_logits
-from training.data import DataError, ReplayDataModule, pack
-from training.pools import pools_of
+from hotdraft.training.data import DataError, ReplayDataModule, pack
+from hotdraft.training.pools import pools_of
 
 HALVES = DistillConfig(window_requests=8, older_fraction=0.5)
 STREAM = {"batch_tokens": 90, "pools": partial(pools_of, settings=HALVES), "seed": 3}

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-import training.job
-from pipeline.cli import app
-from pipeline.jobs import JobRecords
-from training.interruption import JobCancelledError
-from training.job import JobError, JobResult
-from training.run import JobInterruptedError
+import hotdraft.training.job
+from hotdraft.cli import app
+from hotdraft.pipeline.jobs import JobRecords
+from hotdraft.training.interruption import JobCancelledError
+from hotdraft.training.job import JobError, JobResult
+from hotdraft.training.run import JobInterruptedError
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def job_that(monkeypatch):
                 job.end("accepted" if result.verdict.accepted else "rejected", result.verdict.reason)
                 return result
 
-        monkeypatch.setattr(training.job, "run_job", run_job)
+        monkeypatch.setattr(hotdraft.training.job, "run_job", run_job)
 
     return use
 

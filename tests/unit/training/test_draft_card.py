@@ -8,11 +8,11 @@ import transformers
 import yaml
 from transformers import LlamaConfig
 
-from pipeline.config import PredistillConfig
-from pipeline.models import Cut
-from pipeline.replay import ReplayStats
-from training.draft_card import CardFacts, figures_by_position, stated_licence, write_draft_card
-from training.draft_cost import predicted_cost
+from hotdraft.pipeline.config import PredistillConfig
+from hotdraft.pipeline.models import Cut
+from hotdraft.pipeline.replay import ReplayStats
+from hotdraft.training.draft_card import CardFacts, figures_by_position, stated_licence, write_draft_card
+from hotdraft.training.draft_cost import predicted_cost
 
 STATS = ReplayStats(
     shards=1, bytes=10, requests=1200, output_tokens=45_000, drafted=0, rejected=0,
@@ -90,7 +90,7 @@ def test_an_existing_model_and_a_lora(tmp_path, facts, base):
 
 def test_the_front_matter_names_a_base_on_the_hub(tmp_path, facts, base, monkeypatch):
     assert "base_model" not in matter(written(tmp_path, facts))
-    monkeypatch.setattr("training.draft_card.local_folder", lambda name: Path(base))
+    monkeypatch.setattr("hotdraft.training.draft_card.local_folder", lambda name: Path(base))
     fields = matter(written(tmp_path, replace(facts, target="owner/name")))
     assert fields["base_model"] == "owner/name"
     assert fields["library_name"] == "transformers"

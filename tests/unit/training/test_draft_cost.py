@@ -3,8 +3,8 @@ import torch
 from transformers import LlamaConfig, Qwen2Config
 
 from tests.conftest import tiny_llama
-from training.draft_cost import DraftCost, ModelCost, describe_cost, predicted_cost, predicted_speed_up, show_cost
-from training.draft_init import cut_layers
+from hotdraft.training.draft_cost import DraftCost, ModelCost, describe_cost, predicted_cost, predicted_speed_up, show_cost
+from hotdraft.training.draft_init import cut_layers
 
 VOCABULARY, HIDDEN, FEED_FORWARD = 500, 32, 64
 

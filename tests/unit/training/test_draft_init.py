@@ -4,13 +4,13 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from pipeline.config import PredistillConfig
-from pipeline.draft_folder import save_draft
-from pipeline.models import Cut, ModelError, fingerprint, load_causal_lm
+from hotdraft.pipeline.config import PredistillConfig
+from hotdraft.pipeline.draft_folder import save_draft
+from hotdraft.pipeline.models import Cut, ModelError, fingerprint, load_causal_lm
 from tests.conftest import save, tiny_llama, tiny_neox, tiny_tokenizer
-from training.draft_init import check_draft, cut_layers, freeze_shared, make_draft
-from training.feed_forward import choose_channels
-from training.layer_choice import block_influence, even_layers, most_important
+from hotdraft.training.draft_init import check_draft, cut_layers, freeze_shared, make_draft
+from hotdraft.training.feed_forward import choose_channels
+from hotdraft.training.layer_choice import block_influence, even_layers, most_important
 
 IDS = torch.arange(1, 9)[None]
 SHARED = {"model.embed_tokens.weight", "lm_head.weight"}

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from serving.logits import SamplingBatch
-from serving.request import SamplingParams
+from hotdraft.serving.logits import SamplingBatch
+from hotdraft.serving.request import SamplingParams
 from tests.served_probs import served_probs
-from training.evaluate import by_request, expected_acceptance_by_position
+from hotdraft.training.evaluate import by_request, expected_acceptance_by_position
 
 
 def acceptance_by_request(*arguments, **options):

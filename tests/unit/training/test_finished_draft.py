@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import HotdraftConfig
+from hotdraft.pipeline.config import HotdraftConfig
 from tests.conftest import tiny_llama
-from training.finished_draft import FinishedDraft, Outcome
+from hotdraft.training.finished_draft import FinishedDraft, Outcome
 
 OUTCOME = Outcome({"all": {"prompts": 3, "overlap": 0.5}}, {"1-8": {"positions": 9}}, 1.2, "run1")
 

@@ -4,18 +4,18 @@ from types import SimpleNamespace
 import pytest
 from mlflow.exceptions import MlflowException
 
-from pipeline.config import HotdraftConfig
-from pipeline.controls import ControlFile
-from pipeline.jobs import JobRecords
-from pipeline.mlflow_store import StoreError
-from pipeline.registry import AdapterRegistry
-from pipeline.replay import ReplayBuffer
-from training import follow as follow_module
-from training.follow import follow
-from training.interruption import JobCancelledError
-from training.job import JobError
-from training.journal import JobJournal
-from training.run import JobInterruptedError
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.controls import ControlFile
+from hotdraft.pipeline.jobs import JobRecords
+from hotdraft.pipeline.mlflow_store import StoreError
+from hotdraft.pipeline.registry import AdapterRegistry
+from hotdraft.pipeline.replay import ReplayBuffer
+from hotdraft.training import follow as follow_module
+from hotdraft.training.follow import follow
+from hotdraft.training.interruption import JobCancelledError
+from hotdraft.training.job import JobError
+from hotdraft.training.journal import JobJournal
+from hotdraft.training.run import JobInterruptedError
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import transformers
 
 from tests.conftest import tiny_llama, tiny_neox
 from tests.unit.training.masked import draft_logits
-from training.forward import DraftForward, OutputHead, disable_dropout, hidden_states
-from training.packing import pack
+from hotdraft.training.forward import DraftForward, OutputHead, disable_dropout, hidden_states
+from hotdraft.training.packing import pack
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -103,7 +103,7 @@ def test_without_dropout_training_mode_computes_what_is_served(name, make_llama,
 
 def test_chunks_cover_all_positions(make_llama, monkeypatch):
     head = OutputHead(make_llama(0))
-    monkeypatch.setattr("training.forward.CHUNK_LOGITS", 64 * 3 + 1)
+    monkeypatch.setattr("hotdraft.training.forward.CHUNK_LOGITS", 64 * 3 + 1)
     assert [list(range(7))[rows] for rows in head.chunks(7)] == [[0, 1, 2], [3, 4, 5], [6]]
-    monkeypatch.setattr("training.forward.CHUNK_LOGITS", 10)
+    monkeypatch.setattr("hotdraft.training.forward.CHUNK_LOGITS", 10)
     assert len(head.chunks(7)) == 7

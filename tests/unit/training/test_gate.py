@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from pipeline.config import GateConfig
-from training.gate import judge
+from hotdraft.pipeline.config import GateConfig
+from hotdraft.training.gate import judge
 
 CONFIG = GateConfig(min_requests=4, max_domain_loss=0.05)
 NOISE = np.random.default_rng(0).normal(0, 0.1, 40)

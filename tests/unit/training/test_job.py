@@ -16,23 +16,23 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from safetensors.torch import load_file, save_file
 
-from pipeline.adapters import AdapterBase, load_adapter
-from pipeline.config import HotdraftConfig, merged
-from pipeline.draft_vocabulary import choose_vocabulary, save_vocabulary
-from pipeline.jobs import JobRecords, JobRunningError
-from pipeline.mlflow_store import StoreError, name_part, open_client
-from pipeline.models import fingerprint, load_causal_lm
-from pipeline.registry import AdapterRegistry
-from pipeline.replay import ReplayBuffer, is_held_out
-from training.anchors import read_anchors
-from training.evaluate import by_request, expected_acceptance_by_position
-from training.gate import judge
-from training.interruption import JobCancelledError
-from training.job import JobError, run_job
-from training.journal import JobJournal, JobState
-from training.lora import merged_model
-from training.publish import Judged
-from training.run import JobInterruptedError
+from hotdraft.pipeline.adapters import AdapterBase, load_adapter
+from hotdraft.pipeline.config import HotdraftConfig, merged
+from hotdraft.pipeline.draft_vocabulary import choose_vocabulary, save_vocabulary
+from hotdraft.pipeline.jobs import JobRecords, JobRunningError
+from hotdraft.pipeline.mlflow_store import StoreError, name_part, open_client
+from hotdraft.pipeline.models import fingerprint, load_causal_lm
+from hotdraft.pipeline.registry import AdapterRegistry
+from hotdraft.pipeline.replay import ReplayBuffer, is_held_out
+from hotdraft.training.anchors import read_anchors
+from hotdraft.training.evaluate import by_request, expected_acceptance_by_position
+from hotdraft.training.gate import judge
+from hotdraft.training.interruption import JobCancelledError
+from hotdraft.training.job import JobError, run_job
+from hotdraft.training.journal import JobJournal, JobState
+from hotdraft.training.lora import merged_model
+from hotdraft.training.publish import Judged
+from hotdraft.training.run import JobInterruptedError
 
 STRANGE_DOMAIN = "../a b=c:☃\n" + 300 * "x"
 
@@ -242,7 +242,7 @@ def test_a_verdict_is_published_once_when_the_store_is_back_without_training_aga
         run_job(config, buffer=buffer, registry=registry)
     state = JobJournal(config).unfinished()
     assert state is not None
-    monkeypatch.setattr("training.job.train", lambda *_, **__: pytest.fail("it was trained already"))
+    monkeypatch.setattr("hotdraft.training.job.train", lambda *_, **__: pytest.fail("it was trained already"))
     with pytest.raises(StoreError):
         run_job(config, buffer=buffer, registry=registry)
     store.is_back()
@@ -319,7 +319,7 @@ def test_a_champion_rolled_back_during_a_job_stays_so_unless_the_candidate_beats
         verdict = judge(champion_scores, candidate_scores, *args, **kwargs)
         return replace(verdict, accepted=two_versions.champion() == 2)
 
-    monkeypatch.setattr("training.contest.judge", judge_by_parent)
+    monkeypatch.setattr("hotdraft.training.contest.judge", judge_by_parent)
     stop = Meanwhile(asked, lambda: two_versions.rollback(reason="fell", version=2))
     result = run_job(config, buffer=buffer, registry=two_versions, stop=stop)
     assert stop.act is None
@@ -335,7 +335,7 @@ def test_a_champion_rolled_back_during_a_job_stays_so_unless_the_candidate_beats
 def test_a_verdict_on_disk_against_a_champion_that_moved_is_judged_again_without_training(
     config, buffer, two_versions, store, monkeypatch, published
 ):
-    monkeypatch.setattr("training.contest.judge", lambda *args, **kw: replace(judge(*args, **kw), accepted=True))
+    monkeypatch.setattr("hotdraft.training.contest.judge", lambda *args, **kw: replace(judge(*args, **kw), accepted=True))
     store.goes_away("set_registered_model_alias" if published else "log_artifacts", call=2 if published else 1)
     with pytest.raises(StoreError):
         run_job(config, buffer=buffer, registry=two_versions)
@@ -344,8 +344,8 @@ def test_a_verdict_on_disk_against_a_champion_that_moved_is_judged_again_without
     before = Judged.load(JobJournal(config).job_folder(JobJournal(config).unfinished()))
     assert (before.champion, before.verdict.accepted) == (2, True)
     two_versions.rollback(reason="fell", version=2)
-    monkeypatch.setattr("training.job.train", lambda *_, **__: pytest.fail("it was trained already"))
-    monkeypatch.setattr("training.contest.judge", judge)
+    monkeypatch.setattr("hotdraft.training.job.train", lambda *_, **__: pytest.fail("it was trained already"))
+    monkeypatch.setattr("hotdraft.training.contest.judge", judge)
     result = run_job(config, buffer=buffer, registry=two_versions)
     found = two_versions.version(result.version)
     assert found.tags["judged_against"] == "1"
@@ -381,7 +381,7 @@ def test_a_job_waits_for_prompts_of_todays_traffic_but_not_for_ever(config, buff
     buffer.append(serve(target, 40, domain="new", prefix="new", seed=3))
     held = sum(is_held_out(s.prompt_ids, 0.3) for s in serve(target, 40, domain="new", prefix="new", seed=3))
     few = config.model_copy(update={"gate": config.gate.model_copy(update={"min_prompts": (held + 8) // 2})})
-    monkeypatch.setattr("training.newcomers.time.sleep", arrive)
+    monkeypatch.setattr("hotdraft.training.newcomers.time.sleep", arrive)
     result = run_job(few, buffer=buffer, registry=AdapterRegistry(config))
     assert len(waits) == 2
     assert result.verdict.by_domain.keys() == {"d", "new"}
@@ -404,7 +404,7 @@ def test_a_domain_is_held_against_the_best_it_ever_had(config, buffer, target, s
         asked.append((champion, best_scores))
         return replace(judge(champion, candidate, *args, best_scores=best_scores, **kwargs), accepted=True)
 
-    monkeypatch.setattr("training.contest.judge", remember)
+    monkeypatch.setattr("hotdraft.training.contest.judge", remember)
     for _ in range(2):  # taught what is false, and forced into service
         run_job(with_distill(config, learning_rate=0.3, max_steps=3, seed=3), buffer=buffer, registry=registry)
     assert registry.champion() == 3
@@ -576,7 +576,7 @@ def test_what_a_job_killed_while_its_folder_was_deleted_left_is_swept(config, bu
         raise SystemExit
 
     with monkeypatch.context() as patched:
-        patched.setattr("training.journal.shutil.rmtree", killed)
+        patched.setattr("hotdraft.training.journal.shutil.rmtree", killed)
         with pytest.raises(SystemExit):
             run_job(with_distill(config, max_steps=2), buffer=buffer, registry=registry)
     half = journal.folder / "20260101-000000-abcdef"  # as older versions left them

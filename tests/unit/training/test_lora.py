@@ -3,19 +3,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pipeline.adapters import AdapterBase, AdapterCard, load_adapter
-from pipeline.config import LoraSection
+from hotdraft.pipeline.adapters import AdapterBase, AdapterCard, load_adapter
+from hotdraft.pipeline.config import LoraSection
 from tests.unit.training.masked import draft_logits
-from training.data import pack
-from training.lora import (
-    LoraError,
-    build_lora,
-    merged_model,
-    resolve_quantization,
-    save_lora,
-    target_modules,
-)
-from training.losses import distillation_loss
+from hotdraft.training.data import pack
+from hotdraft.training.lora import LoraError, build_lora, merged_model, resolve_quantization, save_lora, target_modules
+from hotdraft.training.losses import distillation_loss
 
 SECTION = LoraSection(rank=4, alpha=8)
 LINEARS = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]

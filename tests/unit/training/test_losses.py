@@ -3,8 +3,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from training.losses import DIVERGENCES, distillation_loss, expected_acceptance
-from training.sampling import Sampling, sampled_target, unfiltered
+from hotdraft.training.losses import DIVERGENCES, distillation_loss, expected_acceptance
+from hotdraft.training.sampling import Sampling, sampled_target, unfiltered
 
 ROWS, VOCABULARY = 130, 50  # more rows than one chunk
 SMOOTH = sorted(set(DIVERGENCES) - {"lk_hybrid"})

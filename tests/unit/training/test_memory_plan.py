@@ -9,19 +9,19 @@ from rich.console import Console
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from pipeline.config import HotdraftConfig, LoraSection
-from pipeline.models import ModelError
-from pipeline.records import ReplaySample
-from training.forward import OutputHead, hidden_states
-from training.lora import build_lora
-from training.machine import Available, memory_limits, ram_bytes
-from training.memory_plan import RUNTIME, plan_memory
-from training.model_size import Widths, meta_model, read_config
-from training.packing import pack
-from training.plan_check import PlanError, changed, check
-from training.plan_table import make_plan, print_plan
-from training.plan_time import Speed, hours, tokens_per_second
-from training.training_memory import NF4, Parameters, layer_bytes
+from hotdraft.pipeline.config import HotdraftConfig, LoraSection
+from hotdraft.pipeline.models import ModelError
+from hotdraft.pipeline.records import ReplaySample
+from hotdraft.training.forward import OutputHead, hidden_states
+from hotdraft.training.lora import build_lora
+from hotdraft.training.machine import Available, memory_limits, ram_bytes
+from hotdraft.training.memory_plan import RUNTIME, plan_memory
+from hotdraft.training.model_size import Widths, meta_model, read_config
+from hotdraft.training.packing import pack
+from hotdraft.training.plan_check import PlanError, changed, check
+from hotdraft.training.plan_table import make_plan, print_plan
+from hotdraft.training.plan_time import Speed, hours, tokens_per_second
+from hotdraft.training.training_memory import NF4, Parameters, layer_bytes
 
 YI_6B = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,

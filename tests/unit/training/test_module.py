@@ -5,14 +5,14 @@ import lightning
 import pytest
 import torch
 
-from pipeline.config import LoraSection
-from pipeline.replay import ReplayBuffer
+from hotdraft.pipeline.config import LoraSection
+from hotdraft.pipeline.replay import ReplayBuffer
 from tests.unit.training.masked import draft_logits
-from training.data import ReplayDataModule
-from training.lora import build_lora
-from training.losses import distillation_loss
-from training.module import DistillationModule, NonFiniteLossError
-from training.pools import everything
+from hotdraft.training.data import ReplayDataModule
+from hotdraft.training.lora import build_lora
+from hotdraft.training.losses import distillation_loss
+from hotdraft.training.module import DistillationModule, NonFiniteLossError
+from hotdraft.training.pools import everything
 
 
 @pytest.fixture

@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pipeline.config import HotdraftConfig, PredistillConfig
-from pipeline.mlflow_store import open_client
-from pipeline.replay import ReplayBuffer
+from hotdraft.pipeline.config import HotdraftConfig, PredistillConfig
+from hotdraft.pipeline.mlflow_store import open_client
+from hotdraft.pipeline.replay import ReplayBuffer
 from tests.conftest import tiny_tokenizer
-from training import validation
-from training.data import ReplayDataModule
-from training.draft_init import freeze_shared
-from training.evaluate import by_request, expected_acceptance_by_position
-from training.forward import DraftForward
-from training.offline import RunPlace, train_draft
-from training.processes import DeviceError, check_devices
+from hotdraft.training import validation
+from hotdraft.training.data import ReplayDataModule
+from hotdraft.training.draft_init import freeze_shared
+from hotdraft.training.evaluate import by_request, expected_acceptance_by_position
+from hotdraft.training.forward import DraftForward
+from hotdraft.training.offline import RunPlace, train_draft
+from hotdraft.training.processes import DeviceError, check_devices
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pipeline.config import DistillConfig
-from pipeline.replay import ReplayBuffer
-from training.pools import Pool, everything, mix_of, pools_of
+from hotdraft.pipeline.config import DistillConfig
+from hotdraft.pipeline.replay import ReplayBuffer
+from hotdraft.training.pools import Pool, everything, mix_of, pools_of
 
 
 @pytest.fixture

@@ -2,14 +2,14 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pipeline.config import LoraSection
+from hotdraft.pipeline.config import LoraSection
 from tests.unit.training.masked import draft_logits
-from training.forward import OutputHead, hidden_states
-from training.lora import build_lora
-from training.losses import distillation_loss, expected_acceptance
-from training.packing import pack
-from training.position_scores import position_scores
-from training.sampling import sampled_target, unfiltered
+from hotdraft.training.forward import OutputHead, hidden_states
+from hotdraft.training.lora import build_lora
+from hotdraft.training.losses import distillation_loss, expected_acceptance
+from hotdraft.training.packing import pack
+from hotdraft.training.position_scores import position_scores
+from hotdraft.training.sampling import sampled_target, unfiltered
 
 ROWS = 5
 """Positions a chunk."""
@@ -62,7 +62,7 @@ def test_loss_and_gradient_are_those_of_all_logits_at_once(build, make_llama, ba
     expected = (losses * batch.weight).sum() / 7
     expected.backward()
 
-    monkeypatch.setattr("training.forward.CHUNK_LOGITS", 64 * ROWS)
+    monkeypatch.setattr("hotdraft.training.forward.CHUNK_LOGITS", 64 * ROWS)
     torch.manual_seed(1)
     model = build(make_llama).train()
     scores = position_scores(
@@ -82,7 +82,7 @@ def test_loss_and_gradient_are_those_of_all_logits_at_once(build, make_llama, ba
 
 
 def test_no_more_than_a_chunk_of_logits_is_alive(make_llama, batch, monkeypatch):
-    monkeypatch.setattr("training.forward.CHUNK_LOGITS", 64 * ROWS)
+    monkeypatch.setattr("hotdraft.training.forward.CHUNK_LOGITS", 64 * ROWS)
     chunks = []
     make_logits = OutputHead.__call__
 
@@ -104,7 +104,7 @@ def test_no_more_than_a_chunk_of_logits_is_alive(make_llama, batch, monkeypatch)
 
 
 def test_measures_are_those_of_all_logits_at_once(make_llama, batch, monkeypatch):
-    monkeypatch.setattr("training.forward.CHUNK_LOGITS", 64 * ROWS)
+    monkeypatch.setattr("hotdraft.training.forward.CHUNK_LOGITS", 64 * ROWS)
     model = make_llama(0, scale=0.1)
     targets = (batch.top_ids, batch.top_logprobs, batch.tail_logprob)
     logits = draft_logits(model, batch)
@@ -119,7 +119,7 @@ def test_measures_are_those_of_all_logits_at_once(make_llama, batch, monkeypatch
 
 def test_a_trimmed_head_learns_what_target_and_draft_share(make_llama, batch, monkeypatch):
     """Forward KL over the tokens that the draft has, weighted by what of the target's mass they have."""
-    monkeypatch.setattr("training.forward.CHUNK_LOGITS", ROWS * 33)
+    monkeypatch.setattr("hotdraft.training.forward.CHUNK_LOGITS", ROWS * 33)
     batch = batch._replace(
         **{name: getattr(batch, name).double() for name in ("top_logprobs", "tail_logprob", "weight")}
     )

@@ -6,14 +6,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.config import HotdraftConfig
-from pipeline.draft_vocabulary import read_vocabulary
-from pipeline.mlflow_store import open_client
-from pipeline.models import load_causal_lm, read_cut
-from pipeline.replay import ReplayBuffer, is_held_out
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.draft_vocabulary import read_vocabulary
+from hotdraft.pipeline.mlflow_store import open_client
+from hotdraft.pipeline.models import load_causal_lm, read_cut
+from hotdraft.pipeline.replay import ReplayBuffer, is_held_out
 from tests.conftest import tiny_tokenizer
-from training.draft_init import cut_layers
-from training.predistill import EXPERIMENT, evaluate, predistill
+from hotdraft.training.draft_init import cut_layers
+from hotdraft.training.predistill import EXPERIMENT, evaluate, predistill
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pipeline.config import DistillConfig
-from pipeline.replay import ReplayBuffer, is_held_out
-from training.data import DataError, ReplayDataModule
-from training.record_check import contradiction
-from training.sound_rows import SoundRows
+from hotdraft.pipeline.config import DistillConfig
+from hotdraft.pipeline.replay import ReplayBuffer, is_held_out
+from hotdraft.training.data import DataError, ReplayDataModule
+from hotdraft.training.record_check import contradiction
+from hotdraft.training.sound_rows import SoundRows
 
 FRACTION = 0.3
 

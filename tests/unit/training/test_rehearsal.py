@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from training.forward import OutputHead, hidden_states
-from training.packing import pack
-from training.position_scores import position_scores
-from training.rehearsal import rehearsed
+from hotdraft.training.forward import OutputHead, hidden_states
+from hotdraft.training.packing import pack
+from hotdraft.training.position_scores import position_scores
+from hotdraft.training.rehearsal import rehearsed
 
 
 def pull(model, samples):

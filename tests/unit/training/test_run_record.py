@@ -1,6 +1,6 @@
 import pytest
 
-from training.run_record import RunRecordError, begin_or_resume
+from hotdraft.training.run_record import RunRecordError, begin_or_resume
 
 
 def test_the_same_run_goes_on_and_another_is_refused(tmp_path):

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from serving.logits import SamplingBatch
-from serving.request import SamplingParams
+from hotdraft.serving.logits import SamplingBatch
+from hotdraft.serving.request import SamplingParams
 from tests.served_probs import served_probs
-from training.sampling import LIKELIEST, Sampling, lowest_drafted, sampled_target, tail_at, unfiltered
+from hotdraft.training.sampling import LIKELIEST, Sampling, lowest_drafted, sampled_target, tail_at, unfiltered
 
 VOCABULARY = 2000
 FILTERS = [

@@ -3,8 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from training.served_check import UnlikeServedError, check_served
-from training.stream import play
+from hotdraft.training.served_check import UnlikeServedError, check_served
+from hotdraft.training.stream import play
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from pipeline.records import NOT_DRAFTED
-from training.stream import play
+from hotdraft.pipeline.records import NOT_DRAFTED
+from hotdraft.training.stream import play
 
 
 def played(serve, make_llama, chances, k=3):

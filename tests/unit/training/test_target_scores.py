@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.models import load_causal_lm
-from pipeline.records import MIN_LOG_MASS, NOT_DRAFTED
-from serving.attention import ATTENTION, register_attention
-from serving.decoder import SpeculativeDecoder
-from serving.logits import SamplingBatch
-from serving.request import SamplingParams
-from training.data import DataError
-from training.target_scores import ScoredText, score
+from hotdraft.pipeline.models import load_causal_lm
+from hotdraft.pipeline.records import MIN_LOG_MASS, NOT_DRAFTED
+from hotdraft.serving.attention import ATTENTION, register_attention
+from hotdraft.serving.decoder import SpeculativeDecoder
+from hotdraft.serving.logits import SamplingBatch
+from hotdraft.serving.request import SamplingParams
+from hotdraft.training.data import DataError
+from hotdraft.training.target_scores import ScoredText, score
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from training.unseen import unlike
+from hotdraft.training.unseen import unlike
 
 TOKENS = np.random.default_rng(0).integers(0, 1000, 10_000)
 

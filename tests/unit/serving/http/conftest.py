@@ -3,9 +3,9 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from pipeline.config import HotdraftConfig
-from serving.api import create_app
-from serving.metrics import ServingMetrics
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.serving.api import create_app
+from hotdraft.serving.metrics import ServingMetrics
 from tests.unit.serving.http.scripted import ScriptedEngine, served
 
 

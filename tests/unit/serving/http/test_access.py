@@ -7,11 +7,11 @@ import httpx
 import openai
 import pytest
 
-from pipeline.config import ConfigError, HotdraftConfig, ServerConfig
-from serving import access
-from serving.access import read_admin_keys, read_api_keys
-from serving.api import create_app
-from serving.metrics import ServingMetrics
+from hotdraft.pipeline.config import ConfigError, HotdraftConfig, ServerConfig
+from hotdraft.serving import access
+from hotdraft.serving.access import read_admin_keys, read_api_keys
+from hotdraft.serving.api import create_app
+from hotdraft.serving.metrics import ServingMetrics
 from tests.unit.serving.http.scripted import USER, ScriptedEngine, served
 
 KEYS = ["first-key", "zweiter-schlüssel"]

@@ -4,10 +4,10 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from pipeline.config import HotdraftConfig, ServerConfig
-from serving.api import create_app
-from serving.client_identity import client_identity
-from serving.metrics import ServingMetrics
+from hotdraft.pipeline.config import HotdraftConfig, ServerConfig
+from hotdraft.serving.api import create_app
+from hotdraft.serving.client_identity import client_identity
+from hotdraft.serving.metrics import ServingMetrics
 from tests.unit.serving.http.scripted import USER, ScriptedEngine, served
 
 

@@ -1,0 +1,1 @@
+"""Speculative decoding whose draft model learns from the traffic it serves."""

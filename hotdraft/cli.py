@@ -1,0 +1,87 @@
+"""The `hotdraft` command. Heavy imports wait inside the commands, so that `--help` answers at once."""
+
+import logging
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from hotdraft.pipeline.commands import adapters, config, controls, jobs, models, replay
+from hotdraft.pipeline.commands.bench import bench
+from hotdraft.pipeline.commands.distill import distill
+from hotdraft.pipeline.commands.doctor import doctor
+from hotdraft.pipeline.commands.experiment import experiment
+from hotdraft.pipeline.commands.predistill import predistill
+from hotdraft.pipeline.commands.serve import serve
+from hotdraft.pipeline.commands.simulate import demo, simulate
+from hotdraft.pipeline.job_record import LOG_FORMAT
+
+MLFLOW_DEFAULTS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # by its own, MLflow tries for minutes; whatever matters is tried again
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
+
+OWNER_ONLY = 0o077
+"""What prompts and answers are written under: files are 0600, folders 0700, unless a default ACL says otherwise."""
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from hotdraft.pipeline.version import installed_version
+
+        typer.echo(f"hotdraft {installed_version()}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    name="hotdraft",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def hotdraft(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Speculative decoding whose draft model learns from the traffic it serves.
+
+    Examples:
+    $ hotdraft models fetch smollm2
+    $ hotdraft serve --config configs/smollm2.yaml --self-improve
+    $ hotdraft doctor --config configs/smollm2.yaml
+    $ hotdraft --install-completion
+
+    The environment variable HOTDRAFT_CONFIG stands in for --config.
+    """
+
+
+for command in (serve, simulate, demo, distill, controls.k, predistill, experiment, bench, doctor):
+    app.command()(command)
+app.add_typer(adapters.app, name="adapters")
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(controls.app, name="loop")
+app.add_typer(replay.app, name="replay")
+app.add_typer(models.app, name="models")
+app.add_typer(config.app, name="config")
+
+
+def main() -> None:
+    """Run a command; an error of the user's is one line and exit code 2."""
+    os.umask(OWNER_ONLY)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it advises kernels that only 4-bit serving needs
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # a store that is away is told of once
+    for name, value in MLFLOW_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    try:
+        app()
+    except ValueError as error:
+        typer.secho(f"hotdraft: {error}", fg="red", err=True)
+        sys.exit(2)

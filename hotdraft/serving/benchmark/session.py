@@ -1,0 +1,123 @@
+"""One benchmark: all engines loaded up front, then measured turn by turn while the others sit idle."""
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hotdraft.serving.benchmark.client import Memory, Worker, WorkerError
+from hotdraft.serving.benchmark.engine import PLAIN, EngineSettings, Mode, PeerUnavailable
+from hotdraft.serving.benchmark.plan import ASSISTED, OURS, Plan
+from hotdraft.serving.benchmark.summary import Measurement
+
+WARM_UP_TOKENS = 16
+
+
+@dataclass
+class Outcome:
+    """All that was measured. Figures of hotdraft's own are lists with a value for each repeat."""
+
+    measurements: list[Measurement] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Peer → why it is missing."""
+    bandwidths: list[float] = field(default_factory=list)
+    """Bytes a second."""
+    costs: dict[int, list[dict[str, float]]] = field(default_factory=dict)
+    """Concurrency → seconds of a draft step and of rounds."""
+    swap: dict[str, float] | None = None
+    imported_mb: float = 0.0
+    memory: Memory | None = None
+    """hotdraft's worker once its imports were done, and after its last run."""
+
+
+def run(plan: Plan, log_folder: Path, tell: Callable[[str], None]) -> Outcome:
+    """Measure; `tell` hears what comes next. Raises `WorkerError` if hotdraft's own worker fails."""
+    outcome = Outcome()
+    with ExitStack() as stack:
+        tell("loading")
+        workers = {}
+        for name in dict.fromkeys([OURS, *("transformers" if peer == ASSISTED else peer for peer in plan.against)]):
+            worker = Worker(name, _settings_of(name, plan), log_folder / f"{name}.log", os.environ)
+            workers[name] = stack.enter_context(worker)
+        for name in list(workers):
+            with _Leaving(name, workers, outcome):
+                workers[name].wait_ready()
+                outcome.versions[name] = workers[name].version
+        for concurrency in plan.settings.concurrency:
+            for name, mode in _turns(plan, workers, concurrency):
+                tell(f"warming up: {name}, {describe(mode)}, {concurrency} at once")
+                with _Leaving(name, workers, outcome):
+                    warm_up = min(WARM_UP_TOKENS, plan.max_tokens)
+                    workers[name].run(mode, plan.prompts[:concurrency], warm_up, concurrency)
+        for repeat in range(plan.repeats):
+            _repeat(plan, workers, repeat, outcome, tell)
+        ours = workers[OURS]
+        outcome.imported_mb, outcome.memory = ours.rss_imported_mb, ours.memory
+        if plan.swap:
+            tell("swapping under a running stream")
+            outcome.swap = ours.measure("swap", 1)
+    return outcome
+
+
+def describe(mode: Mode) -> str:
+    """A mode in words."""
+    words = "plain" if mode == PLAIN else f"speculative k={mode.k}"
+    return f"{words}, recording" if mode.recording else words
+
+
+def _repeat(
+    plan: Plan, workers: dict[str, Worker], repeat: int, outcome: Outcome, tell: Callable[[str], None]
+) -> None:
+    """One interleaved repeat; every other one goes backwards, so that no engine always follows the same."""
+    ours = workers[OURS]
+    outcome.bandwidths.append(ours.measure("bandwidth", 1)["bytes_per_second"])
+    for concurrency in plan.settings.concurrency:
+        if plan.settings.draft_folder is not None:
+            outcome.costs.setdefault(concurrency, []).append(ours.measure("costs", concurrency))
+        turns = _turns(plan, workers, concurrency)
+        for name, mode in reversed(turns) if repeat % 2 else turns:
+            if name not in workers:
+                continue
+            tell(f"repeat {repeat + 1} of {plan.repeats}: {name}, {describe(mode)}, {concurrency} at once")
+            with _Leaving(name, workers, outcome):
+                result = workers[name].run(mode, plan.prompts, plan.max_tokens, concurrency)
+                if any(len(output) != plan.max_tokens for output in result.outputs):
+                    raise WorkerError(f"{name} gave outputs that are not of {plan.max_tokens} tokens")
+                outcome.measurements.append(Measurement(name, mode, concurrency, repeat, result))
+
+
+def _settings_of(name: str, plan: Plan) -> EngineSettings:
+    if name == "transformers" and ASSISTED not in plan.against:
+        return replace(plan.settings, draft_folder=None)
+    return plan.settings
+
+
+def _turns(plan: Plan, workers: Mapping[str, Worker], concurrency: int) -> list[tuple[str, Mode]]:
+    """Engines and modes to run at a concurrency."""
+
+    def wanted(name: str, mode: Mode) -> bool:
+        return name != OURS or plan.fixed_k or not isinstance(mode.k, int)
+
+    return [(name, mode) for name in workers for mode in workers[name].modes(concurrency) if wanted(name, mode)]
+
+
+class _Leaving:
+    """A peer that cannot go on leaves the benchmark and takes its measurements along; hotdraft must not."""
+
+    def __init__(self, name: str, workers: dict[str, Worker], outcome: Outcome) -> None:
+        self._name = name
+        self._workers = workers
+        self._outcome = outcome
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, PeerUnavailable | WorkerError) or self._name == OURS:
+            return False
+        self._workers.pop(self._name, None)
+        self._outcome.left_out[self._name] = str(error)
+        kept = [item for item in self._outcome.measurements if item.engine != self._name]
+        self._outcome.measurements[:] = kept
+        return True

@@ -1,0 +1,87 @@
+"""What a running stream notices of a swap: the gaps between its tokens."""
+
+import statistics
+import time
+from functools import partial
+from pathlib import Path
+
+from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.models import choose_device, choose_dtype, fingerprint
+from hotdraft.serving.app import draft_ranking
+from hotdraft.serving.aside import aside
+from hotdraft.serving.benchmark.random_adapter import write_random_adapter
+from hotdraft.serving.engine import Engine
+from hotdraft.serving.hot_swap import HotSwapper
+from hotdraft.serving.request import GenerationRequest, OutputDelta, SamplingParams
+
+SWAPS = 5
+TOKENS_PER_SWAP = 40
+
+
+class _Stream:
+    """Arrival times of a request's rounds."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.tokens = 0
+        self.ended = False
+
+    def __call__(self, delta: OutputDelta) -> None:
+        self.times.append(time.perf_counter())
+        self.tokens += len(delta.token_ids)
+        self.ended = delta.finish_reason is not None
+
+    def wait_for(self, tokens: int) -> None:
+        while self.tokens < tokens and not self.ended:
+            time.sleep(0.002)
+
+
+def measure_swaps(engine: Engine, config: HotdraftConfig, scratch: Path) -> dict[str, float]:
+    """Swap two random adapters in turn, `SWAPS` times under one stream with adaptive k; end with the draft itself.
+
+    Seconds: the median gap between rounds, the worst gap that held a swap, the worst while an
+    adapter was staged beside the stream, and the longest time decoding stood still.
+    """
+    assert config.draft is not None, "there is no draft to swap"
+    dtype, rank = choose_dtype(config.dtype, choose_device(config.device)), config.distill.lora.rank
+    folders = [scratch / f"adapter{number}" for number in (1, 2)]
+    for number, folder in enumerate(folders):
+        if not folder.exists():
+            aside(partial(write_random_adapter, folder, config.draft, rank, dtype, number))
+    ranking = draft_ranking(config, engine.decoder.vocab_size)
+    swapper = HotSwapper(engine, fingerprint(config.draft), ranking)
+    engine.k = "auto"
+    stream = _Stream()
+    params = SamplingParams(max_tokens=(SWAPS + 1) * TOKENS_PER_SWAP, temperature=0.0, ignore_eos=True)
+    engine.submit(GenerationRequest("swaps", (1, 2, 3, 4), params, record=False), stream)
+    stalls: list[float] = []
+    staging: list[tuple[float, float]] = []
+    swaps: list[tuple[float, float]] = []
+    for number in range(SWAPS):
+        stream.wait_for(number * TOKENS_PER_SWAP + TOKENS_PER_SWAP // 2)
+        began = time.perf_counter()
+        staged = swapper.stage(number + 1, folders[number % 2])
+        staging.append((began, time.perf_counter()))
+        began = time.perf_counter()
+        stalls.append(swapper.swap(staged, "promotion").stall_seconds)
+        swaps.append((began, time.perf_counter()))
+    stream.wait_for(params.max_tokens)
+    swapper.swap(swapper.stage(0, None), "rollback")
+    gaps = list(zip(stream.times, stream.times[1:], strict=False))
+    median = statistics.median(end - start for start, end in gaps)
+    worst = worst_gap(gaps, swaps)
+    return {
+        "median_gap_seconds": median,
+        "worst_gap_swapping_seconds": worst,
+        "worst_gap_staging_seconds": worst_gap(gaps, staging),
+        "worst_stall_seconds": max(stalls),
+        "worst_over_median": worst / median,
+    }
+
+
+def worst_gap(gaps: list[tuple[float, float]], windows: list[tuple[float, float]]) -> float:
+    """The longest of the gaps (start, end) that overlap any of the windows (start, end)."""
+    return max(
+        (end - start for start, end in gaps if any(start < until and end > since for since, until in windows)),
+        default=0.0,
+    )

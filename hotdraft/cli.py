@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from hotdraft.pipeline.commands import adapters, config, controls, jobs, models, replay
-from hotdraft.pipeline.commands.bench import bench
-from hotdraft.pipeline.commands.distill import distill
-from hotdraft.pipeline.commands.doctor import doctor
-from hotdraft.pipeline.commands.experiment import experiment
-from hotdraft.pipeline.commands.predistill import predistill
-from hotdraft.pipeline.commands.serve import serve
-from hotdraft.pipeline.commands.simulate import demo, simulate
-from hotdraft.pipeline.job_record import LOG_FORMAT
+from hotdraft.commands import adapters, config, controls, jobs, models, replay
+from hotdraft.commands.bench import bench
+from hotdraft.commands.distill import distill
+from hotdraft.commands.experiment import experiment
+from hotdraft.commands.predistill import predistill
+from hotdraft.commands.serve import serve
+from hotdraft.commands.simulate import demo, simulate
+from hotdraft.doctor.command import doctor
+from hotdraft.pipeline.loop.job_record import LOG_FORMAT
 
 MLFLOW_DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -30,7 +30,7 @@ OWNER_ONLY = 0o077
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from hotdraft.pipeline.version import installed_version
+        from hotdraft.pipeline.system.version import installed_version
 
         typer.echo(f"hotdraft {installed_version()}")
         raise typer.Exit

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hotdraft.pipeline.config import GateConfig
-from hotdraft.training.gate import judge
+from hotdraft.pipeline.config.learning import GateConfig
+from hotdraft.training.judging.gate import judge
 
 TODAY = "today"
 OLDER_SPREAD, TODAY_SPREAD = 0.10, 0.13

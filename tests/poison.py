@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from hotdraft.pipeline.records import ReplaySample
-from hotdraft.pipeline.replay import is_held_out
+from hotdraft.pipeline.replay.buffer import is_held_out
+from hotdraft.pipeline.replay.sample import ReplaySample
 
 Poison = Callable[[Sequence[ReplaySample], np.random.Generator], list[ReplaySample]]
 

@@ -6,15 +6,15 @@ from types import MappingProxyType
 
 import numpy as np
 
-from hotdraft.pipeline.adapters import AdapterBase, load_adapter
-from hotdraft.pipeline.config import HotdraftConfig
-from hotdraft.pipeline.records import ReplaySample
-from hotdraft.pipeline.registry import AdapterRegistry
-from hotdraft.pipeline.replay import ReplayBuffer
-from hotdraft.training.evaluate import by_request
-from hotdraft.training.job import JobError, run_job
-from hotdraft.training.served_draft import ServedDraft, load_draft
-from hotdraft.training.stream import play
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.models.adapter_folder import AdapterBase, load_adapter
+from hotdraft.pipeline.replay.buffer import ReplayBuffer
+from hotdraft.pipeline.replay.sample import ReplaySample
+from hotdraft.pipeline.store.registry import AdapterRegistry
+from hotdraft.training.experiment.play import play
+from hotdraft.training.judging.served_draft import ServedDraft, load_draft
+from hotdraft.training.online.job import JobError, run_job
+from hotdraft.training.scoring.evaluate import by_request
 from tests.poison import (
     Poison,
     clean,

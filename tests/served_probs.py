@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from hotdraft.serving.distributions import Distributions
-from hotdraft.serving.logits import SamplingBatch
+from hotdraft.serving.sampling.distributions import Distributions
+from hotdraft.serving.sampling.logits import SamplingBatch
 
 
 def served_probs(logits: Tensor, sampling: SamplingBatch) -> Tensor:

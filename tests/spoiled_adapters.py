@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hotdraft.pipeline.adapters import CARD_FILE, CONFIG_FILE, PROBE_FILE, WEIGHTS_FILE
-from hotdraft.pipeline.draft_vocabulary import VOCABULARY_FILE
+from hotdraft.pipeline.models.adapter_folder import CARD_FILE, CONFIG_FILE, PROBE_FILE, WEIGHTS_FILE
+from hotdraft.pipeline.models.draft_vocabulary import VOCABULARY_FILE
 
 Spoil = Callable[[Path], object]
 """Changes an adapter's folder."""

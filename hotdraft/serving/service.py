@@ -9,68 +9,35 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from hotdraft.pipeline.config import HotdraftConfig
-from hotdraft.pipeline.controls import ControlFile
-from hotdraft.pipeline.job_process import start_job
-from hotdraft.pipeline.jobs import JobRecords
-from hotdraft.pipeline.models import fingerprint
-from hotdraft.pipeline.registry import AdapterRegistry
-from hotdraft.pipeline.replay import ReplayBuffer
-from hotdraft.pipeline.supervisor import TrainerSupervisor
-from hotdraft.pipeline.tracking import ServingTracker
-from hotdraft.pipeline.trial import Trials
-from hotdraft.serving.acceptance_watch import AcceptanceWatch
-from hotdraft.serving.access import read_admin_keys, read_api_keys
-from hotdraft.serving.adapter_sync import AdapterSync
-from hotdraft.serving.admin import admin_router
-from hotdraft.serving.api import create_app
-from hotdraft.serving.app import build_engine, draft_ranking
-from hotdraft.serving.connections import Connections, connection_limit
-from hotdraft.serving.dashboard.router import dashboard_router
-from hotdraft.serving.drain import DrainingServer
-from hotdraft.serving.events import RoundStats, SwapClock, SwapEvent
-from hotdraft.serving.history import history_router
-from hotdraft.serving.hot_swap import HotSwapper
-from hotdraft.serving.k_override import KOverride
-from hotdraft.serving.last_served import LastServedFile
-from hotdraft.serving.logs import configure_logging
-from hotdraft.serving.metrics import ServingMetrics
-from hotdraft.serving.replay_watch import ReplayWatch
-from hotdraft.serving.request import GenerationRequest, RequestStats
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.loop.controls import ControlFile
+from hotdraft.pipeline.loop.jobs import JobRecords
+from hotdraft.pipeline.models.loading import fingerprint
+from hotdraft.pipeline.processes.job_process import start_job
+from hotdraft.pipeline.processes.supervisor import TrainerSupervisor
+from hotdraft.pipeline.replay.buffer import ReplayBuffer
+from hotdraft.pipeline.store.registry import AdapterRegistry
+from hotdraft.pipeline.store.tracking import ServingTracker
+from hotdraft.pipeline.watch.trial import Trials
+from hotdraft.serving.engine.load import build_engine, draft_ranking
+from hotdraft.serving.http.access import read_admin_keys, read_api_keys
+from hotdraft.serving.http.admin.history import history_router
+from hotdraft.serving.http.admin.routes import admin_router
+from hotdraft.serving.http.app import create_app
+from hotdraft.serving.http.connections import Connections, connection_limit
+from hotdraft.serving.http.dashboard.router import dashboard_router
+from hotdraft.serving.http.drain import DrainingServer
+from hotdraft.serving.http.logs import configure_logging
+from hotdraft.serving.metrics.listener import ServingMetrics
+from hotdraft.serving.metrics.replay_watch import ReplayWatch
+from hotdraft.serving.metrics.tracking import TrackingListener
+from hotdraft.serving.updates.acceptance_watch import AcceptanceWatch
+from hotdraft.serving.updates.adapter_sync import AdapterSync
+from hotdraft.serving.updates.hot_swap import HotSwapper
+from hotdraft.serving.updates.k_override import KOverride
+from hotdraft.serving.updates.last_served import LastServedFile
 
 logger = logging.getLogger(__name__)
-
-
-class TrackingListener:
-    """Tells the tracker what the engine does."""
-
-    def __init__(self, tracker: ServingTracker) -> None:
-        self._tracker = tracker
-        self._clock = SwapClock()
-
-    def on_round(self, stats: RoundStats) -> None:
-        self._tracker.count(tokens=stats.new_tokens)
-
-    def on_finish(self, request: GenerationRequest, stats: RequestStats, finish_reason: str) -> None:
-        self._tracker.count(
-            domain=request.domain,
-            requests=1,
-            rounds=stats.rounds,
-            drafted=stats.drafted_tokens,
-            accepted=stats.accepted_tokens,
-        )
-        if self._clock.is_of_one_version(stats):
-            self._tracker.served(
-                stats.draft_version,
-                domain=request.domain,
-                drafted=stats.drafted_tokens,
-                examined=stats.examined_tokens,
-                accepted=stats.accepted_tokens,
-            )
-
-    def on_swap(self, event: SwapEvent) -> None:
-        self._clock.swapped()
-        self._tracker.mark_swap(event.version, reason=event.reason)
 
 
 def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, Any], self_improve: bool) -> None:

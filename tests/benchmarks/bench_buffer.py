@@ -23,14 +23,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hotdraft.pipeline import shard as shard_format
-from hotdraft.pipeline.config import HotdraftConfig
-from hotdraft.pipeline.records import ReplaySample
-from hotdraft.pipeline.replay_index import INDEX
-from hotdraft.pipeline.replay_schema import SCHEMA
-from hotdraft.pipeline.shard import Origin, written
-from hotdraft.pipeline.shard_folder import ShardFolder
-from hotdraft.pipeline.shard_upkeep import shard_stem
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.replay import shard as shard_format
+from hotdraft.pipeline.replay.folder import ShardFolder
+from hotdraft.pipeline.replay.index import INDEX
+from hotdraft.pipeline.replay.sample import ReplaySample
+from hotdraft.pipeline.replay.schema import SCHEMA
+from hotdraft.pipeline.replay.shard import Origin, written
+from hotdraft.pipeline.replay.upkeep import shard_stem
 
 TOKENS, TOP, VOCABULARY = 8, 2, 1000
 DOMAINS = [f"domain-{number}" for number in range(12)]
@@ -124,8 +124,8 @@ def sample(number: int) -> ReplaySample:
 
 
 def trigger(config: HotdraftConfig) -> dict[str, float]:
-    from hotdraft.pipeline.loop import DistillTrigger
-    from hotdraft.pipeline.replay import ReplayBuffer
+    from hotdraft.pipeline.loop.trigger import DistillTrigger
+    from hotdraft.pipeline.replay.buffer import ReplayBuffer
 
     began = time.perf_counter()
     watching = DistillTrigger(config, ReplayBuffer.of(config))
@@ -138,9 +138,9 @@ def trigger(config: HotdraftConfig) -> dict[str, float]:
 
 def job(config: HotdraftConfig) -> dict[str, float]:
     """What a job does before it loads its draft, and the batches that it draws then."""
-    from hotdraft.pipeline.replay import ReplayBuffer
-    from hotdraft.training.data import ReplayDataModule
-    from hotdraft.training.pools import mix_of
+    from hotdraft.pipeline.replay.buffer import ReplayBuffer
+    from hotdraft.training.batches.pools import mix_of
+    from hotdraft.training.batches.replay_data import ReplayDataModule
 
     began, cpu = time.perf_counter(), time.process_time()
     data = ReplayDataModule.online(
@@ -159,7 +159,7 @@ def job(config: HotdraftConfig) -> dict[str, float]:
 
 
 def stats(config: HotdraftConfig) -> dict[str, float]:
-    from hotdraft.pipeline.replay import ReplayBuffer
+    from hotdraft.pipeline.replay.buffer import ReplayBuffer
 
     began = time.perf_counter()
     found = ReplayBuffer.of(config).stats()
@@ -167,7 +167,7 @@ def stats(config: HotdraftConfig) -> dict[str, float]:
 
 
 def append(config: HotdraftConfig) -> dict[str, float]:
-    from hotdraft.pipeline.replay import ReplayBuffer
+    from hotdraft.pipeline.replay.buffer import ReplayBuffer
 
     buffer = ReplayBuffer.of(config)
     times = []
@@ -210,7 +210,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.part:
         config = config_of(arguments.run_dir)
-        import hotdraft.training.data  # noqa: F401  # so that no figure holds the import of torch, and each the memory for it
+        import hotdraft.training.batches.replay_data  # noqa: F401  # so that no figure holds the import of torch, and each the memory for it
 
         base, cpu = _resident(), time.process_time()
         found = PARTS[arguments.part](config)

@@ -42,9 +42,9 @@ class Settings:
 
 def main() -> None:
     arguments = parse()
-    from hotdraft.pipeline.generators.varied import varied
-    from hotdraft.pipeline.models import load_tokenizer
-    from hotdraft.serving.prompts import encode_chat
+    from hotdraft.pipeline.models.loading import load_tokenizer
+    from hotdraft.pipeline.traffic.generators.varied import varied
+    from hotdraft.serving.messages.prompts import encode_chat
 
     tokenizer = load_tokenizer(arguments.target)
     texts = varied(arguments.prompts * (arguments.repeats + 1), seed=0)
@@ -102,11 +102,13 @@ def summary(settings: Settings, rates: dict[str, list[float]]) -> dict[str, obje
 
 
 def hotdraft(settings: Settings) -> Run:
-    from hotdraft.pipeline.commands.predistill_data import answer_all, generation_config
-    from hotdraft.pipeline.config import EngineConfig, HotdraftConfig, PredistillConfig
-    from hotdraft.pipeline.replay import ReplayBuffer
-    from hotdraft.serving.app import build_engine
-    from hotdraft.serving.request import GenerationRequest, SamplingParams
+    from hotdraft.pipeline.config.learning import PredistillConfig
+    from hotdraft.pipeline.config.serving import EngineConfig
+    from hotdraft.pipeline.config.settings import HotdraftConfig
+    from hotdraft.pipeline.replay.buffer import ReplayBuffer
+    from hotdraft.serving.engine.batch import answer_all, generation_config
+    from hotdraft.serving.engine.load import build_engine
+    from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
 
     config = HotdraftConfig(
         target=settings.target,
@@ -134,8 +136,8 @@ def transformers(settings: Settings) -> Run:
     import torch
     from transformers import GenerationConfig
 
-    from hotdraft.pipeline.models import choose_device, choose_dtype, load_causal_lm
-    from hotdraft.serving.benchmark.transformers_engine import left_padded
+    from hotdraft.pipeline.models.loading import choose_device, choose_dtype, load_causal_lm
+    from hotdraft.serving.benchmark.engines.transformers_engine import left_padded
 
     device = choose_device(settings.device)
     model: Any = load_causal_lm(settings.target, dtype=choose_dtype(settings.dtype, device), device=device)

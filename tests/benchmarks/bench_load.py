@@ -19,8 +19,9 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from hotdraft.pipeline.config import load_config
-from hotdraft.pipeline.local_server import free_port, wait_until_healthy
+from hotdraft.pipeline.config.settings import load_config
+from hotdraft.pipeline.processes.local_server import wait_until_healthy
+from hotdraft.pipeline.system.ports import free_port
 from tests.load import Outcome, load
 
 

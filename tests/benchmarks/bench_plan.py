@@ -20,15 +20,15 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
-from hotdraft.pipeline.config import HotdraftConfig
-from hotdraft.pipeline.records import ReplaySample
-from hotdraft.training.draft_init import check_draft, freeze_shared
-from hotdraft.training.lora import build_lora
-from hotdraft.training.memory_plan import RUNTIME
-from hotdraft.training.module import DistillationModule
-from hotdraft.training.packing import pack
-from hotdraft.training.plan_table import make_plan
-from hotdraft.training.run import PRECISION
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.replay.sample import ReplaySample
+from hotdraft.training.batches.packing import pack
+from hotdraft.training.drafts.draft_init import check_draft, freeze_shared
+from hotdraft.training.fit.lora import build_lora
+from hotdraft.training.fit.module import DistillationModule
+from hotdraft.training.fit.run import PRECISION
+from hotdraft.training.planning.memory_plan import RUNTIME
+from hotdraft.training.planning.plan_table import make_plan
 
 CASES = {
     "full, bfloat16": {},

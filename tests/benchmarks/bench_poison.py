@@ -18,10 +18,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from hotdraft.pipeline.config import load_config
-from hotdraft.pipeline.records import ReplaySample
-from hotdraft.pipeline.replay import ReplayBuffer, sample_from_row
-from hotdraft.training.progress_bar import quiet_trainer
+from hotdraft.pipeline.config.settings import load_config
+from hotdraft.pipeline.replay.buffer import ReplayBuffer, sample_from_row
+from hotdraft.pipeline.replay.sample import ReplaySample
+from hotdraft.training.fit.progress_bar import quiet_trainer
 from tests.poisoned_jobs import POISONS, Case, Outcome, run_case
 
 CLEAN = "none"

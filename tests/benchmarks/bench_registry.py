@@ -2,8 +2,9 @@
 
     python -m tests.benchmarks.bench_registry
 
-A poll is what `serving.adapter_sync` asks each second while nothing changes; a listing of all versions, which it
-once asked as well, stands beside it. The store is a local SQLite file, whose queries hold the decoder's GIL.
+A poll is what `serving.updates.adapter_sync` asks each second while nothing changes; a listing of all
+versions, which it once asked as well, stands beside it. The store is a local SQLite file, whose queries hold
+the decoder's GIL.
 """
 
 import argparse
@@ -13,9 +14,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hotdraft.pipeline.config import HotdraftConfig
-from hotdraft.pipeline.mlflow_store import open_client
-from hotdraft.pipeline.registry import CANDIDATE, REJECTED, RETIRED, AdapterRegistry
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.store.connection import open_client
+from hotdraft.pipeline.store.registry import CANDIDATE, REJECTED, RETIRED, AdapterRegistry
 
 TAGS = {"parent": "0", "gain": "0.01", "gain_low": "0.00", "candidate_expected_acceptance": "0.5", "reason": "gate"}
 REPEATS = 5

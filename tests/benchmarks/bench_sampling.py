@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hotdraft.pipeline.config import load_config
-from hotdraft.pipeline.generators.varied import varied
-from hotdraft.pipeline.models import load_tokenizer, resolve
-from hotdraft.serving.app import build_engine
-from hotdraft.serving.decoder import SpeculativeDecoder
-from hotdraft.serving.logits import SamplingBatch
-from hotdraft.serving.prompts import encode_chat
-from hotdraft.serving.request import SamplingParams
+from hotdraft.pipeline.config.settings import load_config
+from hotdraft.pipeline.models.loading import load_tokenizer, resolve
+from hotdraft.pipeline.traffic.generators.varied import varied
+from hotdraft.serving.decoding.decoder import SpeculativeDecoder
+from hotdraft.serving.engine.load import build_engine
+from hotdraft.serving.messages.prompts import encode_chat
+from hotdraft.serving.messages.request import SamplingParams
+from hotdraft.serving.sampling.logits import SamplingBatch
 
 KINDS = {
     "greedy": SamplingParams(temperature=0),

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import yaml
 
-from hotdraft.pipeline.commands.experiment import experiment
-from hotdraft.pipeline.stream_report import figures
+from hotdraft.commands.experiment import experiment
+from hotdraft.training.experiment.report import figures
 from tests.benchmarks.second_pair import train_pair
 
 POLICY = "ours"

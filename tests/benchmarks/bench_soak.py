@@ -17,10 +17,10 @@ from tempfile import TemporaryDirectory
 
 import psutil
 
-from hotdraft.pipeline.config import HotdraftConfig, load_config
-from hotdraft.pipeline.mlflow_store import create_run, experiment_id, open_client
-from hotdraft.pipeline.registry import AdapterRegistry
-from hotdraft.pipeline.replay import ReplayBuffer
+from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
+from hotdraft.pipeline.replay.buffer import ReplayBuffer
+from hotdraft.pipeline.store.connection import create_run, experiment_id, open_client
+from hotdraft.pipeline.store.registry import AdapterRegistry
 from tests.benchmarks.bench_load import served, usage, waiting
 from tests.integration.adapters import write_adapter
 from tests.load import load

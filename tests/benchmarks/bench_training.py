@@ -21,19 +21,21 @@ from lightning.pytorch.callbacks import Callback
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from hotdraft.pipeline.config import HotdraftConfig, TrainingSection
-from hotdraft.pipeline.mlflow_store import open_client
-from hotdraft.pipeline.models import choose_device, choose_dtype, load_causal_lm
-from hotdraft.pipeline.records import NOT_DRAFTED, ReplaySample
-from hotdraft.pipeline.replay import ReplayBuffer
-from hotdraft.training import forward, run
-from hotdraft.training.data import ReplayDataModule
-from hotdraft.training.draft_init import cut_layers, freeze_shared
-from hotdraft.training.forward import OutputHead, disable_dropout, hidden_states
-from hotdraft.training.module import WARMUP_STEPS, DistillationModule
-from hotdraft.training.packing import PackedBatch
-from hotdraft.training.pools import everything
-from hotdraft.training.position_scores import position_scores
+from hotdraft.pipeline.config.learning import TrainingSection
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.models.loading import choose_device, choose_dtype, load_causal_lm
+from hotdraft.pipeline.replay.buffer import ReplayBuffer
+from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample
+from hotdraft.pipeline.store.connection import open_client
+from hotdraft.training.batches.packing import PackedBatch
+from hotdraft.training.batches.pools import everything
+from hotdraft.training.batches.replay_data import ReplayDataModule
+from hotdraft.training.drafts.draft_init import cut_layers, freeze_shared
+from hotdraft.training.fit import run
+from hotdraft.training.fit.module import WARMUP_STEPS, DistillationModule
+from hotdraft.training.scoring import forward
+from hotdraft.training.scoring.forward import OutputHead, disable_dropout, hidden_states
+from hotdraft.training.scoring.position_scores import position_scores
 
 TOP_K = 64
 PROMPT, ANSWER = 60, 90

@@ -19,9 +19,9 @@ from typing import Any
 
 import httpx
 
-from hotdraft.pipeline.generators import arithmetic
-from hotdraft.pipeline.local_server import local_server
-from hotdraft.pipeline.simulate import Defaults, play
+from hotdraft.pipeline.processes.local_server import local_server
+from hotdraft.pipeline.simulation.playback import Defaults, play
+from hotdraft.pipeline.traffic.generators import arithmetic
 
 WARM_REQUESTS, REQUESTS = 32, 48
 NEVER = 1_000_000

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hotdraft.pipeline.config import WatchdogConfig
-from hotdraft.pipeline.watchdog import Samples, judge, looks
+from hotdraft.pipeline.config.learning import WatchdogConfig
+from hotdraft.pipeline.watch.watchdog import Samples, judge, looks
 
 REPLICAS = (1, 5, 10, 50)
 DOMAINS = (1, 4, 16, 32)

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from hotdraft.pipeline.generators import arithmetic, text_to_sql
-from hotdraft.pipeline.traffic import Prompt
+from hotdraft.pipeline.traffic.generators import arithmetic, text_to_sql
+from hotdraft.pipeline.traffic.prompts import Prompt
 from tests.benchmarks.worked_answers import worked_answer
 from tests.conftest import CHAT_TEMPLATE
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 
-from hotdraft.pipeline.traffic import Prompt
+from hotdraft.pipeline.traffic.prompts import Prompt
 
 RELATIONS = {
     "greater than": ">", "above": ">", "after": ">", "less than": "<", "below": "<", "before": "<",

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hotdraft.pipeline.adapters import AdapterCard
-from hotdraft.pipeline.config import LoraSection
-from hotdraft.pipeline.models import fingerprint, load_causal_lm
-from hotdraft.pipeline.records import ReplaySample
-from hotdraft.training.lora import build_lora, save_lora, target_modules
+from hotdraft.pipeline.config.learning import LoraSection
+from hotdraft.pipeline.models.adapter_folder import AdapterCard
+from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
+from hotdraft.pipeline.replay.sample import ReplaySample
+from hotdraft.training.fit.lora import build_lora, save_lora, target_modules
 
 
 @torch.no_grad()

@@ -11,12 +11,12 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Request
 
-from hotdraft.pipeline.config import ServerConfig
-from hotdraft.pipeline.history import History, Point, Swap
-from hotdraft.serving.dashboard.router import dashboard_router
-from hotdraft.serving.errors import ApiError, add_error_handlers
-from hotdraft.serving.history import history_router
-from hotdraft.serving.origins import AllowedHosts, OwnPagesOnly
+from hotdraft.pipeline.config.serving import ServerConfig
+from hotdraft.pipeline.store.curves import History, Point, Swap
+from hotdraft.serving.http.admin.history import history_router
+from hotdraft.serving.http.dashboard.router import dashboard_router
+from hotdraft.serving.http.errors import ApiError, add_error_handlers
+from hotdraft.serving.http.origins import AllowedHosts, OwnPagesOnly
 
 START = 1_700_000_000.0
 INTERVAL = 5.0
@@ -183,7 +183,8 @@ def fake_app(admin: FakeAdmin) -> FastAPI:
     async def job(job_id: str) -> dict[str, Any]:
         found = next(each for each in admin.jobs if each["id"] == job_id)
         tail = "".join(
-            f"03:00:{i:02d} INFO hotdraft.training.job: step {5 * i}, loss {2 / (i + 1):.4f}\n" for i in range(30)
+            f"03:00:{i:02d} INFO hotdraft.training.online.job: step {5 * i}, loss {2 / (i + 1):.4f}\n"
+            for i in range(30)
         )
         return {**found, "log_tail": tail}
 

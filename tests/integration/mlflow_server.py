@@ -8,7 +8,8 @@ from pathlib import Path
 
 import httpx
 
-from hotdraft.pipeline.local_server import free_port, log_tail
+from hotdraft.pipeline.processes.local_server import log_tail
+from hotdraft.pipeline.system.ports import free_port
 from tests.integration.processes import wait_for
 
 START_SECONDS = 120.0

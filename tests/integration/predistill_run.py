@@ -16,14 +16,15 @@ import numpy as np
 import torch
 from mlflow import MlflowClient
 
-from hotdraft.pipeline.config import HotdraftConfig, PredistillConfig
-from hotdraft.pipeline.mlflow_store import open_client
-from hotdraft.pipeline.records import NOT_DRAFTED, ReplaySample
-from hotdraft.pipeline.replay import ReplayBuffer
-from hotdraft.training import run
-from hotdraft.training.data import ReplayDataModule
-from hotdraft.training.draft_init import freeze_shared
-from hotdraft.training.offline import RunPlace, train_draft
+from hotdraft.pipeline.config.learning import PredistillConfig
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.replay.buffer import ReplayBuffer
+from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample
+from hotdraft.pipeline.store.connection import open_client
+from hotdraft.training.batches.replay_data import ReplayDataModule
+from hotdraft.training.drafts.draft_init import freeze_shared
+from hotdraft.training.fit import run
+from hotdraft.training.predistill.train_draft import RunPlace, train_draft
 from tests.conftest import tiny_llama, tiny_tokenizer
 
 VOCABULARY = 257

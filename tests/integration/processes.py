@@ -17,8 +17,9 @@ import httpx
 import openai
 from prometheus_client.parser import text_string_to_metric_families
 
-from hotdraft.pipeline.local_server import free_port, wait_until_healthy
-from hotdraft.pipeline.log_tail import log_tail
+from hotdraft.pipeline.processes.local_server import wait_until_healthy
+from hotdraft.pipeline.system.log_tail import log_tail
+from hotdraft.pipeline.system.ports import free_port
 
 MODEL = "tiny"
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]

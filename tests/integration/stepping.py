@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from hotdraft.serving.engine import Engine
-from hotdraft.serving.events import SwapEvent
-from hotdraft.serving.hot_swap import HotSwapper, StagedDraft
-from hotdraft.serving.request import GenerationRequest, OutputDelta
+from hotdraft.serving.engine.engine import Engine
+from hotdraft.serving.messages.events import SwapEvent
+from hotdraft.serving.messages.request import GenerationRequest, OutputDelta
+from hotdraft.serving.updates.hot_swap import HotSwapper, StagedDraft
 
 
 class Heard:

@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hotdraft.pipeline.adapters import WEIGHTS_FILE, read_card, write_card
-from hotdraft.pipeline.config import HotdraftConfig, load_config
-from hotdraft.pipeline.mlflow_store import experiment_id, open_client
-from hotdraft.pipeline.registry import AdapterRegistry
+from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
+from hotdraft.pipeline.models.adapter_folder import WEIGHTS_FILE, read_card, write_card
+from hotdraft.pipeline.store.connection import experiment_id, open_client
+from hotdraft.pipeline.store.registry import AdapterRegistry
 from tests.integration.adapters import write_adapter
 from tests.integration.processes import Server, Trickle, wait_for
 

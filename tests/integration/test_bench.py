@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hotdraft.cli import app
-from hotdraft.pipeline.traffic import ask, write_traffic
+from hotdraft.pipeline.traffic.prompts import ask, write_traffic
 from hotdraft.serving.benchmark.plan import BenchError
 
 TOKENS = 8

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from hotdraft.pipeline.config import load_config
-from hotdraft.pipeline.registry import AdapterRegistry
+from hotdraft.pipeline.config.settings import load_config
+from hotdraft.pipeline.store.registry import AdapterRegistry
 from tests.integration.processes import Server
 
 PYTHON = os.environ.get("HOTDRAFT_AIRFLOW_PYTHON")

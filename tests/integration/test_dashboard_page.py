@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hotdraft.serving.errors import ApiError
+from hotdraft.serving.http.errors import ApiError
 from tests.integration.chromium import DESKTOP, PHONE, chromium, opened, overflow, screenshot
 from tests.integration.fake_admin import FakeAdmin, fake_app, running, traffic
 

@@ -10,15 +10,15 @@ import torch
 from scipy.stats import chisquare
 from torch.nn.functional import one_hot
 
-from hotdraft.pipeline.models import fingerprint, load_causal_lm
-from hotdraft.serving.adaptive_k import AdaptiveK
-from hotdraft.serving.attention import ATTENTION, register_attention
-from hotdraft.serving.costs import RoundCosts
-from hotdraft.serving.decoder import SpeculativeDecoder
-from hotdraft.serving.engine import Engine
-from hotdraft.serving.events import RoundStats
-from hotdraft.serving.hot_swap import HotSwapper
-from hotdraft.serving.request import GenerationRequest, SamplingParams
+from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
+from hotdraft.serving.decoding.adaptive_k import AdaptiveK
+from hotdraft.serving.decoding.costs import RoundCosts
+from hotdraft.serving.decoding.decoder import SpeculativeDecoder
+from hotdraft.serving.engine.engine import Engine
+from hotdraft.serving.messages.events import RoundStats
+from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
+from hotdraft.serving.models.attention import ATTENTION, register_attention
+from hotdraft.serving.updates.hot_swap import HotSwapper
 from tests.conftest import tiny_llama, tiny_tokenizer
 from tests.integration.adapters import write_adapter
 from tests.integration.conftest import disturbed

@@ -13,18 +13,26 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from hotdraft.pipeline.config import HotdraftConfig, load_config
-from hotdraft.pipeline.generators import varied
-from hotdraft.pipeline.models import Cut, ModelError, fingerprint, load_causal_lm, load_tokenizer, resolve, save_cut
-from hotdraft.serving.adaptive_k import AdaptiveK
-from hotdraft.serving.app import build_engine, draft_ranking
+from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
+from hotdraft.pipeline.models.loading import (
+    Cut,
+    ModelError,
+    fingerprint,
+    load_causal_lm,
+    load_tokenizer,
+    resolve,
+    save_cut,
+)
+from hotdraft.pipeline.traffic.generators import varied
 from hotdraft.serving.benchmark.equality import first_divergence, margin
-from hotdraft.serving.costs import RoundCosts
-from hotdraft.serving.hot_swap import HotSwapper
-from hotdraft.serving.linear import cpu_has_bfloat16
-from hotdraft.serving.metrics import ServingMetrics
-from hotdraft.serving.request import GenerationRequest, SamplingParams
-from hotdraft.training.draft_init import cut_layers
+from hotdraft.serving.decoding.adaptive_k import AdaptiveK
+from hotdraft.serving.decoding.costs import RoundCosts
+from hotdraft.serving.engine.load import build_engine, draft_ranking
+from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
+from hotdraft.serving.metrics.listener import ServingMetrics
+from hotdraft.serving.models.linear import cpu_has_bfloat16
+from hotdraft.serving.updates.hot_swap import HotSwapper
+from hotdraft.training.drafts.draft_init import cut_layers
 from tests.integration.adapters import write_adapter
 from tests.integration.stepping import run, swap
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from scipy.stats import chi2_contingency
 
-from hotdraft.pipeline.config import HotdraftConfig
-from hotdraft.pipeline.models import ModelError, fingerprint, load_causal_lm, load_tokenizer, resolve
-from hotdraft.serving.app import build_engine, draft_ranking
-from hotdraft.serving.events import RoundStats
-from hotdraft.serving.hot_swap import HotSwapper
-from hotdraft.serving.request import GenerationRequest, SamplingParams
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.models.loading import ModelError, fingerprint, load_causal_lm, load_tokenizer, resolve
+from hotdraft.serving.engine.load import build_engine, draft_ranking
+from hotdraft.serving.messages.events import RoundStats
+from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
+from hotdraft.serving.updates.hot_swap import HotSwapper
 from tests.integration.adapters import write_adapter
 from tests.integration.stepping import run, swap
 

@@ -11,20 +11,11 @@ from mlflow import MlflowClient
 from typer.testing import CliRunner
 
 from hotdraft.cli import app
-from hotdraft.pipeline.config import HotdraftConfig, load_config
-from hotdraft.pipeline.mlflow_store import open_client
-from hotdraft.pipeline.registry import AdapterRegistry
-from hotdraft.pipeline.replay import ReplayBuffer
-from tests.integration.processes import (
-    WORDS,
-    Answer,
-    Server,
-    Trickle,
-    acceptance_rate,
-    is_running,
-    kill,
-    wait_for,
-)
+from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
+from hotdraft.pipeline.replay.buffer import ReplayBuffer
+from hotdraft.pipeline.store.connection import open_client
+from hotdraft.pipeline.store.registry import AdapterRegistry
+from tests.integration.processes import WORDS, Answer, Server, Trickle, acceptance_rate, is_running, kill, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from hotdraft.pipeline.config import HotdraftConfig, load_config
-from hotdraft.pipeline.registry import AdapterRegistry
+from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
+from hotdraft.pipeline.store.registry import AdapterRegistry
 from tests.integration.mlflow_server import MlflowServer
 from tests.integration.processes import Server, wait_for
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from hotdraft.pipeline.config import HotdraftConfig, load_config
-from hotdraft.pipeline.records import NOT_DRAFTED, ReplaySample
+from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
+from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample
 from tests.poisoned_jobs import POISONS, Case, Outcome, run_case
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

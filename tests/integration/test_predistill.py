@@ -10,9 +10,9 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hotdraft.pipeline.config import HotdraftConfig
-from hotdraft.pipeline.mlflow_store import open_client
-from hotdraft.training.predistill import EXPERIMENT
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.store.connection import open_client
+from hotdraft.training.predistill.make import EXPERIMENT
 from tests.conftest import tiny_llama, tiny_tokenizer
 from tests.integration.processes import wait_for
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hotdraft.training.processes import TrainingProcessError
+from hotdraft.training.fit.processes import TrainingProcessError
 from tests.integration.predistill_run import command, curve, train_in
 from tests.integration.processes import is_running, wait_for
 

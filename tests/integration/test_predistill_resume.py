@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hotdraft.training import run
+from hotdraft.training.fit import run
 from tests.integration.predistill_run import command, curve, train_in
 from tests.integration.processes import wait_for
 

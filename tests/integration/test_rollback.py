@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from hotdraft.cli import app
-from hotdraft.pipeline.config import load_config
-from hotdraft.pipeline.mlflow_store import experiment_id, open_client
-from hotdraft.pipeline.registry import ROLLED_BACK, AdapterRegistry
+from hotdraft.pipeline.config.settings import load_config
+from hotdraft.pipeline.store.connection import experiment_id, open_client
+from hotdraft.pipeline.store.registry import ROLLED_BACK, AdapterRegistry
 from tests.integration.adapters import write_adapter
 from tests.integration.processes import Server, acceptance_rate, wait_for
 

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from hotdraft.pipeline.config import HotdraftConfig, load_config
-from hotdraft.pipeline.mlflow_store import experiment_id, open_client
-from hotdraft.pipeline.models import fingerprint
-from hotdraft.pipeline.registry import ROLLED_BACK, AdapterRegistry
-from hotdraft.pipeline.trial import Trials
-from hotdraft.serving import adapter_sync
-from hotdraft.serving.acceptance_watch import AcceptanceWatch
-from hotdraft.serving.adapter_sync import AdapterSync
-from hotdraft.serving.app import build_engine
-from hotdraft.serving.events import SwapEvent
-from hotdraft.serving.hot_swap import HotSwapper
-from hotdraft.serving.last_served import LastServedFile
-from hotdraft.serving.metrics import ServingMetrics
-from hotdraft.serving.request import GenerationRequest, OutputDelta, SamplingParams
+from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
+from hotdraft.pipeline.models.loading import fingerprint
+from hotdraft.pipeline.store.connection import experiment_id, open_client
+from hotdraft.pipeline.store.registry import ROLLED_BACK, AdapterRegistry
+from hotdraft.pipeline.watch.trial import Trials
+from hotdraft.serving.engine.load import build_engine
+from hotdraft.serving.messages.events import SwapEvent
+from hotdraft.serving.messages.request import GenerationRequest, OutputDelta, SamplingParams
+from hotdraft.serving.metrics.listener import ServingMetrics
+from hotdraft.serving.updates import adapter_sync
+from hotdraft.serving.updates.acceptance_watch import AcceptanceWatch
+from hotdraft.serving.updates.adapter_sync import AdapterSync
+from hotdraft.serving.updates.hot_swap import HotSwapper
+from hotdraft.serving.updates.last_served import LastServedFile
 from tests.integration.adapters import write_adapter
 from tests.integration.processes import wait_for
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from hotdraft.pipeline.config import load_config
-from hotdraft.pipeline.replay import ReplayBuffer
-from hotdraft.pipeline.traffic import ask, write_traffic
+from hotdraft.pipeline.config.settings import load_config
+from hotdraft.pipeline.replay.buffer import ReplayBuffer
+from hotdraft.pipeline.traffic.prompts import ask, write_traffic
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -1,4 +1,4 @@
-"""Spoiled champions over real HTTP and a `kill -9`; `tests/unit/serving/test_spoiled_adapters.py` has all kinds."""
+"""Spoiled champions over real HTTP and a `kill -9`; the unit test of spoiled adapters has all kinds."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from hotdraft.cli import app
-from hotdraft.pipeline.config import HotdraftConfig, load_config
-from hotdraft.pipeline.mlflow_store import experiment_id, open_client
-from hotdraft.pipeline.registry import CHAMPION, AdapterRegistry
+from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
+from hotdraft.pipeline.store.connection import experiment_id, open_client
+from hotdraft.pipeline.store.registry import CHAMPION, AdapterRegistry
 from tests.integration.adapters import write_adapter
 from tests.integration.processes import Answer, Server, Trickle, wait_for
 from tests.spoiled_adapters import SPOILED_FILES

@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from hotdraft.cli import app
-from hotdraft.pipeline.loop import Decision
+from hotdraft.pipeline.loop.trigger import Decision
 
 FOLDER = Path(__file__).parents[2] / "dags"
 GIVEN = {"config": "my pair's.yaml", "folder": "/", "prompts": ["a b.jsonl", "$HOME"], "slim": True, "out": "x;y"}

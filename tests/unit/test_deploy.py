@@ -14,9 +14,11 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from hotdraft.pipeline.config import ConfigError, HotdraftConfig, ServerConfig, load_config
-from hotdraft.serving.access import read_admin_keys
-from hotdraft.serving.drain import LAST_WORDS_SECONDS
+from hotdraft.pipeline.config.section import ConfigError
+from hotdraft.pipeline.config.serving import ServerConfig
+from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
+from hotdraft.serving.http.access import read_admin_keys
+from hotdraft.serving.http.drain import LAST_WORDS_SECONDS
 from tests.command_lines import parse
 
 ROOT = Path(__file__).parents[2]

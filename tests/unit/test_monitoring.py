@@ -15,9 +15,9 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hotdraft.serving.events import RoundStats, SwapEvent
-from hotdraft.serving.metrics import ServingMetrics
-from hotdraft.serving.request import GenerationRequest, RequestStats, SamplingParams
+from hotdraft.serving.messages.events import RoundStats, SwapEvent
+from hotdraft.serving.messages.request import GenerationRequest, RequestStats, SamplingParams
+from hotdraft.serving.metrics.listener import ServingMetrics
 from tests.unit.promql import names_of
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -7,11 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from hotdraft.cli import app
-from hotdraft.pipeline.config import load_config
-from hotdraft.training.machine import Available
-from hotdraft.training.memory_plan import Plan
-from hotdraft.training.plan_check import PlanError, check
-from hotdraft.training.plan_table import make_plan
+from hotdraft.pipeline.config.settings import load_config
+from hotdraft.training.planning.machine import Available
+from hotdraft.training.planning.memory_plan import Plan
+from hotdraft.training.planning.plan_check import PlanError, check
+from hotdraft.training.planning.plan_table import make_plan
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GPU = Available(80 * 10**9, None, "a GPU of 80 GB")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from hotdraft.serving.benchmark.engine import PLAIN, Mode
-from hotdraft.serving.benchmark.summary import Measurement
+from hotdraft.serving.benchmark.engines.engine import PLAIN, Mode
+from hotdraft.serving.benchmark.figures.summary import Measurement
 
 REFERENCES = ("transformers", "hotdraft")
 

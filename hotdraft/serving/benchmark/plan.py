@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hotdraft.pipeline.config import HotdraftConfig
-from hotdraft.pipeline.generators import arithmetic, varied
-from hotdraft.pipeline.models import cache_folder, choose_device, choose_dtype, load_tokenizer
-from hotdraft.pipeline.traffic import Prompt, read_traffic
-from hotdraft.serving.benchmark.engine import EngineSettings
-from hotdraft.serving.benchmark.weights import BENCH_FOLDER, complete_folder
-from hotdraft.serving.prompts import encode_chat
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.models.loading import cache_folder, choose_device, choose_dtype, load_tokenizer
+from hotdraft.pipeline.traffic.generators import arithmetic, varied
+from hotdraft.pipeline.traffic.prompts import Prompt, read_traffic
+from hotdraft.serving.benchmark.engines.engine import EngineSettings
+from hotdraft.serving.benchmark.engines.weights import BENCH_FOLDER, complete_folder
+from hotdraft.serving.messages.prompts import encode_chat
 
 OURS = "hotdraft"
 ASSISTED = "transformers-assisted"

@@ -8,8 +8,15 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from hotdraft.pipeline.adapters import CONFIG_FILE, PEFT_PREFIX, WEIGHTS_FILE, AdapterCard, write_card, write_probe
-from hotdraft.pipeline.models import fingerprint, load_causal_lm
+from hotdraft.pipeline.models.adapter_folder import (
+    CONFIG_FILE,
+    PEFT_PREFIX,
+    WEIGHTS_FILE,
+    AdapterCard,
+    write_card,
+    write_probe,
+)
+from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
 
 PROBE_TOKENS, PROBE_POSITIONS = 32, 8
 """As the trainer's."""

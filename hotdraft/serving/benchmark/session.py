@@ -6,10 +6,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hotdraft.serving.benchmark.client import Memory, Worker, WorkerError
-from hotdraft.serving.benchmark.engine import PLAIN, EngineSettings, Mode, PeerUnavailable
+from hotdraft.serving.benchmark.engines.client import Memory, Worker, WorkerError
+from hotdraft.serving.benchmark.engines.engine import PLAIN, EngineSettings, Mode, PeerUnavailable
+from hotdraft.serving.benchmark.figures.summary import Measurement
 from hotdraft.serving.benchmark.plan import ASSISTED, OURS, Plan
-from hotdraft.serving.benchmark.summary import Measurement
 
 WARM_UP_TOKENS = 16
 

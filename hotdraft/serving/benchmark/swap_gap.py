@@ -5,14 +5,14 @@ import time
 from functools import partial
 from pathlib import Path
 
-from hotdraft.pipeline.config import HotdraftConfig
-from hotdraft.pipeline.models import choose_device, choose_dtype, fingerprint
-from hotdraft.serving.app import draft_ranking
-from hotdraft.serving.aside import aside
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.models.loading import choose_device, choose_dtype, fingerprint
 from hotdraft.serving.benchmark.random_adapter import write_random_adapter
-from hotdraft.serving.engine import Engine
-from hotdraft.serving.hot_swap import HotSwapper
-from hotdraft.serving.request import GenerationRequest, OutputDelta, SamplingParams
+from hotdraft.serving.engine.aside import aside
+from hotdraft.serving.engine.engine import Engine
+from hotdraft.serving.engine.load import draft_ranking
+from hotdraft.serving.messages.request import GenerationRequest, OutputDelta, SamplingParams
+from hotdraft.serving.updates.hot_swap import HotSwapper
 
 SWAPS = 5
 TOKENS_PER_SWAP = 40

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from hotdraft.pipeline.config import HotdraftConfig
+from hotdraft.pipeline.config.settings import HotdraftConfig
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import threading
 
 import torch
 
-from hotdraft.pipeline.models import load_causal_lm
-from hotdraft.serving.engine import Engine
-from hotdraft.serving.request import GenerationRequest, OutputDelta, SamplingParams
+from hotdraft.pipeline.models.loading import load_causal_lm
+from hotdraft.serving.engine.engine import Engine
+from hotdraft.serving.messages.request import GenerationRequest, OutputDelta, SamplingParams
 
 
 class Client:

@@ -3,10 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from hotdraft.pipeline.config import EngineConfig, HotdraftConfig, RecorderConfig
-from hotdraft.pipeline.replay import ReplayBuffer
-from hotdraft.serving.app import build_engine
-from hotdraft.serving.engine import Engine
+from hotdraft.pipeline.config.serving import EngineConfig, RecorderConfig
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.replay.buffer import ReplayBuffer
+from hotdraft.serving.engine.engine import Engine
+from hotdraft.serving.engine.load import build_engine
 
 
 @pytest.fixture

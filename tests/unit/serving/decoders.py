@@ -3,11 +3,11 @@
 import torch
 from transformers import PreTrainedModel
 
-from hotdraft.pipeline.models import load_causal_lm
-from hotdraft.serving.attention import ATTENTION, register_attention
-from hotdraft.serving.decoder import SpeculativeDecoder
-from hotdraft.serving.logits import SamplingBatch
-from hotdraft.serving.request import SamplingParams
+from hotdraft.pipeline.models.loading import load_causal_lm
+from hotdraft.serving.decoding.decoder import SpeculativeDecoder
+from hotdraft.serving.messages.request import SamplingParams
+from hotdraft.serving.models.attention import ATTENTION, register_attention
+from hotdraft.serving.sampling.logits import SamplingBatch
 
 PROMPTS = [[1], [5, 6, 7], list(range(10, 50)), [9, 9, 9, 9, 9, 9]]
 NEW_TOKENS = 24

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from hotdraft.serving.rounds import Round
-from hotdraft.serving.target_log import TargetLog
+from hotdraft.serving.decoding.rounds import Round
+from hotdraft.serving.sampling.target_log import TargetLog
 
 
 def a_round(token_ids: list[int], accepted: int | None = None, log: bool = False) -> Round:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hotdraft.pipeline.records import NOT_DRAFTED, ReplaySample
+from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample
 from tests.conftest import disturbed
 
 VOCABULARY = 64

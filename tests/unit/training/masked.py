@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hotdraft.training.packing import PackedBatch
+from hotdraft.training.batches.packing import PackedBatch
 
 
 def draft_logits(model: PreTrainedModel, batch: PackedBatch) -> Tensor:

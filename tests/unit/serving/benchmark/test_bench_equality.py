@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from hotdraft.serving.benchmark.engine import PLAIN, Mode, RunResult
+from hotdraft.serving.benchmark.engines.engine import PLAIN, Mode, RunResult
 from hotdraft.serving.benchmark.equality import Divergence, compare, first_divergence, margin, reference_outputs
-from hotdraft.serving.benchmark.summary import Measurement
+from hotdraft.serving.benchmark.figures.summary import Measurement
 
 
 class Target:

@@ -10,9 +10,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from hotdraft.serving.benchmark.conversion import converted
-from hotdraft.serving.benchmark.engine import PLAIN, EngineSettings, Mode, Speculation
-from hotdraft.serving.benchmark.gguf_model import read_tensors, write_gguf
+from hotdraft.serving.benchmark.engines.conversion import converted
+from hotdraft.serving.benchmark.engines.engine import PLAIN, EngineSettings, Mode, Speculation
+from hotdraft.serving.benchmark.engines.gguf_model import read_tensors, write_gguf
 
 PROMPTS = [[5, 9, 2], [7, 7, 1, 3, 8], [40, 2], [11, 60, 33, 21]]
 
@@ -127,8 +127,12 @@ def test_failed_conversion_leaves_nothing_behind(pair: tuple[Path, Path], tmp_pa
 @pytest.mark.parametrize(
     ("module", "name", "packages"),
     [
-        ("hotdraft.serving.benchmark.peers_llamacpp", "LlamaCppEngine", ["xllamacpp"]),
-        ("hotdraft.serving.benchmark.peers_openvino", "OpenVinoEngine", ["openvino_genai", "optimum.intel"]),
+        ("hotdraft.serving.benchmark.engines.peers_llamacpp", "LlamaCppEngine", ["xllamacpp"]),
+        (
+            "hotdraft.serving.benchmark.engines.peers_openvino",
+            "OpenVinoEngine",
+            ["openvino_genai", "optimum.intel"],
+        ),
     ],
 )
 def test_peer_decodes_what_transformers_decodes(
@@ -151,7 +155,7 @@ def test_peer_decodes_what_transformers_decodes(
 
 def test_openvino_counts_rounds_from_steps() -> None:
     pytest.importorskip("openvino_genai")
-    from hotdraft.serving.benchmark.peers_openvino import _Request, _speculation
+    from hotdraft.serving.benchmark.engines.peers_openvino import _Request, _speculation
 
     request = _Request([1])
     request.steps = [1, 3, 1, 2, 1]  # 8 tokens; before each round 7, 4, 3, 1 are left

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from hotdraft.serving.benchmark.engine import PLAIN, Mode, RunResult, Speculation
-from hotdraft.serving.benchmark.summary import Measurement, Percentiles, Row, Spread, best_rows, summarise
+from hotdraft.serving.benchmark.engines.engine import PLAIN, Mode, RunResult, Speculation
+from hotdraft.serving.benchmark.figures.summary import Measurement, Percentiles, Row, Spread, best_rows, summarise
 
 K2 = Mode("speculative", 2)
 AUTO = Mode("speculative", "auto")

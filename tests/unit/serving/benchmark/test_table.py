@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hotdraft.serving.benchmark.table import label, tables
+from hotdraft.serving.benchmark.figures.table import label, tables
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 HEADINGS = (

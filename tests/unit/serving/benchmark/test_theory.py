@@ -2,7 +2,12 @@
 
 import pytest
 
-from hotdraft.serving.benchmark.theory import RoundFigures, bandwidth_share, engine_efficiency, predicted_speed_up
+from hotdraft.serving.benchmark.figures.theory import (
+    RoundFigures,
+    bandwidth_share,
+    engine_efficiency,
+    predicted_speed_up,
+)
 
 FIGURES = RoundFigures(
     plain_round_seconds=0.020, draft_step_seconds=0.005, drafted_per_round=2.0, mean_acceptance_length=2.1

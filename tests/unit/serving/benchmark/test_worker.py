@@ -6,9 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from hotdraft.serving.benchmark.client import Worker, WorkerError
-from hotdraft.serving.benchmark.engine import EngineSettings, Mode, PeerUnavailable, RunResult, Speculation
-from hotdraft.serving.benchmark.protocol import mode_from_json, mode_to_json, result_from_json, result_to_json, settings_from_json, settings_to_json
+from hotdraft.serving.benchmark.engines.client import Worker, WorkerError
+from hotdraft.serving.benchmark.engines.engine import EngineSettings, Mode, PeerUnavailable, RunResult, Speculation
+from hotdraft.serving.benchmark.engines.protocol import (
+    mode_from_json,
+    mode_to_json,
+    result_from_json,
+    result_to_json,
+    settings_from_json,
+    settings_to_json,
+)
 
 
 def settings(folder: Path) -> EngineSettings:

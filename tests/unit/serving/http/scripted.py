@@ -14,8 +14,14 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
-from hotdraft.serving.engine import QueueFullError
-from hotdraft.serving.request import FinishReason, GenerationRequest, OutputDelta, RequestStats, TokenLogprob
+from hotdraft.serving.engine.engine import QueueFullError
+from hotdraft.serving.messages.request import (
+    FinishReason,
+    GenerationRequest,
+    OutputDelta,
+    RequestStats,
+    TokenLogprob,
+)
 
 WORDS = ["<unk>", "<s>", "system:", "user:", "assistant:", "hello", "there", "be", "brief"]
 TEMPLATE = (

@@ -7,11 +7,13 @@ import httpx
 import openai
 import pytest
 
-from hotdraft.pipeline.config import ConfigError, HotdraftConfig, ServerConfig
-from hotdraft.serving import access
-from hotdraft.serving.access import read_admin_keys, read_api_keys
-from hotdraft.serving.api import create_app
-from hotdraft.serving.metrics import ServingMetrics
+from hotdraft.pipeline.config.section import ConfigError
+from hotdraft.pipeline.config.serving import ServerConfig
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.serving.http import access
+from hotdraft.serving.http.access import read_admin_keys, read_api_keys
+from hotdraft.serving.http.app import create_app
+from hotdraft.serving.metrics.listener import ServingMetrics
 from tests.unit.serving.http.scripted import USER, ScriptedEngine, served
 
 KEYS = ["first-key", "zweiter-schlüssel"]

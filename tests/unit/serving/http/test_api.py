@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from hotdraft.serving.metrics import ServingMetrics
+from hotdraft.serving.metrics.listener import ServingMetrics
 from tests.unit.serving.http.scripted import DRAFT_VERSION, USER, WORDS, ScriptedEngine
 
 

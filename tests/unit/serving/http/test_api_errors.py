@@ -7,7 +7,7 @@ import openai
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from hotdraft.serving.engine import QueueFullError, ShuttingDownError
+from hotdraft.serving.engine.engine import QueueFullError, ShuttingDownError
 from tests.unit.serving.http.scripted import USER, ScriptedEngine
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import openai
 import pytest
 
-from hotdraft.serving.logprobs import text_logprobs
-from hotdraft.serving.request import TokenLogprob
+from hotdraft.serving.http.openai.logprobs import text_logprobs
+from hotdraft.serving.messages.request import TokenLogprob
 from tests.unit.serving.http.scripted import USER, WORDS, ScriptedEngine
 
 SAID = [WORDS[token] for token in (1, 2, 3, 4, 0)]

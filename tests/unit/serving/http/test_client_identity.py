@@ -4,10 +4,11 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from hotdraft.pipeline.config import HotdraftConfig, ServerConfig
-from hotdraft.serving.api import create_app
-from hotdraft.serving.client_identity import client_identity
-from hotdraft.serving.metrics import ServingMetrics
+from hotdraft.pipeline.config.serving import ServerConfig
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.serving.http.app import create_app
+from hotdraft.serving.http.client_identity import client_identity
+from hotdraft.serving.metrics.listener import ServingMetrics
 from tests.unit.serving.http.scripted import USER, ScriptedEngine, served
 
 

@@ -12,11 +12,11 @@ import httpx
 import pytest
 from uvicorn import Config, Server
 
-from hotdraft.pipeline.config import HotdraftConfig
-from hotdraft.serving.api import create_app
-from hotdraft.serving.connections import Connections
-from hotdraft.serving.logs import Throttle
-from hotdraft.serving.metrics import ServingMetrics
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.serving.http.app import create_app
+from hotdraft.serving.http.connections import Connections
+from hotdraft.serving.http.logs import Throttle
+from hotdraft.serving.metrics.listener import ServingMetrics
 from tests.unit.serving.http.scripted import ScriptedEngine
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

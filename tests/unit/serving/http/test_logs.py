@@ -9,7 +9,7 @@ import pytest
 LOGS = """
 import logging
 from asgi_correlation_id import correlation_id
-from hotdraft.serving.logs import configure_logging
+from hotdraft.serving.http.logs import configure_logging
 configure_logging({log_format!r})
 correlation_id.set("trace-7")
 logging.getLogger("serving.x").info("ended", extra={{"completion_tokens": 3}})

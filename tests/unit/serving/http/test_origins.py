@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from hotdraft.pipeline.config import HotdraftConfig
-from hotdraft.serving.api import create_app
-from hotdraft.serving.metrics import ServingMetrics
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.serving.http.app import create_app
+from hotdraft.serving.metrics.listener import ServingMetrics
 from tests.unit.serving.http.scripted import ScriptedEngine, served
 
 JSON = {"Content-Type": "application/json"}

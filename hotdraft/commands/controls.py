@@ -1,0 +1,96 @@
+"""``hotdraft loop`` and ``hotdraft k``: what may be changed while server and trainer run."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hotdraft.commands.options import ConfigOption, JsonOption
+
+if TYPE_CHECKING:
+    from hotdraft.pipeline.loop.controls import Controls
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="""The self-improvement loop: switch it on or off.
+
+    Examples:
+    $ hotdraft loop off --config configs/smollm2.yaml
+    $ hotdraft loop status --config configs/smollm2.yaml
+    """,
+)
+
+
+@app.command()
+def on(config: ConfigOption, as_json: JsonOption = False) -> None:
+    """Let the trainer begin jobs as traffic calls for them.
+
+    Examples:
+    $ hotdraft loop on --config configs/smollm2.yaml
+    """
+    _loop(config, as_json, True)
+
+
+@app.command()
+def off(config: ConfigOption, as_json: JsonOption = False) -> None:
+    """Let the trainer begin no job; one that runs is finished. Jobs by hand go on.
+
+    Examples:
+    $ hotdraft loop off --config configs/smollm2.yaml
+    """
+    _loop(config, as_json, False)
+
+
+@app.command()
+def status(config: ConfigOption, as_json: JsonOption = False) -> None:
+    """Whether the loop is on.
+
+    Examples:
+    $ hotdraft loop status --config configs/smollm2.yaml
+    """
+    _loop(config, as_json, None)
+
+
+def k(
+    config: ConfigOption,
+    setting: Annotated[
+        str | None, typer.Argument(metavar="N|auto|config", help="What to set; only shown if left out.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Drafted tokens a round of a running server: a number, auto, or `config` for what is configured.
+
+    Examples:
+    $ hotdraft k --config configs/smollm2.yaml
+    $ hotdraft k 2 --config configs/smollm2.yaml
+    $ hotdraft k config --config configs/smollm2.yaml
+    """
+    from hotdraft.pipeline.config.settings import load_config
+    from hotdraft.pipeline.loop.controls import ControlFile, k_setting, largest_k
+
+    settings = load_config(config)
+    file = ControlFile(settings.run_dir)
+    if setting is None:
+        controls = file.read()
+    else:
+        k = None if setting == "config" else k_setting(int(setting) if setting.isdecimal() else setting)
+        controls = file.override_k(k, largest_k(settings))
+    if controls.k is None:
+        sentence = f"k is as configured ({settings.engine.k})"
+    else:
+        sentence = f"k is {controls.k} instead of the configured {settings.engine.k}"
+    _tell(controls, sentence, as_json)
+
+
+def _loop(config: Path, as_json: bool, enabled: bool | None) -> None:
+    from hotdraft.pipeline.config.settings import load_config
+    from hotdraft.pipeline.loop.controls import ControlFile
+
+    file = ControlFile(load_config(config).run_dir)
+    controls = file.read() if enabled is None else file.switch_loop(enabled)
+    _tell(controls, f"the loop is {'on' if controls.loop_enabled else 'off'}", as_json)
+
+
+def _tell(controls: "Controls", sentence: str, as_json: bool) -> None:
+    typer.echo(json.dumps(controls.model_dump(), indent=2) if as_json else sentence)

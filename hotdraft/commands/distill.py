@@ -1,0 +1,141 @@
+"""`hotdraft distill`: teach the draft what the target answered."""
+
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hotdraft.commands.options import ConfigOption
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hotdraft.pipeline.config.settings import HotdraftConfig
+    from hotdraft.training.online.job import JobResult
+
+
+def distill(
+    config: ConfigOption,
+    once: Annotated[bool, typer.Option("--once", help="Run one job now (the default).")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Run jobs as traffic calls for them.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the job's record instead of a table.")] = False,
+    job: Annotated[str | None, typer.Option(hidden=True, help="Job on record that this process is to run.")] = None,
+) -> None:
+    """Distil recorded traffic into a new adapter, judge it, and promote it if it is better.
+
+    One job ends with code 0 if there is a verdict, whether accepted or rejected, and with 1 if there is none:
+    it could not begin, was cancelled, or was interrupted, and then the next goes on from there.
+
+    Examples:
+    $ hotdraft distill --config configs/smollm2.yaml
+    $ hotdraft distill --config configs/smollm2.yaml --json
+    $ hotdraft distill --config configs/smollm2.yaml --follow
+    """
+    from hotdraft.pipeline.config.settings import load_config
+
+    if once and follow:
+        raise typer.BadParameter("--once and --follow exclude each other")
+    if follow and as_json:
+        raise typer.BadParameter("--json goes with one job")
+    settings = load_config(config)
+    if follow:
+        _follow(settings)
+    else:
+        _once(settings, as_json, job)
+
+
+def _follow(settings: "HotdraftConfig") -> None:
+    from hotdraft.training.fit.progress_bar import quiet_trainer
+    from hotdraft.training.online.follow import follow
+
+    quiet_trainer()
+    with _stopped_by_signals() as stop:
+        follow(settings, stop)
+
+
+def _once(settings: "HotdraftConfig", as_json: bool, job_id: str | None) -> None:
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from hotdraft.pipeline.loop.jobs import JobRecords, JobRunningError
+    from hotdraft.pipeline.replay.buffer import ReplayBuffer
+    from hotdraft.pipeline.store.registry import AdapterRegistry
+    from hotdraft.training.fit.progress_bar import quiet_trainer
+    from hotdraft.training.fit.run import JobInterruptedError
+    from hotdraft.training.online.interruption import JobCancelledError
+    from hotdraft.training.online.job import JobError, run_job
+
+    quiet_trainer()
+    console = Console(stderr=as_json)
+    records = JobRecords(settings.run_dir)
+    result = None
+    with _stopped_by_signals() as stop:
+        try:
+            job = records.begin("command") if job_id is None else records.inherit(job_id)
+        except JobRunningError as error:
+            typer.secho(f"hotdraft: {error}", fg="red", err=True)
+            raise typer.Exit(1) from None
+        try:
+            result = run_job(
+                settings,
+                buffer=ReplayBuffer.of(settings),
+                registry=AdapterRegistry(settings),
+                progress=console.is_terminal,
+                stop=stop,
+                job=job,
+            )
+        except JobInterruptedError as interruption:
+            typer.echo(f"{interruption}; the next `hotdraft distill` goes on from there", err=True)
+        except (JobCancelledError, JobError) as error:
+            typer.secho(f"hotdraft: {error}", fg="red", err=True)
+    if as_json:
+        typer.echo(json.dumps(asdict(job.job), indent=2))
+    elif result is not None:
+        _show(result, console)
+    if result is None:
+        raise typer.Exit(1)
+
+
+def _show(result: "JobResult", console: "Console") -> None:
+    from rich.table import Table
+
+    verdict = result.verdict
+    table = Table(show_header=False, title="accepted" if verdict.accepted else "rejected")
+    table.add_row("version", "none" if result.version is None else str(result.version))
+    table.add_row("reason", verdict.reason)
+    for domain, gain in verdict.by_domain.items():
+        table.add_row(f"gain on {domain}", f"{gain:+.3f}")
+    for name in ("champion_expected_acceptance", "candidate_expected_acceptance", "final_loss"):
+        if name in result.metrics:
+            table.add_row(name.replace("_", " "), f"{result.metrics[name]:.3f}")
+    table.add_row("steps", f"{result.metrics.get('steps', 0):.0f}")
+    table.add_row("seconds", f"{result.seconds:.0f}")
+    table.add_row("MLflow run", result.run_id)
+    console.print(table)
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[threading.Event]:
+    """An event that the first SIGTERM or SIGINT sets; a second one does what it does elsewhere."""
+    stop = threading.Event()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def ask(*_: object) -> None:
+        stop.set()
+        restore()
+
+    for number in before:
+        signal.signal(number, ask)
+    try:
+        yield stop
+    finally:
+        restore()

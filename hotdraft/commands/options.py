@@ -1,0 +1,38 @@
+"""Options that many commands have, so that they are called alike everywhere."""
+
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+
+
+def _dtypes() -> list[str]:
+    from hotdraft.pipeline.config.section import Dtype
+
+    return list(get_args(Dtype))
+
+
+ConfigOption = Annotated[
+    Path, typer.Option("--config", "-c", envvar="HOTDRAFT_CONFIG", help="YAML configuration file.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+HostOption = Annotated[str | None, typer.Option(help="Address to listen at.")]
+PortOption = Annotated[int | None, typer.Option(help="TCP port to listen at.")]
+DtypeOption = Annotated[
+    str | None, typer.Option(help="auto, float32, bfloat16 or float16.", autocompletion=_dtypes)
+]
+KOption = Annotated[
+    str | None, typer.Option("--k", help="Drafted tokens a round: a number, 0 for plain decoding, or auto.")
+]
+
+
+def serving_overrides(host: str | None, port: int | None, dtype: str | None, k: str | None) -> dict[str, Any]:
+    """What the flags of `hotdraft serve` lay over file and environment, nested as in the file."""
+    server = {"host": host, "port": port}
+    flags: dict[str, Any] = {"dtype": dtype, "server": _given(server), "engine": _given({"k": k})}
+    return {key: value for key, value in _given(flags).items() if value != {}}
+
+
+def _given(flags: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in flags.items() if value is not None}

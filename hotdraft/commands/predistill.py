@@ -1,0 +1,129 @@
+"""`hotdraft predistill`: a draft from a target, before there is traffic."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hotdraft.commands.options import ConfigOption
+
+
+class Method(StrEnum):
+    FULL = "full"
+    LORA = "lora"
+    QLORA = "qlora"
+
+
+def predistill(
+    config: ConfigOption,
+    out: Annotated[Path | None, typer.Option(help="New or empty folder that the draft is written to.")] = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(help="What to learn from: JSONL of prompts, a folder of text, a dataset. Repeatable."),
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="An existing smaller model to train, instead of a cut of the target.")
+    ] = None,
+    method: Annotated[Method | None, typer.Option(help="Which weights are trained.")] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what it takes: memory, disk and hours.")] = False,
+    memory_gb: Annotated[
+        float | None, typer.Option(min=0.1, help="With --plan: for a device with so much memory, without weights.")
+    ] = None,
+    slim: Annotated[
+        bool, typer.Option("--slim", help="Leave out of the folder what a cut has in common with its target.")
+    ] = False,
+) -> None:
+    """Make a draft from a target: cut some of its layers, or take a smaller model, and distil it.
+
+    It learns from the target's own answers, which are kept in the run folder,
+    and training writes checkpoints: started again, the command goes on where it
+    was stopped. The configuration needs a predistill section.
+
+    Examples:
+    $ hotdraft predistill --config configs/predistill-smollm2.yaml --plan
+    $ hotdraft predistill -c configs/predistill-smollm2.yaml --out runs/my-draft
+    $ hotdraft predistill -c configs/predistill-qwen2.5-7b.yaml \\
+        --plan --memory-gb 80
+    """
+    import random
+
+    from hotdraft.pipeline.config.settings import load_config
+    from hotdraft.pipeline.traffic.generators.varied import varied
+    from hotdraft.pipeline.traffic.sources import read_sources
+
+    changed = {"sources": prompts or None, "draft": draft, "method": method and method.value}
+    overrides: dict[str, Any] = {"predistill": {key: value for key, value in changed.items() if value is not None}}
+    settings = load_config(config, overrides)
+    chosen = settings.predistill
+    if out is None and not plan:
+        raise typer.BadParameter("--out is needed: the folder that the draft is written to")
+    if slim and chosen.draft is not None:
+        raise typer.BadParameter("--slim is for a draft cut from the target, not for an existing model")
+    if memory_gb is not None and not plan:
+        raise typer.BadParameter("--memory-gb is for --plan: it plans for another machine")
+
+    items = [*read_sources(chosen.sources), *varied(chosen.builtin_prompts, chosen.seed)]
+    random.Random(chosen.seed).shuffle(items)  # whatever is answered so far is a fair mix
+
+    from hotdraft.answering.requests import text_tokens
+    from hotdraft.answering.speed import measure_speed
+    from hotdraft.pipeline.traffic.prompts import Prompt
+    from hotdraft.training.drafts.draft_cost import predicted_cost, show_cost
+    from hotdraft.training.planning.plan_table import make_plan, print_plan
+
+    planned = make_plan(
+        settings,
+        prompts=sum(isinstance(item, Prompt) for item in items),
+        text_tokens=text_tokens(items),
+        elsewhere=memory_gb is not None,
+    )
+    cost = predicted_cost(
+        planned.run.target.config,
+        planned.run.draft.config,
+        head_size=settings.engine.draft_vocab_size,
+        max_k=settings.engine.max_k,
+        dtype=planned.run.dtype,
+    )
+    show_cost(cost)
+    speed = measure_speed(settings, items) if plan and memory_gb is None else None
+    print_plan(planned, memory_gb, speed=speed)
+    if plan or out is None:
+        return
+    _make(settings, items, out, slim=slim)
+
+
+def _make(settings: Any, items: Any, out: Path, *, slim: bool) -> None:
+    from hotdraft.answering.collect import collect
+    from hotdraft.answering.requests import output_tokens
+    from hotdraft.answering.speed import show_speed_up
+    from hotdraft.pipeline.models.draft_folder import check_out
+    from hotdraft.pipeline.models.loading import local_folder
+    from hotdraft.pipeline.replay.buffer import ReplayBuffer
+    from hotdraft.pipeline.system.disk import replay_bytes, require_disk
+    from hotdraft.pipeline.traffic.prompts import Prompt
+    from hotdraft.training.fit.progress_bar import quiet_trainer
+    from hotdraft.training.predistill.finished_draft import FinishedDraft
+    from hotdraft.training.predistill.make import conclude
+    from hotdraft.training.predistill.make import predistill as train
+
+    quiet_trainer()
+    prompts = [item for item in items if isinstance(item, Prompt)]
+    finished = FinishedDraft(settings, out, slim=slim)
+    outcome = finished.read()
+    if outcome is not None:
+        typer.echo(f"The draft in {out} is finished; going on from there.")
+        conclude(settings, outcome)
+    else:
+        check_out(out)
+        needed = replay_bytes(output_tokens(settings, items), settings.recorder.top_k)
+        require_disk(settings.run_dir, needed, "what the target says of the prompts")
+        chosen = settings.predistill
+        buffer = ReplayBuffer.of(settings)
+        on_policy = chosen.draft if chosen.on_policy_fraction else None
+        kinds = collect(settings, items, buffer, None if on_policy is None else local_folder(on_policy))
+        outcome = train(settings, buffer, out, kinds=kinds, slim=slim)
+    show_speed_up(settings, out, outcome, prompts)
+    finished.forget()

@@ -1,0 +1,84 @@
+"""``hotdraft replay``: what the replay buffer holds, and whether it calls for a job."""
+
+import json
+from dataclasses import asdict
+
+import typer
+
+from hotdraft.commands.options import ConfigOption, JsonOption
+from hotdraft.pipeline.system.local_time import local_time
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def replay() -> None:
+    """The replay buffer.
+
+    Examples:
+    $ hotdraft replay stats --config configs/smollm2.yaml
+    """
+
+
+@app.command()
+def stats(
+    config: ConfigOption,
+    as_json: JsonOption = False,
+) -> None:
+    """Count the recorded requests, tokens and rejections, by domain and draft version.
+
+    Examples:
+    $ hotdraft replay stats --config configs/smollm2.yaml
+    $ hotdraft replay stats --config configs/smollm2.yaml --json
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from hotdraft.pipeline.config.settings import load_config
+    from hotdraft.pipeline.replay.buffer import ReplayBuffer
+
+    settings = load_config(config)
+    found = ReplayBuffer.of(settings).stats()
+    if as_json:
+        typer.echo(json.dumps(asdict(found), indent=2))
+        return
+    table = Table(show_header=False, title=f"replay buffer {settings.replay_url}")
+    table.add_row("requests", f"{found.requests:,}")
+    table.add_row("output tokens", f"{found.output_tokens:,}")
+    table.add_row("drafted", f"{found.drafted:,}")
+    table.add_row("rejected", f"{found.rejected:,}")
+    table.add_row("shards", f"{found.shards:,}")
+    if found.quarantined:
+        table.add_row("set aside", "\n".join(found.quarantined))
+    table.add_row("size", f"{found.bytes / 1e6:,.1f} MB of {settings.replay.max_bytes / 1e6:,.0f} MB")
+    for label, seconds in (("oldest", found.oldest), ("newest", found.newest)):
+        if seconds is not None:
+            table.add_row(label, local_time(seconds))
+    for domain, requests in sorted(found.requests_by_domain.items()):
+        table.add_row(f"domain {domain}", f"{requests:,} requests")
+    for version, requests in sorted(found.requests_by_draft_version.items()):
+        table.add_row(f"draft version {version}", f"{requests:,} requests")
+    Console().print(table)
+
+
+@app.command()
+def due(config: ConfigOption, as_json: JsonOption = False) -> None:
+    """Say whether a distillation job is due by `distill.trigger`, and why or why not; nothing is started.
+
+    Counted is what was recorded since the job that finished last, whoever ran it.
+
+    Examples:
+    $ hotdraft replay due --config configs/smollm2.yaml
+    $ hotdraft replay due --config configs/smollm2.yaml --json
+    """
+    from hotdraft.pipeline.config.settings import load_config
+    from hotdraft.pipeline.loop.trigger import DistillTrigger
+    from hotdraft.pipeline.replay.buffer import ReplayBuffer
+    from hotdraft.training.online.journal import JobJournal
+
+    settings = load_config(config)
+    decision = DistillTrigger(settings, ReplayBuffer.of(settings), JobJournal(settings).last_job()).decide()
+    if as_json:
+        typer.echo(json.dumps(asdict(decision), indent=2))
+    else:
+        typer.echo(f"due: {decision.reason}" if decision.due else f"not due; {decision.reason}")

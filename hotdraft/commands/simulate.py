@@ -1,0 +1,180 @@
+"""``hotdraft simulate`` and ``hotdraft demo``: play traffic through the loop and show what it gained."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hotdraft.commands.options import ConfigOption
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hotdraft.pipeline.simulation.playback import Defaults, Outcome
+    from hotdraft.pipeline.traffic.prompts import Prompt
+
+DemoConfigOption = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
+ConcurrencyOption = Annotated[int, typer.Option(min=1, help="Requests in flight.")]
+MaxTokensOption = Annotated[int, typer.Option(min=1, help="For prompts that do not state their own.")]
+
+SHOWN_ERRORS = 3
+
+
+def simulate(
+    traffic: Annotated[list[Path], typer.Option(help="JSONL file of prompts; several are played in turn.")],
+    config: ConfigOption,
+    out: Annotated[Path, typer.Option(help="Folder for report.json and acceptance.png.")],
+    concurrency: ConcurrencyOption = 4,
+    url: Annotated[
+        str | None, typer.Option(help="A running server; without it, one is started with --config.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="First prompts of each file only.")] = None,
+    max_tokens: MaxTokensOption = 64,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=2, help="For prompts that do not state their own.")
+    ] = 0.0,
+) -> None:
+    """Play prompts through the loop; write how acceptance went. Exit code 1 if a request failed.
+
+    Examples:
+    $ hotdraft simulate --traffic my.jsonl -c configs/smollm2.yaml --out runs/mine
+    $ hotdraft simulate --traffic a.jsonl --traffic b.jsonl --limit 100 \\
+        -c configs/smollm2.yaml --url http://127.0.0.1:8000 --out runs/mine
+
+    A line of a file is {"domain": "sql", "prompt": "..."}. The report for
+    scripts is report.json in the folder --out.
+    """
+    from hotdraft.pipeline.simulation.playback import Defaults
+    from hotdraft.pipeline.traffic.prompts import read_traffic
+
+    prompts = [prompt for path in traffic for prompt in read_traffic(path)[:limit]]
+    run(prompts, config, out, concurrency, Defaults(max_tokens, temperature), url=url)
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for everything the demo makes.")] = Path("runs/demo"),
+    config: DemoConfigOption = Path("configs/demo.yaml"),
+    arithmetic_requests: Annotated[int, typer.Option(min=1, help="Prompts of the first domain.")] = 40,
+    sql_requests: Annotated[int, typer.Option(min=1, help="Prompts of the domain that follows.")] = 220,
+    concurrency: ConcurrencyOption = 4,
+    max_tokens: MaxTokensOption = 64,
+    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
+) -> None:
+    """The loop on built-in traffic: arithmetic problems, then text-to-SQL arrives as a shift.
+
+    Examples:
+    $ hotdraft demo
+    $ hotdraft demo --arithmetic-requests 20 --sql-requests 60 --out runs/short
+    """
+    from hotdraft.pipeline.simulation.playback import Defaults
+    from hotdraft.pipeline.traffic.generators import arithmetic, text_to_sql
+    from hotdraft.pipeline.traffic.prompts import write_traffic
+
+    if out.exists():
+        earlier = out.with_name(f"{out.name}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(out.stat().st_mtime))}")
+        out.rename(earlier)
+        typer.echo(f"the earlier demo is now in {earlier}")
+    out.mkdir(parents=True)
+    prompts = [*arithmetic(arithmetic_requests, seed), *text_to_sql(sql_requests, seed)]
+    write_traffic(out / "traffic.jsonl", prompts)
+    run(prompts, config, out, concurrency, Defaults(max_tokens), overrides={"run_dir": out})
+
+
+def run(
+    prompts: "list[Prompt]",
+    config: Path,
+    out: Path,
+    concurrency: int,
+    defaults: "Defaults",
+    *,
+    url: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> None:
+    """Play `prompts` at `url` or at a server of our own; write and print the report.
+
+    Raises `typer.Exit` with code 1 when a request failed or no server was to be had.
+    """
+    import asyncio
+    import json
+    from contextlib import nullcontext
+
+    import httpx
+    from rich.console import Console
+
+    from hotdraft.pipeline.config.settings import load_config
+    from hotdraft.pipeline.loop.jobs import JobRecords
+    from hotdraft.pipeline.processes.local_server import ServerError, local_server
+    from hotdraft.pipeline.simulation.playback import play
+    from hotdraft.pipeline.simulation.progress import SimulationProgress, latest_job
+    from hotdraft.pipeline.simulation.report import build_report, draw
+    from hotdraft.pipeline.system.log_tail import log_tail
+
+    settings = load_config(config, dict(overrides or {}))
+    out.mkdir(parents=True, exist_ok=True)
+    console = Console()
+    log = out / "server.log"
+    jobs = JobRecords(settings.run_dir)
+    server = nullcontext(url.rstrip("/").removesuffix("/v1")) if url else local_server(config, log, overrides)
+    if not url:
+        console.print(f"starting the server, log in {log}", highlight=False)
+    try:
+        with (
+            server as base_url,
+            SimulationProgress(len(prompts), console, lambda: latest_job(jobs)) as progress,
+        ):
+            playback = asyncio.run(
+                play(base_url, prompts, concurrency=concurrency, defaults=defaults, on_outcome=progress.show)
+            )
+    except (ServerError, httpx.HTTPError) as error:
+        console.print(f"error: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(1) from error
+    report = build_report(playback)
+    (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    draw(playback, report, out / "acceptance.png")
+    show_report(console, report)
+    console.print(f"report   {out / 'report.json'}", highlight=False)
+    console.print(f"picture  {out / 'acceptance.png'}", highlight=False)
+    console.print(
+        f"curves   mlflow ui --backend-store-uri {settings.tracking_uri}", highlight=False, soft_wrap=True
+    )
+    if report["failed_requests"]:
+        show_failures(console, playback.outcomes)
+        if not url:
+            console.print(f"the server's last words:\n{log_tail(log)}", markup=False, highlight=False)
+        raise typer.Exit(1)
+
+
+def show_report(console: "Console", report: dict[str, Any]) -> None:
+    """A table of the domains, first fifth against last fifth, and a line on the whole run."""
+    from rich.table import Table
+
+    table = Table("domain", title=f"Acceptance rate (k = {report['k']:.2g})", title_justify="left")
+    for heading in ("requests", "first 20 %", "last 20 %", "gain", "tokens a round"):
+        table.add_column(heading, justify="right")
+    for domain, figures in report["by_domain"].items():
+        first, last = figures["acceptance_rate_first"], figures["acceptance_rate_last"]
+        length = figures["mean_acceptance_length"]
+        table.add_row(
+            domain,
+            str(figures["requests"]),
+            *(["-"] * 3 if first is None else [f"{first:.3f}", f"{last:.3f}", f"{last - first:+.3f}"]),
+            "-" if length is None else f"{length:.2f}",
+        )
+    console.print(table)
+    console.print(
+        f"{report['requests']} requests ({report['failed_requests']} failed), {report['tokens']:,} tokens in "
+        f"{report['wall_seconds']:.0f} s ({report['tokens_per_second']:.1f}/s), {report['swaps']} swaps, "
+        f"{report['adapters_rejected']} adapters rejected",
+        highlight=False,
+    )
+
+
+def show_failures(console: "Console", outcomes: "list[Outcome]") -> None:
+    """The first few errors in full."""
+    failed = [outcome for outcome in outcomes if outcome.error is not None]
+    for outcome in failed[:SHOWN_ERRORS]:
+        console.print(f"request {outcome.request} ({outcome.domain}): {outcome.error}", style="red", markup=False)
+    if len(failed) > SHOWN_ERRORS:
+        console.print(f"and {len(failed) - SHOWN_ERRORS} more", style="red")

@@ -1,0 +1,30 @@
+"""Distillation jobs that began and have no verdict."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from hotdraft.doctor.finding import Finding, ok, warning
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.loop.jobs import JobRecords
+
+
+def examine_jobs(config: HotdraftConfig, config_path: Path) -> Iterator[Finding]:
+    """Of those on record the newest alone: each goes on with what the one before it left."""
+    records = JobRecords(config.run_dir)
+    newest = next(iter(records.jobs()), None)
+    if newest is None:
+        yield ok("jobs", "none has run yet")
+    elif newest.state in ("interrupted", "died", "failed"):
+        yield warning(
+            "jobs",
+            f"job {newest.id} {newest.state}: {newest.reason}",
+            f"`hotdraft jobs show {newest.id} --config {config_path}` has its log; "
+            f"`hotdraft distill --config {config_path}` goes on where it stopped",
+        )
+    else:
+        yield ok("jobs", f"job {newest.id}: {newest.state}")
+    mend = "delete the file once you have seen what is in it; nothing else needs it"
+    for says in records.broken():
+        yield warning("jobs", says, mend)
+    for path in sorted((config.run_dir / "jobs").glob("*.broken")):
+        yield warning("jobs", f"{path} was broken and is set aside", mend)

@@ -1,0 +1,104 @@
+"""Where the server listens: whether the port is free, or whose it is, and who may ask."""
+
+import errno
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+from hotdraft.doctor.finding import Finding, ok, problem, warning
+from hotdraft.pipeline.config.section import ConfigError
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.serving.http.access import is_loopback, read_admin_keys, read_api_keys
+
+ANSWER_SECONDS = 3.0
+ANY = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+"""Where to ask a server that listens at every address."""
+
+
+def examine_port(config: HotdraftConfig) -> Iterator[Finding]:
+    host, port = config.server.host, config.server.port
+    elsewhere = "serve elsewhere: `hotdraft serve --port N`, or HOTDRAFT_SERVER__PORT=N"
+    if port == 0:
+        yield ok("port", f"any that is free at {host}")
+        return
+    try:
+        _bind(host, port)
+    except PermissionError:
+        yield problem("port", f"this user may not listen at {host}:{port}", elsewhere)
+    except socket.gaierror as error:
+        mend = "set `server: {host: …}` to an address of this machine"
+        yield problem("port", f"{host!r} is no address: {error.strerror}", mend)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            yield from _tenant(ANY.get(host, host), port, elsewhere)
+        else:
+            mend = "set `server: {host: …}` to an address of this machine, or 0.0.0.0 for all"
+            yield problem("port", f"{host}:{port}: {error.strerror}", mend)
+    else:
+        yield ok("port", f"{host}:{port} is free")
+
+
+def _bind(host: str, port: int) -> None:
+    [(family, kind, _, _, address), *_] = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
+    with socket.socket(family, kind) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+        listener.bind(address)
+
+
+def _tenant(host: str, port: int, mend: str) -> Iterator[Finding]:
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    says = _ask(f"{url}/version")
+    if "draft_version" not in says:
+        yield problem("port", f"another program listens at {host}:{port}", f"{mend}; `ss -ltnp` tells which it is")
+        return
+    yield ok("port", f"hotdraft {says.get('version')} serves at {url}, with draft version {says['draft_version']}")
+    unusable = _ask(f"{url}/health").get("unusable_adapters")
+    for version, why in unusable.items() if isinstance(unusable, dict) else ():
+        mend = (
+            "its log says more; mend the cause, or promote a version that it can serve: `hotdraft adapters promote`"
+        )
+        yield warning("adapters", f"{url} cannot serve version {version}, and serves on without it: {why}", mend)
+
+
+def _ask(url: str) -> dict[str, Any]:
+    """The JSON object at `url`; empty if there is none."""
+    try:
+        answer = httpx.get(url, timeout=ANSWER_SECONDS)
+        says = answer.json() if answer.is_success else {}
+    except (httpx.HTTPError, ValueError):
+        return {}
+    return says if isinstance(says, dict) else {}
+
+
+def examine_access(config: HotdraftConfig) -> Iterator[Finding]:
+    host = config.server.host
+    mend = "set HOTDRAFT_SERVER__API_KEYS, or `server: {api_key_file: FILE}` with one key a line"
+    try:
+        keys = read_api_keys(config.server)
+    except ConfigError as error:
+        yield problem("API keys", str(error), mend)
+    else:
+        if keys:
+            yield ok("API keys", f"{len(keys)}, one of which every request needs")
+        elif is_loopback(host):
+            yield ok("API keys", f"none: {host} is open to everybody on this machine, and to no other")
+        else:
+            yield warning("API keys", f"none: open to everybody who reaches {host}", mend)
+    yield from _examine_admin(config)
+
+
+def _examine_admin(config: HotdraftConfig) -> Iterator[Finding]:
+    mend = "set HOTDRAFT_SERVER__ADMIN_KEYS, or `server: {admin_key_file: FILE}` with one key a line"
+    try:
+        keys = read_admin_keys(config.server)
+    except ConfigError as error:
+        yield problem("admin keys", str(error), mend)
+        return
+    if keys:
+        yield ok("admin keys", f"{len(keys)}, one of which /admin needs")
+    elif is_loopback(config.server.host):
+        yield ok("admin keys", "none: /admin asks for what /v1 asks for")
+    else:
+        yield warning("admin keys", "none, as server.open_admin says: /admin asks for what /v1 asks for", mend)

@@ -1,0 +1,94 @@
+"""The sections of what serves: server, engine, recorder."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, SecretStr
+from pydantic_settings import NoDecode
+
+from hotdraft.pipeline.config.section import Section
+
+KSetting = Annotated[int, Field(ge=0, le=8)] | Literal["auto"]
+"""Drafted tokens a round, or what is fastest at the moment."""
+
+
+def _by_comma(value: Any) -> Any:
+    """A list, or a text that has one by comma. An empty text is a mistake, and no way to ask for an empty list."""
+    if isinstance(value, str):
+        value = [item.strip() for item in value.split(",") if item.strip()] or [""]
+    if not isinstance(value, list):
+        return value
+    items = [item.strip() if isinstance(item, str) else item for item in value]
+    if "" in items:
+        raise ValueError("holds an empty text; to have none, leave the key out")
+    return items
+
+
+Keys = Annotated[list[SecretStr], BeforeValidator(_by_comma), NoDecode]
+
+
+Names = Annotated[list[str], BeforeValidator(_by_comma), NoDecode]
+
+
+class ServerConfig(Section):
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    served_model_name: str | None = None
+    """Name clients use for the model; the target's name by default."""
+    api_keys: Keys = Field(
+        [], description="any of which /v1 asks for; by comma in the environment; none: open to everybody"
+    )
+    api_key_file: Path | None = Field(None, description="file with more keys, one a line")
+    admin_keys: Keys = Field(
+        [], description="any of which /admin asks for, and which open /v1 too; none: the API keys open both"
+    )
+    admin_key_file: Path | None = Field(None, description="file with more of them, one a line")
+    open_admin: bool = Field(
+        False, description="serve /admin without an admin key though other machines can reach this server"
+    )
+    allowed_hosts: Names = Field(
+        [],
+        description="names that clients may call this server by, beside localhost, IP addresses, `host` and the "
+        "machine's own; `*.example.com` is all below it, `*` every name",
+    )
+    max_connections: int = Field(
+        2000, ge=1, description="open at once; fewer where the process may not open as many files"
+    )
+    header_seconds: float = Field(10.0, gt=0, description="that a client has to send the headers of a request in")
+    body_seconds: float = Field(
+        60.0, gt=0, description="that it has for the body, and to go on reading an answer once it stopped"
+    )
+    max_body_bytes: int = Field(2_000_000, ge=1, description="of a request's body, above which it is refused")
+    drain_seconds: float = Field(
+        25.0, ge=0, description="that accepted requests have to finish in after SIGTERM, before they are cancelled"
+    )
+    log_format: Literal["text", "json"] = "text"
+
+
+class EngineConfig(Section):
+    k: KSetting = Field(
+        "auto", description="drafted tokens a round; 0 is plain decoding, auto what is fastest at the moment"
+    )
+    max_k: int = Field(4, ge=1, le=8, description="largest k that auto chooses")
+    draft_vocab_size: int | None = Field(
+        None, ge=16, description="most frequent tokens that the draft's output head covers; all if unset"
+    )
+    num_slots: int = Field(8, ge=1, description="requests decoded together")
+    max_model_len: int = Field(1024, ge=8, description="prompt and output tokens of one request, at most")
+    max_queue: int = Field(1024, ge=1, description="requests that may wait for a slot before 503")
+    prefill_chunk: int = Field(256, ge=1, description="prompt tokens processed between two rounds, at most")
+    reuse_prefixes: bool = Field(True, description="copy what another request has read of the same beginning")
+    threads: int | None = Field(None, ge=1, description="CPU threads of the decoder; torch's default if unset")
+
+    @property
+    def largest_k(self) -> int:
+        """What k may be set to while serving, at most."""
+        return self.max_k if self.k == "auto" else self.k
+
+
+class RecorderConfig(Section):
+    enabled: bool = True
+    top_k: int = Field(64, ge=1, description="target log-probs kept per output position")
+    queue_size: int = Field(1024, ge=1, description="finished requests waiting to be written; more are dropped")
+    shard_requests: int = Field(16, ge=1, description="requests in a shard, at most")
+    flush_seconds: float = Field(5.0, gt=0, description="age at which an unfinished shard is written")

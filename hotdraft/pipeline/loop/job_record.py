@@ -1,0 +1,133 @@
+"""The record of one distillation job, and keeping it while the job runs."""
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Literal, Self
+
+from hotdraft.pipeline.system.json_file import write_json
+
+logger = logging.getLogger(__name__)
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+Origin = Literal["loop", "command", "api"]
+"""`distill --follow`, a command of a person or a scheduler, or a request to the server."""
+Verdict = Literal["accepted", "rejected"]
+State = Literal["running", "cancelling", "accepted", "rejected", "failed", "interrupted", "cancelled", "died"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a job. An interrupted or died one is gone on with by the next, with the same MLflow run."""
+
+    id: str
+    origin: Origin
+    state: State
+    started_at: float
+    """Unix time, seconds."""
+    ended_at: float | None = None
+    version: int | None = None
+    """The adapter version that it published, promoted or rejected."""
+    reason: str | None = None
+    """The gate's, or what went wrong."""
+    run_id: str | None = None
+    """The MLflow run."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What the gate and the training measured."""
+
+
+class RunningJob:
+    """A job that this process runs. Within its context what is logged goes to the job's log as well.
+
+    A context that is left without `end` ends the job as failed, or as interrupted by `KeyboardInterrupt`
+    and `SystemExit`.
+    """
+
+    def __init__(self, job: Job, folder: Path, log_path: Path, lock: IO[str] | None) -> None:
+        self._job = job
+        self._folder = folder
+        self._lock = lock
+        self._log_path = log_path
+        self._handler: logging.Handler | None = None
+
+    @property
+    def id(self) -> str:
+        return self._job.id
+
+    @property
+    def job(self) -> Job:
+        """As it stands on record."""
+        return self._job
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether somebody asked for its end."""
+        return (self._folder / f"{self.id}.cancel").exists()
+
+    def fileno(self) -> int:
+        """Of the lock, for a process that is to inherit it."""
+        assert self._lock is not None
+        return self._lock.fileno()
+
+    def hand_over(self) -> None:
+        """Leave the job to the process that inherited its lock."""
+        self._close_lock()
+
+    def note_run(self, run_id: str) -> None:
+        """Put the MLflow run on record."""
+        self._job = replace(self._job, run_id=run_id)
+        self.write()
+
+    def end(
+        self,
+        state: Verdict | Literal["failed", "interrupted", "cancelled"],
+        reason: str,
+        *,
+        version: int | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Put the job's end on record, `reason` in one line."""
+        self._job = replace(
+            self._job,
+            state=state,
+            reason=" ".join(reason.split())[:1000],
+            ended_at=time.time(),
+            version=version,
+            metrics={name: value for name, value in (metrics or {}).items() if math.isfinite(value)},
+        )
+        self.write()
+        self._close_lock()
+        for suffix in ("lock", "cancel"):
+            (self._folder / f"{self.id}.{suffix}").unlink(missing_ok=True)
+
+    def write(self) -> None:
+        write_json(self._folder / f"{self.id}.json", asdict(self._job))
+
+    def __enter__(self) -> Self:
+        if self._lock is not None:  # what we print does not go to the log by itself
+            self._handler = logging.FileHandler(self._log_path)
+            self._handler.setFormatter(logging.Formatter(LOG_FORMAT))
+            logging.getLogger().addHandler(self._handler)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._job.state == "running":
+            expected = isinstance(error, ValueError)
+            text = str(error) if expected else f"{type(error).__name__}: {error}"
+            logger.error("job %s ended without a verdict: %s", self.id, text, exc_info=None if expected else error)
+            self.end("failed" if isinstance(error, Exception) else "interrupted", text)
+        if self._handler is not None:
+            logging.getLogger().removeHandler(self._handler)
+            self._handler.close()
+
+    def _close_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None

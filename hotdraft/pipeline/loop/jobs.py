@@ -1,0 +1,162 @@
+"""What is known of every distillation job, while it runs and after.
+
+`<run_dir>/jobs/records/<id>.json` is the record of one. A running job holds a lock on `<id>.lock`
+beside it, which the kernel frees when the process ends, however it ends: a record that says
+`running` without the lock is of a job that died. The file `<id>.cancel` asks a job to end, and may be
+written by any process that shares the folder. What a job says is in `<run_dir>/jobs/logs/<id>.log`.
+"""
+
+import fcntl
+import logging
+import re
+import time
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+from filelock import FileLock
+
+from hotdraft.pipeline.loop.job_record import Job, Origin, RunningJob
+from hotdraft.pipeline.system.json_file import BrokenFileError, read_json
+from hotdraft.pipeline.system.log_tail import log_tail
+
+logger = logging.getLogger(__name__)
+
+MAX_RECORDS = 200
+"""Newest jobs that are remembered."""
+
+
+class UnknownJobError(ValueError):
+    """No record of such a job."""
+
+
+class JobEndedError(ValueError):
+    """A job that cannot be cancelled, because it runs no more."""
+
+
+class JobRunningError(ValueError):
+    """A job cannot begin while another one runs in the same run directory."""
+
+
+class JobRecords:
+    """The jobs of one run directory. Any number of processes may use it at once."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir / "jobs" / "records"
+        self._logs = run_dir / "jobs" / "logs"
+        self._ended: dict[str, Job] = {}
+        """As they were read: the record of an ended job changes no more."""
+        self._broken: dict[str, str] = {}
+        """Ids whose records were told to be broken, and how."""
+
+    def jobs(self) -> list[Job]:
+        """Newest first."""
+        ids = [path.stem for path in self._folder.glob("*.json")]
+        found = [job for job_id in ids if (job := self._ended.get(job_id) or self._read(job_id)) is not None]
+        self._ended = {job.id: job for job in found if job.ended_at is not None}
+        return sorted(found, key=lambda job: job.started_at, reverse=True)
+
+    def broken(self) -> list[str]:
+        """Of each record that cannot be read, what is wrong with it."""
+        self.jobs()
+        return sorted(self._broken.values())
+
+    def get(self, job_id: str) -> Job:
+        """Raises `UnknownJobError`."""
+        known = re.fullmatch(r"[\w-]{1,64}", job_id, re.ASCII)
+        job = self._read(job_id) if known else None
+        if job is None:
+            raise UnknownJobError(f"no job {job_id!r} is on record")
+        return job
+
+    def running(self) -> Job | None:
+        """The job that runs now, in whatever process."""
+        return next((job for job in self.jobs() if job.state in ("running", "cancelling")), None)
+
+    def begin(self, origin: Origin) -> RunningJob:
+        """Put a new job on record. Raises `JobRunningError` if one runs."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._logs.mkdir(parents=True, exist_ok=True)
+        with FileLock(self._folder / ".begin"):
+            running = self.running()
+            if running is not None:
+                raise JobRunningError(f"job {running.id} is running already (origin: {running.origin})")
+            self._forget_oldest()
+            now = time.time()
+            job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{uuid.uuid4().hex[:6]}"
+            lock = self._path(job_id, "lock").open("w")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            job = RunningJob(Job(job_id, origin, "running", now), self._folder, self.log_path(job_id), lock)
+            job.write()
+            return job
+
+    def inherit(self, job_id: str) -> RunningJob:
+        """The job that another process began for this one, handing on its lock and its log as our output."""
+        return RunningJob(self.get(job_id), self._folder, self.log_path(job_id), None)
+
+    def cancel(self, job_id: str) -> Job:
+        """Ask a job to end without a verdict; it does at its next step.
+
+        Raises `UnknownJobError`, and `JobEndedError` if it runs no more.
+        """
+        if self.get(job_id).state == "running":
+            self._path(job_id, "cancel").touch()
+        job = self.get(job_id)
+        if job.state != "cancelling":
+            raise JobEndedError(f"job {job_id} runs no more: it is {job.state}")
+        return job
+
+    def log_path(self, job_id: str) -> Path:
+        return self._logs / f"{job_id}.log"
+
+    def log_tail(self, job_id: str, lines: int = 40) -> str:
+        """The last that a job said. Raises `UnknownJobError`."""
+        return log_tail(self.log_path(self.get(job_id).id), lines)
+
+    def _read(self, job_id: str) -> Job | None:
+        job = self._stored(job_id)
+        if job is None or job.state != "running":
+            return job
+        if self._is_locked(job_id):
+            return replace(job, state="cancelling") if self._path(job_id, "cancel").exists() else job
+        job = self._stored(job_id)  # it may have ended while we looked
+        if job is None or job.state != "running":
+            return job
+        return replace(job, state="died", reason="its process ended without a word; the log may say why")
+
+    def _stored(self, job_id: str) -> Job | None:
+        path = self._path(job_id, "json")
+        try:
+            job = read_json(path, Job)
+            if job.id != job_id:
+                raise BrokenFileError(f"{path} is broken: it is the record of {job.id!r}")
+        except FileNotFoundError:
+            self._broken.pop(job_id, None)
+            return None
+        except BrokenFileError as error:
+            if job_id not in self._broken:
+                logger.warning("a job's record is passed over: %s", error)
+            self._broken[job_id] = str(error)
+            return None
+        self._broken.pop(job_id, None)
+        return job
+
+    def _is_locked(self, job_id: str) -> bool:
+        try:
+            with self._path(job_id, "lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, as others may be looking too
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    def _forget_oldest(self) -> None:
+        ids = sorted((path.stem for path in self._folder.glob("*.json")), reverse=True)
+        for job_id in ids[MAX_RECORDS - 1 :]:
+            for suffix in ("json", "lock", "cancel"):
+                self._path(job_id, suffix).unlink(missing_ok=True)
+            self.log_path(job_id).unlink(missing_ok=True)
+
+    def _path(self, job_id: str, suffix: str) -> Path:
+        return self._folder / f"{job_id}.{suffix}"

@@ -1,0 +1,185 @@
+"""When the draft should learn: the trigger of the self-improvement loop.
+
+A job is due once the draft missed enough tokens since the last one. Moderately lazy is best: a
+deployment after every step costs more throughput than it gains (Aurora, 2026).
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.replay.buffer import ReplayBuffer
+from hotdraft.pipeline.replay.index import held_out
+
+LONG_TERM = 4
+"""Requests that stand for the time before a drift, for each that shows it."""
+DRIFT_HELD_OUT = 2
+"""Held-out prompts of what is new for which a job waits; the gate needs more, and most come while it trains."""
+DRIFT_SPAN = 20
+"""How many times the requests that a drift is told by are looked at: one that lasts longer was acted on before."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    due: bool
+    reason: str
+    new_requests: int
+    """Training requests recorded since the last job."""
+    new_missed: int
+    """Output positions of theirs that the draft missed; see `missed`."""
+    possible: bool
+    """Whether a job would find anything new, and the gate enough to judge by, whether or not one is due."""
+
+
+@dataclass(frozen=True)
+class LastJob:
+    """The job that was finished last, for a trigger that was not there."""
+
+    request: str
+    """The newest request that it saw."""
+    ended_at: float
+    accepted: bool
+
+
+class DistillTrigger:
+    """Counts what the replay buffer gained since the last job, by its index alone and each request once.
+
+    A job is due once the draft missed enough tokens, once the newest requests fare worse than those before
+    them, which asks for no `min_new_requests`, or once enough time has passed. Held-out requests teach nothing
+    and are not counted, but no job is due before the gate has its `min_requests` of them, each of another prompt,
+    nor while acceptance falls before it has two of what is new. A trigger that is told of the `last_job` decides as
+    one that has been there since; before the first, time counts from the first request.
+    """
+
+    def __init__(
+        self,
+        config: HotdraftConfig,
+        buffer: ReplayBuffer,
+        last_job: LastJob | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._trigger = config.distill.trigger
+        self._held_out_fraction = config.replay.held_out_fraction
+        self._held_out_needed = config.gate.min_requests
+        self._buffer = buffer
+        self._told = last_job
+        self._clock = clock
+        self._last_job = None if last_job is None else last_job.ended_at
+        self._first_request: float | None = None
+        self._known: set[str] = set()
+        """Shards as they were first committed."""
+        self._new_requests = self._new_missed = 0
+        self._held_out: set[int] = set()
+        """Held-out prompts, no more than are needed."""
+        self._fallen: set[int] = set()
+        """Likewise those since acceptance fell, while there is a drift."""
+        self._recent: deque[tuple[int, int]] = deque(maxlen=self._trigger.drift_requests)
+        self._before: deque[tuple[int, int]] = deque(maxlen=LONG_TERM * self._trigger.drift_requests)
+        self._read()
+
+    def decide(self) -> Decision:
+        """Read what is new in the buffer and say whether a job is due."""
+        self._read()
+        drift, others = self._drift(), self._reasons()
+        reasons = [*drift, *others]
+        shortfalls = self._shortfalls(drifts=bool(drift))
+        due = not shortfalls and bool(reasons)
+        if not reasons:
+            shortfalls.append(f"{self._new_missed} of {self._trigger.min_new_rejected} newly missed tokens")
+        reason = "; ".join(reasons) if due else "waiting: " + ", ".join(shortfalls)
+        possible = self._new_requests > 0 and len(self._held_out) >= self._held_out_needed
+        return Decision(due, reason, self._new_requests, self._new_missed, possible)
+
+    def reset(self, *, new_draft: bool = True) -> None:
+        """Start counting anew: a job has taken what is there. Without a new draft the past stays its past."""
+        self._new_requests = self._new_missed = 0
+        self._last_job = self._clock()
+        if new_draft:
+            self._before.clear()
+
+    def _shortfalls(self, *, drifts: bool) -> list[str]:
+        trigger = self._trigger
+        # The first requests of a new kind of traffic are what there is to learn from.
+        requests_needed = trigger.drift_requests if drifts else trigger.min_new_requests
+        found = [
+            f"{have} of {need} {what}"
+            for have, need, what in (
+                (self._new_requests, requests_needed, "new requests"),
+                (len(self._held_out), self._held_out_needed, "held-out prompts"),
+                (len(self._fallen), DRIFT_HELD_OUT * drifts, "held-out prompts since acceptance fell"),
+            )
+            if have < need
+        ]
+        cooled = math.inf if self._last_job is None else self._clock() - self._last_job
+        if cooled < trigger.cooldown_seconds:
+            found.append(f"{trigger.cooldown_seconds - cooled:.0f} s of cool-down")
+        return found
+
+    def _reasons(self) -> list[str]:
+        trigger = self._trigger
+        found = []
+        if self._new_missed >= trigger.min_new_rejected:
+            found.append(f"{self._new_missed} newly missed tokens in {self._new_requests} requests")
+        began = self._first_request if self._last_job is None else self._last_job
+        waited = 0.0 if began is None else self._clock() - began
+        if trigger.every_seconds is not None and waited >= trigger.every_seconds:
+            found.append(f"{waited:.0f} s since the {'first request' if self._last_job is None else 'last job'}")
+        return found
+
+    def _drift(self) -> list[str]:
+        """That the newest requests fare worse than those before, by accepted among examined tokens, if so."""
+        needed, allowed = self._trigger.drift_requests, self._trigger.drift
+        if allowed is None or min(len(self._recent), len(self._before)) < needed:
+            return []
+        before, recent = (
+            sum(accepted for accepted, _ in side) / max(1, sum(examined for _, examined in side))
+            for side in (self._before, self._recent)
+        )
+        if before - recent <= allowed:
+            return []
+        return [f"acceptance of the newest {needed} requests fell by {before - recent:.3f}"]
+
+    def _read(self) -> None:
+        news, self._known = self._buffer.news(self._known)
+        if len(news):
+            self._count(news)
+
+    def _count(self, news: pa.Table) -> None:
+        if self._first_request is None:
+            self._first_request = news["created_at"][0].as_py()
+        prompts = news["prompt_hash"].to_numpy()
+        for_gate = held_out(prompts, self._held_out_fraction)
+        for prompt in prompts[for_gate].tolist():
+            if len(self._held_out) == self._held_out_needed:
+                break
+            self._held_out.add(prompt)
+        told = -1 if self._told is None else pc.index(news["request_id"], self._told.request).as_py()
+        if told >= 0:  # what came up to here is not new
+            self._new_requests = self._new_missed = 0
+        counts = ~for_gate[told + 1 :]
+        self._new_requests += int(counts.sum())
+        self._new_missed += int(news["missed"].to_numpy()[told + 1 :][counts].sum())
+        first = max(0, len(news) - DRIFT_SPAN * (1 + LONG_TERM) * self._trigger.drift_requests)
+        examined, accepted = news["drafted"].to_numpy()[first:], news["accepted"].to_numpy()[first:]
+        for row, counted in enumerate(zip(accepted.tolist(), examined.tolist(), strict=True), start=first):
+            self._follow_drift(counted, int(prompts[row]) if for_gate[row] else None)
+            if row == told and self._told is not None and self._told.accepted:
+                self._before.clear()
+
+    def _follow_drift(self, counted: tuple[int, int], for_gate: int | None) -> None:
+        """One request: its accepted and its examined tokens, and its prompt if it is held out."""
+        if counted[1]:
+            if len(self._recent) == self._recent.maxlen:
+                self._before.append(self._recent[0])
+            self._recent.append(counted)
+        drifts = bool(self._drift())
+        if not drifts:
+            self._fallen.clear()
+        elif for_gate is not None and len(self._fallen) < DRIFT_HELD_OUT:
+            self._fallen.add(for_gate)

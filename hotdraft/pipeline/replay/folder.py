@@ -1,0 +1,182 @@
+"""The folder of a replay buffer: files appear whole and stay on the disk, and what is none of ours is set aside.
+
+`quarantine/` holds what could not be read, under the time and name that it had. What cannot be moved there is
+remembered and passed over.
+"""
+
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import IO
+
+import fsspec
+from filelock import FileLock, Timeout
+
+from hotdraft.pipeline.replay.shard import Read, Shard, ShardError, open_shard
+from hotdraft.pipeline.system.json_file import sync_folder
+
+logger = logging.getLogger(__name__)
+
+QUARANTINE = "quarantine"
+SUFFIX, UNFINISHED = ".parquet", ".tmp"
+
+
+class ShardFolder:
+    """Any fsspec URL. One thread at a time."""
+
+    def __init__(self, url: str) -> None:
+        self.fs, self.root = fsspec.core.url_to_fs(url)
+        self.is_local = "file" in (self.fs.protocol if isinstance(self.fs.protocol, tuple) else (self.fs.protocol,))
+        self.fs.makedirs(self.root, exist_ok=True)
+        self.errors = 0
+        """Times that a file could not be read for now, or the folder not be kept in order."""
+        self._passed_over: dict[str, int] = {}
+        """Bytes by name."""
+        self._failing: set[str] = set()
+
+    def files(self, suffix: str = SUFFIX) -> dict[str, int]:
+        """Bytes of each file by name, in the order of names; what is no file is set aside."""
+        entries = self.fs.ls(self.root, detail=True, refresh=True)
+        found = {}
+        for entry in sorted(entries, key=lambda entry: entry["name"]):
+            name = entry["name"].rsplit("/", 1)[-1]
+            if not name.endswith(suffix):
+                continue
+            if name in self._passed_over:
+                self._passed_over[name] = entry["size"] or 0
+                continue
+            if entry["type"] == "file" or (self.is_local and os.path.isfile(entry["name"])):
+                found[name] = entry["size"]
+            elif suffix == SUFFIX:
+                self.set_aside(name, "it is no file" if entry["type"] == "other" else f"it is a {entry['type']}")
+        return found
+
+    def open(self, name: str, size: int) -> Shard | None:
+        """The shard; None if it was set aside or cannot be read for now. Raises `FileNotFoundError`."""
+        with self.reading(name):
+            return open_shard(name, size, self.reader(name))
+        return None
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[None]:
+        """Sets `name` aside for a `ShardError`; counts that it cannot be read for now, and says so once."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except ShardError as error:
+            self.set_aside(name, str(error))
+        except PermissionError as error:
+            if self.is_local:  # an object store says so of everything once its keys are old
+                self.set_aside(name, f"it may not be read: {error}")
+            else:
+                self.note_failure(name, error)
+        except OSError as error:
+            self.note_failure(name, error)
+        else:
+            self._failing.discard(name)
+
+    def reader(self, name: str) -> Read:
+        path = self.path(name)
+        return lambda start, end: self.fs.cat_file(path, start=start, end=end)
+
+    def path(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    def write(self, stem: str, fill: Callable[[IO[bytes]], int], suffix: str = SUFFIX) -> str:
+        """Give what `fill` writes the name `<stem>.<the CRC that it gives><suffix>`; it appears as a whole."""
+        temporary = self.path(f".{stem}-{uuid.uuid4().hex[:8]}{UNFINISHED}")
+        try:
+            with open(temporary, "wb") if self.is_local else self.fs.open(temporary, "wb") as file:
+                crc = fill(file)
+                file.flush()
+                if self.is_local:
+                    os.fsync(file.fileno())
+            name = f"{stem}.{crc:08x}{suffix}"
+            if self.is_local:
+                os.replace(temporary, self.path(name))
+                sync_folder(self.root)
+            else:
+                self.fs.mv(temporary, self.path(name))
+        except BaseException:
+            self.remove(temporary.rsplit("/", 1)[-1])
+            raise
+        return name
+
+    def remove(self, name: str) -> None:
+        """Another server may have done so."""
+        try:
+            self.fs.rm_file(self.path(name))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self.note_failure(name, error)
+
+    def set_aside(self, name: str, why: str) -> None:
+        """Move `name` into the quarantine, or pass it over from now on."""
+        aside = f"{QUARANTINE}/{time.time_ns():020d}-{name}"
+        try:
+            self.fs.makedirs(self.path(QUARANTINE), exist_ok=True)
+            if self.is_local:
+                os.rename(self.path(name), self.path(aside))
+            else:
+                self.fs.mv(self.path(name), self.path(aside), recursive=True)
+        except FileNotFoundError:  # another process was faster
+            return
+        except OSError as error:
+            self._passed_over[name] = 0
+            logger.warning("%s in the replay buffer is passed over: %s; it cannot be moved: %s", name, why, error)
+        else:
+            logger.warning("%s in the replay buffer was set aside as %s: %s", name, aside, why)
+
+    def quarantined(self) -> dict[str, int]:
+        """Bytes of each entry of the quarantine, the oldest first, and of what is passed over where it is."""
+        try:
+            entries = self.fs.ls(self.path(QUARANTINE), detail=True, refresh=True)
+        except FileNotFoundError:
+            entries = []
+        sizes = {}
+        for entry in sorted(entries, key=lambda entry: entry["name"]):
+            is_folder = entry["type"] == "directory"
+            size = self.fs.du(entry["name"]) if is_folder else entry["size"]
+            sizes[f"{QUARANTINE}/{entry['name'].rsplit('/', 1)[-1]}"] = size or 0
+        return sizes | self._passed_over
+
+    def delete_quarantined(self, name: str) -> None:
+        if name in self._passed_over:
+            return
+        try:
+            if self.is_local and os.path.islink(self.path(name)):
+                os.unlink(self.path(name))
+            else:
+                self.fs.rm(self.path(name), recursive=True)
+        except FileNotFoundError:
+            pass
+
+    def note_failure(self, what: str, error: Exception) -> None:
+        """Count it, and log the first in a row."""
+        self.errors += 1
+        if what not in self._failing:
+            self._failing.add(what)
+            logger.warning("the replay buffer cannot be kept or read for now, %s: %s", what, error)
+
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Whether no other process keeps the folder in order meanwhile; an object store has no way to tell."""
+        lock = FileLock(self.path(".lock"), timeout=0) if self.is_local else None
+        try:
+            if lock is not None:
+                lock.acquire()
+        except Timeout:
+            yield False
+            return
+        except NotImplementedError:  # a filesystem without locks is as an object store
+            lock = None
+        try:
+            yield True
+        finally:
+            if lock is not None:
+                lock.release()

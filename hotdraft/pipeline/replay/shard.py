@@ -1,0 +1,279 @@
+"""One shard: a Parquet file that can tell that it is whole, and what is in it.
+
+Between the row groups and the footer, where readers of Parquet do not look, stand the index of the rows, a CRC-32
+of each row group, and, where shards were merged, in which of them the rows were first committed. The file's name
+holds the CRC-32 of all that and of the footer. So every byte is covered, and a reader of a few rows checks what it
+reads alone. The footer is parsed for the rows only: it grows with the row groups, and takes longer than the index.
+Older shards have none of this. They are read as a whole, and what they hold is checked as far as it can be.
+"""
+
+import io
+import json
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import IO, Any, NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hotdraft.pipeline.replay.index import INDEX, index_of
+from hotdraft.pipeline.replay.schema import SCHEMA, completed
+
+GROUP_ROWS = 1024
+GROUP_BYTES = 5_000_000
+"""Of a row group in memory, about: what is read and checked for the sake of one row."""
+TAIL_BYTES = 65_536
+"""Read at once from a file's end, in the hope that it is all of the footer."""
+MAGIC = b"PAR1"
+LENGTHS = struct.Struct("<QQ")
+"""Of what stands before the footer: JSON of the row groups and origins, and the index as Arrow's stream."""
+NAME_CRC = re.compile(r"\.([0-9a-f]{8})(\.merged)?\.parquet$")
+
+Read = Callable[[int, int], bytes]
+"""Bytes of a file from an offset up to another. Raises OSError, `FileNotFoundError` if the file is gone."""
+
+
+class ShardError(ValueError):
+    """A file that is no shard, or not as it was written; the message says why."""
+
+
+class Origin(NamedTuple):
+    """Rows that were committed together; they stay next to each other."""
+
+    name: str
+    """Of the shard that they were first in."""
+    rows: int
+
+
+class Groups(NamedTuple):
+    """The row groups, each with rows and bytes from where the one before ends."""
+
+    rows: list[int]
+    ends: list[int]
+    crcs: list[int]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What the end of a file says."""
+
+    name: str
+    size: int
+    rows: int
+    origin_names: Sequence[str]
+    origin_rows: Sequence[int]
+    """Flat, as there are tens of thousands of them: objects of their own cost more than all else of a start."""
+    groups: Groups | None
+    """None in an older shard."""
+    index: pa.Table | None
+    """In the schema `INDEX`; None if it was not kept."""
+    _parsed: list[pq.FileMetaData] = field(default_factory=list, compare=False, repr=False)
+
+    @property
+    def origins(self) -> list[Origin]:
+        return list(map(Origin, self.origin_names, self.origin_rows))
+
+    @cached_property
+    def origin_set(self) -> frozenset[str]:
+        return frozenset(self.origin_names)
+
+    def metadata(self, read: Read) -> pq.FileMetaData:
+        """Where in the file the columns are; kept once it was read."""
+        if not self._parsed:
+            _, _, footer = _end(self.name, self.size, read)
+            with _parsing():
+                self._parsed.append(pq.read_metadata(pa.BufferReader(footer)))
+        return self._parsed[0]
+
+    def without_index(self) -> Self:
+        """Less to keep."""
+        return replace(self, index=None)
+
+
+class ShardWriter:
+    """Writes rows to a file that is open for writing; `finish` gives the CRC for its name."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._sink = _Sink(file)
+        self._writer = pq.ParquetWriter(self._sink, SCHEMA, compression="zstd", write_statistics=False)
+        self._held: list[pa.Table] = []
+        self._held_rows = self._held_bytes = 0
+        self._indices: list[pa.Table] = []
+        self._groups = Groups([], [], [])
+
+    def add(self, table: pa.Table, index: pa.Table) -> None:
+        """Rows and their index."""
+        self._indices.append(index)
+        row_bytes = max(1, table.nbytes // max(1, len(table)))
+        step = max(1, min(GROUP_ROWS, GROUP_BYTES // row_bytes))
+        for start in range(0, len(table), step):
+            self._held.append(table.slice(start, step))
+            self._held_rows += len(self._held[-1])
+            self._held_bytes += row_bytes * len(self._held[-1])
+            if self._held_rows >= GROUP_ROWS or self._held_bytes >= GROUP_BYTES:
+                self._flush()
+
+    def finish(self, origins: Sequence[Origin] = ()) -> int:
+        """`origins` are those of the rows in order; without any the shard itself is their origin."""
+        self._flush()
+        about = json.dumps({"groups": self._groups, "origins": [*zip(*origins, strict=True)] or [[], []]}).encode()
+        index = _packed(pa.concat_tables([INDEX.empty_table(), *self._indices]))
+        self._sink.write(about + index + LENGTHS.pack(len(about), len(index)))
+        self._writer.close()
+        return self._sink.take_crc()
+
+    def _flush(self) -> None:
+        if rows := self._held_rows:
+            self._writer.write_table(pa.concat_tables(self._held), row_group_size=rows)
+            for values, value in zip(self._groups, (rows, self._sink.tell(), self._sink.take_crc()), strict=True):
+                values.append(value)
+            self._held.clear()
+            self._held_rows = self._held_bytes = 0
+
+
+def open_shard(name: str, size: int, read: Read) -> Shard:
+    """The shard of this name and size in bytes. Raises `ShardError`, and what `read` raises."""
+    named = NAME_CRC.search(name)
+    if named is None:
+        index = index_of(_old_table(read(0, size)))
+        return Shard(name, size, len(index), (name,), (len(index),), None, index)
+    about, packed, _ = _end(name, size, read)
+    with _parsing():
+        index = pa.ipc.open_stream(packed).read_all()
+        said = json.loads(about)
+        groups = Groups(*said["groups"])
+        names, rows = said["origins"]
+    return Shard(name, size, len(index), names or (name,), rows or (len(index),), groups, index)
+
+
+def read_rows(shard: Shard, read: Read, rows: Sequence[int] | np.ndarray | None = None) -> Iterator[pa.Table]:
+    """`rows`, ascending, or all, in the schema of shards, a table a row group.
+
+    Raises `ShardError` if they are not what was written, and what `read` raises.
+    """
+    wanted = np.arange(shard.rows) if rows is None else np.asarray(rows, np.int64)
+    if shard.groups is None:
+        yield _old_table(read(0, shard.size)).take(wanted)
+        return
+    metadata = shard.metadata(read)
+    groups = shard.groups
+    ends = np.cumsum(groups.rows)
+    group_of = np.searchsorted(ends, wanted, side="right")
+    for number in np.unique(group_of).tolist():
+        begin, end = groups.ends[number - 1] if number else 0, groups.ends[number]
+        data = read(begin, end)
+        if zlib.crc32(data) != groups.crcs[number]:
+            raise ShardError(f"its bytes {begin} to {end} are not those that were written")
+        with _parsing():
+            file = pq.ParquetFile(_Excerpt(data, begin, shard.size), metadata=metadata)
+            table = file.read_row_group(number, use_threads=False).replace_schema_metadata(None)
+        rows_of = wanted[group_of == number] - (ends[number] - groups.rows[number])
+        yield table if len(rows_of) == groups.rows[number] else table.take(rows_of)
+
+
+def is_merged(name: str) -> bool:
+    return name.endswith(".merged.parquet")
+
+
+def _end(name: str, size: int, read: Read) -> tuple[bytes, bytes, bytes]:
+    """What stands before the footer, in its two parts, and the footer."""
+    named = NAME_CRC.search(name)
+    assert named is not None
+    start = max(0, size - TAIL_BYTES)
+    tail = read(start, size)
+    if tail[-4:] != MAGIC:
+        raise ShardError("it does not end as Parquet does")
+    footer = int.from_bytes(tail[-8:-4], "little") + 8
+    if footer + LENGTHS.size > size:
+        raise ShardError("its footer is cut off")
+    if footer + LENGTHS.size > len(tail):
+        tail = read(size - footer - LENGTHS.size, start) + tail
+        start = size - len(tail)
+    about, index = LENGTHS.unpack_from(tail, len(tail) - footer - LENGTHS.size)
+    needed = about + index + LENGTHS.size + footer
+    if needed > size:
+        raise ShardError("its index is cut off")
+    if needed > len(tail):
+        tail = read(size - needed, start) + tail
+    tail = tail[-needed:]
+    if zlib.crc32(tail) != int(named[1], 16):
+        raise ShardError("its footer or index is not the one that was written")
+    return tail[:about], tail[about : about + index], tail[-footer:]
+
+
+def _old_table(data: bytes) -> pa.Table:
+    with _parsing():
+        return completed(pq.read_table(pa.BufferReader(data)))
+
+
+class _parsing:  # noqa: N801  # read as a statement
+    """Whatever comes of bytes that are no shard is a `ShardError`; nothing is read in here that may be away."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # Arrow says of broken bytes that they are an OSError, of sizes in them that there is no memory
+        if isinstance(error, Exception) and not isinstance(error, ShardError):
+            raise ShardError(str(error).partition("\n")[0] or type(error).__name__) from error
+
+
+def _packed(index: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, INDEX, options=options) as writer:
+        writer.write_table(index.combine_chunks())
+    return sink.getvalue().to_pybytes()
+
+
+class _Sink(io.RawIOBase):
+    """Passes on what is written, with a running CRC-32."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._crc = self._position = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._file.write(data)
+        self._crc = zlib.crc32(data, self._crc)
+        self._position += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._position
+
+    def take_crc(self) -> int:
+        """Of all that was written since it was last taken."""
+        crc, self._crc = self._crc, 0
+        return crc
+
+
+class _Excerpt(io.BytesIO):
+    """A file of `size` bytes, of which only `data` at `start` is there to be read."""
+
+    def __init__(self, data: bytes, start: int, size: int) -> None:
+        super().__init__(data)
+        self._start, self._size = start, size
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.tell(), io.SEEK_END: self._size}[whence]
+        return super().seek(max(0, position - self._start)) + self._start
+
+    def tell(self) -> int:
+        return super().tell() + self._start
+
+
+def written(file: IO[bytes], parts: Iterable[tuple[pa.Table, pa.Table]], origins: Sequence[Origin] = ()) -> int:
+    """Write rows with their index, part by part; gives the CRC for the name."""
+    writer = ShardWriter(file)
+    for table, index in parts:
+        writer.add(table, index)
+    return writer.finish(origins)

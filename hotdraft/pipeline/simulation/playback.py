@@ -1,0 +1,131 @@
+"""Plays prompts at a stated concurrency through a hotdraft server and keeps what each request did."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from hotdraft.pipeline.traffic.prompts import Prompt
+
+REQUEST_SECONDS = 900.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one request did. All counts are 0 where `error` is set."""
+
+    request: int
+    """Place in the traffic, from 1."""
+    domain: str
+    tokens: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    draft_version: int = 0
+    """Adapter version that drafted when the request finished; 0 is none."""
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Playback:
+    """A played traffic: outcomes in the order of completion, and what the server counted meanwhile."""
+
+    outcomes: list[Outcome]
+    swaps: int
+    adapters_rejected: int
+    wall_seconds: float
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What prompts that do not say otherwise ask for."""
+
+    max_tokens: int = 64
+    temperature: float = 0.0
+
+
+async def play(
+    base_url: str,
+    prompts: Sequence[Prompt],
+    *,
+    concurrency: int,
+    defaults: Defaults,
+    on_outcome: Callable[[Outcome], None],
+) -> Playback:
+    """Send `prompts` in order, `concurrency` at once; a failed request is an outcome, not an exception.
+
+    Raises `httpx.HTTPError` when the server cannot be reached at all.
+    """
+    outcomes: list[Outcome] = []
+    waiting = iter(enumerate(prompts, start=1))
+    limits = httpx.Limits(max_connections=concurrency + 1)
+    async with httpx.AsyncClient(base_url=base_url, timeout=REQUEST_SECONDS, limits=limits) as client:
+        model = await served_model(client)
+        before = after = await swap_counts(client)
+        started = time.monotonic()
+
+        async def send_next() -> None:
+            for request, prompt in waiting:
+                outcome = await send(client, model, request, prompt, defaults)
+                outcomes.append(outcome)
+                on_outcome(outcome)
+
+        await asyncio.gather(*(send_next() for _ in range(concurrency)))
+        wall_seconds = time.monotonic() - started
+        with suppress(httpx.HTTPError):  # a server that died has failed requests to tell of it
+            after = await swap_counts(client)
+    return Playback(outcomes, after[0] - before[0], after[1] - before[1], wall_seconds)
+
+
+async def send(client: httpx.AsyncClient, model: str, request: int, prompt: Prompt, defaults: Defaults) -> Outcome:
+    """One chat completion."""
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": prompt.messages,
+        "max_tokens": defaults.max_tokens if prompt.max_tokens is None else prompt.max_tokens,
+        "temperature": defaults.temperature if prompt.temperature is None else prompt.temperature,
+        "metadata": {"domain": prompt.domain},
+    }
+    try:
+        response = await client.post("/v1/chat/completions", json=body)
+    except httpx.HTTPError as error:
+        return Outcome(request, prompt.domain, error=f"{type(error).__name__}: {error}")
+    if response.status_code != 200:
+        return Outcome(request, prompt.domain, error=f"HTTP {response.status_code}: {response.text[:500]}")
+    answer = response.json()
+    if "hotdraft" not in answer:
+        return Outcome(request, prompt.domain, error='the response has no "hotdraft" field')
+    counts = answer["hotdraft"]
+    return Outcome(
+        request,
+        prompt.domain,
+        tokens=answer["usage"]["completion_tokens"],
+        rounds=counts["rounds"],
+        drafted=counts["drafted_tokens"],
+        accepted=counts["accepted_tokens"],
+        draft_version=counts["draft_version"],
+    )
+
+
+async def served_model(client: httpx.AsyncClient) -> str:
+    """The name to ask the server's model by."""
+    response = await client.get("/v1/models")
+    response.raise_for_status()
+    return response.json()["data"][0]["id"]
+
+
+async def swap_counts(client: httpx.AsyncClient) -> tuple[int, int]:
+    """How often the server exchanged its draft, and how many adapters were refused, since it started."""
+    response = await client.get("/metrics")
+    response.raise_for_status()
+    totals = {"hotdraft_swaps_total": 0.0, "hotdraft_adapters_rejected_total": 0.0}
+    for family in text_string_to_metric_families(response.text):
+        for sample in family.samples:
+            if sample.name in totals:
+                totals[sample.name] += sample.value
+    return int(totals["hotdraft_swaps_total"]), int(totals["hotdraft_adapters_rejected_total"])

@@ -1,0 +1,173 @@
+"""Opening the MLflow store that a configuration names, from any number of processes at once.
+
+MLflow creates a SQLite store by some forty schema migrations, which two processes must not run
+together and which a kill would leave half done. So the file is built aside, under a lock, and
+appears by rename.
+"""
+
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock
+from mlflow import MlflowClient
+from mlflow.entities import Param
+from mlflow.exceptions import MlflowException
+from mlflow.tracking.context.registry import resolve_tags
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.store.lock import StoreLock
+
+STORE_ONLY_ERRORS = (MlflowException, SQLAlchemyError)
+STORE_ERRORS = (*STORE_ONLY_ERRORS, OSError)
+"""How a store that is away or broken shows; MLflow wraps most errors below it, not all."""
+
+ABSENT = {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}  # the latter for an alias nobody has set
+TRAINING_PAGES = {"mlflow.experimentKind": "custom_model_development"}  # not those for traces of agents
+MAX_PARAMS_AT_ONCE = 100  # MLflow's limit
+
+
+class StoreError(ValueError):
+    """The store cannot be reached or used; the message says which, and why."""
+
+
+def open_client(config: HotdraftConfig) -> MlflowClient:
+    """A client of the tracking store and model registry at `config.tracking_uri`, created if absent."""
+    path = sqlite_path(config.tracking_uri)
+    if path is not None:
+        _create_sqlite(path)
+    return MlflowClient(tracking_uri=config.tracking_uri, registry_uri=config.tracking_uri)
+
+
+def experiment_id(client: MlflowClient, config: HotdraftConfig, name: str) -> str:
+    """Id of the experiment `name`, created if absent.
+
+    Its artifacts go under `config.artifact_root`, unless an MLflow server keeps them itself.
+    """
+    location = None if config.has_remote_store else f"{config.artifact_root}/{name}"
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return found.experiment_id
+    try:
+        return client.create_experiment(name, artifact_location=location, tags=TRAINING_PAGES)
+    except MlflowException as error:
+        found = client.get_experiment_by_name(name)  # another process may have been first
+        if found is None:
+            raise error
+        return found.experiment_id
+
+
+@contextmanager
+def store_errors(config: HotdraftConfig, kinds: tuple[type[Exception], ...] = STORE_ERRORS) -> Iterator[None]:
+    """Raises `StoreError`, of one line, where the store fails in one of these ways."""
+    try:
+        yield
+    except kinds as error:
+        uri = re.sub(r"://[^/@]*@", "://***@", config.tracking_uri)  # no passwords in logs
+        cause = _first_cause(error)  # MLflow's own words for a refused connection are four lines
+        said = re.sub(r"\s+", " ", str(cause)) or type(cause).__name__
+        raise StoreError(f"the MLflow store {uri} cannot be used: {said[:300]}") from error
+
+
+def create_run(
+    client: MlflowClient,
+    experiment: str,
+    name: str,
+    command: str,
+    tags: Mapping[str, str] | None = None,
+    *,
+    started: float | None = None,
+) -> str:
+    """Id of a new run, with the tags that MLflow gives any run of its own: user, source, commit.
+
+    `started` is the Unix time in seconds from which it counts; now if None.
+    """
+    source = {"mlflow.source.name": command, "mlflow.source.type": "LOCAL"}
+    start_time = None if started is None else int(1000 * started)
+    run = client.create_run(experiment, start_time, resolve_tags({**source, **(tags or {})}), run_name=name)
+    return run.info.run_id
+
+
+def log_params(client: MlflowClient, run_id: str, settings: Mapping[str, object], **more: object) -> None:
+    """Log each of `settings` under its dotted key. The same may be logged twice, and never changes."""
+    values = {**dict(_flat(settings)), **more}
+    params = [Param(key, str(value)) for key, value in values.items()]
+    for start in range(0, len(params), MAX_PARAMS_AT_ONCE):
+        client.log_batch(run_id, params=params[start : start + MAX_PARAMS_AT_ONCE])
+
+
+@contextmanager
+def exclusive(config: HotdraftConfig, client: MlflowClient, name: str) -> Iterator[Callable[[], None]]:
+    """Holds off all others that change the registered model `name`, on this machine or another.
+
+    Gives what is to be called before a change that must not happen twice: it raises `StoreLockError` where
+    others may have stopped waiting. A local file's lock is freed by the kernel when its holder dies.
+    """
+    path = sqlite_path(config.tracking_uri)
+    if path is None:
+        with StoreLock(client, f"{name}.lock") as lock:
+            yield lock.check
+    else:
+        with FileLock(f"{path}.lock"):
+            yield lambda: None
+
+
+def name_part(text: str) -> str:
+    """Any text, a client's domain for one, as a part of a metric or tag name that MLflow accepts."""
+    return re.sub(r"[^\w-]", "_", text, flags=re.ASCII)[:100] or "default"
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return error
+
+
+def _flat(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """The file of a SQLite store; None for any other, and for one in memory."""
+    if not uri.startswith("sqlite:"):
+        return None
+    database = make_url(uri).database
+    return Path(database) if database and database != ":memory:" else None
+
+
+def _create_sqlite(path: Path) -> None:
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{path}.lock"):
+        if path.exists():
+            return
+        with tempfile.TemporaryDirectory(prefix=".mlflow-", dir=path.parent) as folder, _quiet():
+            temporary = Path(folder).absolute() / path.name
+            uri = f"sqlite:///{temporary}"
+            MlflowClient(tracking_uri=uri, registry_uri=uri).search_experiments(max_results=1)
+            os.replace(temporary, path)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leaves out what MLflow and alembic say of each migration, below warnings."""
+    loggers = [logging.getLogger(name) for name in ("mlflow.store.db.utils", "alembic")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,308 @@
+"""The adapter registry: MLflow's model registry as the store of adapter versions.
+
+The alias `champion` alone says which version serves; it moves in one transaction, and a version
+exists only after its files do, so at every moment it names a complete version. Everything else
+is told by tags, written before the alias moves where a crash in between must not lose it.
+"""
+
+import hashlib
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from uuid import uuid4
+
+from mlflow import MlflowClient
+from mlflow.artifacts import download_artifacts
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
+
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.store.connection import ABSENT, exclusive, open_client, store_errors
+from hotdraft.pipeline.store.served import Served, served
+
+CANDIDATE = "candidate"
+CHAMPION = "champion"
+RETIRED = "retired"
+REJECTED = "rejected"
+ROLLED_BACK = "rolled_back"
+UNKNOWN = "unknown"
+"""Of a version that somebody else made, in MLflow's own pages for one."""
+
+
+class RegistryError(ValueError):
+    """A request the registry cannot meet: an unknown version, no champion to roll back, no files."""
+
+
+class UnknownVersionError(RegistryError):
+    """No such version."""
+
+
+class ChampionMovedError(RegistryError):
+    """Another version serves than the one that a decision was made about."""
+
+
+@dataclass(frozen=True)
+class AdapterVersion:
+    version: int
+    status: str
+    """`candidate`, `champion`, `retired`, `rejected`, `rolled_back` or `unknown`."""
+    aliases: list[str]
+    run_id: str
+    """The training run that made it."""
+    created_at: float
+    """Unix time, seconds."""
+    tags: dict[str, str]
+    served: Served | None
+    """What it did in service, by all serving runs; None if it never finished a request."""
+
+
+class AdapterRegistry:
+    """Versions of the draft's adapter under `config.tracking.registered_model`; 0 is no adapter.
+
+    Any number of processes may use it at once. An unreachable store shows as `MlflowException`.
+    """
+
+    def __init__(self, config: HotdraftConfig) -> None:
+        self._config = config
+        self._name = config.tracking.registered_model
+
+    @cached_property
+    def _client(self) -> MlflowClient:
+        client = open_client(self._config)
+        try:
+            client.get_registered_model(self._name)
+        except MlflowException as error:
+            if error.error_code not in ABSENT:
+                raise
+            try:
+                client.create_registered_model(self._name)
+            except MlflowException as race:
+                if race.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+        return client
+
+    def publish(self, folder: Path, *, run_id: str, tags: Mapping[str, str]) -> int:
+        """Store the adapter in `folder` with the training run `run_id`; returns its version, a candidate."""
+        if not any(folder.iterdir()):
+            raise RegistryError(f"nothing to publish: {folder} is empty")
+        path = f"adapter-{uuid4().hex[:8]}"
+        self._client.log_artifacts(run_id, str(folder), path)
+        source = f"{self._client.get_run(run_id).info.artifact_uri}/{path}"
+        with self._exclusive():  # two writers of the same alias at once collide in MLflow's store
+            version = self._client.create_model_version(
+                self._name, source, run_id, tags={**tags, "status": CANDIDATE}, await_creation_for=0
+            ).version
+            self._client.set_registered_model_alias(self._name, CANDIDATE, str(version))
+        return int(version)
+
+    def published_by(self, run_id: str) -> AdapterVersion | None:
+        """The newest version that the training run `run_id` published."""
+        made = self._client.search_model_versions(
+            f"name = '{self._name}' AND run_id = '{run_id}'", order_by=["version_number DESC"], max_results=1
+        )
+        return self.version(int(made[0].version)) if made else None
+
+    def promote(self, version: int, *, reason: str, instead_of: int | None = None) -> None:
+        """Make `version` the champion; the one before it is retired and remembered for a rollback.
+
+        With `instead_of`, only that champion (0: none) gives way: `ChampionMovedError` if another one serves.
+        """
+        with self._exclusive() as check:
+            self._get(version)
+            previous = self.champion()
+            if version == previous:
+                return
+            if instead_of is not None and instead_of != previous:
+                raise ChampionMovedError(f"version {instead_of} is not the champion any more, {previous} is")
+            self._tag(version, previous_champion=str(previous))
+            check()
+            self._client.set_registered_model_alias(self._name, CHAMPION, str(version))
+            self._tag(version, status=CHAMPION, reason=reason)
+            if previous and self._status(previous) != ROLLED_BACK:
+                self._tag(previous, status=RETIRED)
+            self._drop_candidate(version)
+
+    def tell(self, version: int, tags: Mapping[str, str]) -> None:
+        """Have `version` say so in its tags, in place of what they said before."""
+        self._tag(version, **tags)
+
+    def reject(self, version: int, *, reason: str) -> None:
+        """Record that the gate refused `version`."""
+        with self._exclusive():
+            self._get(version)
+            if version == self.champion():
+                raise RegistryError(f"version {version} is the champion: roll it back instead of rejecting it")
+            self._tag(version, status=REJECTED, reason=reason)
+            self._drop_candidate(version)
+
+    def rollback(self, *, reason: str, version: int | None = None) -> int:
+        """Return to the champion before the current one (0: no adapter) and give its version.
+
+        A version that was itself rolled back is passed over. With `version`, only that champion is
+        rolled back: `RegistryError` if another one has taken its place meanwhile.
+        """
+        with self._exclusive() as check:
+            bad = self.champion()
+            if not bad:
+                raise RegistryError("no champion to roll back: the draft serves without an adapter")
+            if version is not None and version != bad:
+                raise RegistryError(f"version {version} is not the champion, version {bad} is")
+            good = next(self.champions_before(bad), 0)
+            check()
+            self._tag(bad, status=ROLLED_BACK, reason=reason)
+            if good:
+                self._client.set_registered_model_alias(self._name, CHAMPION, str(good))
+                self._tag(good, status=CHAMPION, reason=f"version {bad} was rolled back: {reason}")
+            else:
+                self._client.delete_registered_model_alias(self._name, CHAMPION)
+            return good
+
+    def champion(self) -> int:
+        """The version that serves; 0 if none."""
+        try:
+            found = self._client.get_model_version_by_alias(self._name, CHAMPION)
+        except MlflowException as error:
+            if error.error_code in ABSENT:
+                return 0
+            raise
+        return int(found.version)
+
+    def champions_before(self, version: int) -> Iterator[int]:
+        """The champions before `version`, the last one first, without those that were rolled back."""
+        seen = {version}
+        while True:
+            try:
+                version = int(self._get(version).tags.get("previous_champion", 0))
+                if not 0 < version < 2**31 or version in seen:
+                    return
+                status = self._status(version)
+            except ValueError:  # no number, or that of a version which somebody deleted: there the trace ends
+                return
+            if status != ROLLED_BACK:
+                yield version
+            seen.add(version)
+
+    def version(self, version: int) -> AdapterVersion:
+        return _adapter_version(self._get(version), self._aliases())
+
+    def versions(self) -> list[AdapterVersion]:
+        """All versions, newest first. Takes about a millisecond for each."""
+        aliases = self._aliases()
+        return [_adapter_version(item, aliases) for item in self._search()]
+
+    def count_refused(self) -> int:
+        """How many versions the gate refused or somebody rolled back. Takes about a millisecond for each."""
+        return sum(1 for status in (REJECTED, ROLLED_BACK) for _ in self._search(f"tag.status = '{status}'"))
+
+    def training_metrics(self, version: int) -> dict[str, float]:
+        """The last value of every metric of the run that trained `version`, where it is a finite number.
+
+        Empty if no such run is known: somebody made the version without one, or deleted the run.
+        """
+        try:
+            metrics = self._client.get_run(self.version(version).run_id).data.metrics
+        except MlflowException as error:
+            if error.error_code in ABSENT:
+                return {}
+            raise
+        return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+    def download(self, version: int) -> Path:
+        """A local folder with the files of `version`, not to be written to; a remote store is asked once.
+
+        Raises `RegistryError` if a local store has lost them, and `StoreError` if a remote one does not give them
+        now: that may be the way to it.
+        """
+        source = self._get(version).source
+        if self._config.has_remote_store:
+            with store_errors(self._config):
+                return self._fetch(source or "")
+        try:
+            return Path(download_artifacts(artifact_uri=source, tracking_uri=self._config.tracking_uri))
+        except (MlflowException, OSError) as error:
+            raise RegistryError(f"the files of version {version} cannot be had from {source}: {error}") from error
+
+    def discard(self, folder: Path) -> None:
+        """Remove what `download` fetched into `folder`, so that the next one asks the remote store again."""
+        if folder.absolute().parent == self._fetched.absolute():
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @property
+    def _fetched(self) -> Path:
+        return self._config.run_dir / "adapters"
+
+    def _fetch(self, source: str) -> Path:
+        # Not by the source's last part: those of versions that others made may be equal.
+        kept = self._fetched / hashlib.sha256(source.encode()).hexdigest()[:16]
+        if not kept.is_dir():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(dir=kept.parent) as folder:
+                got = download_artifacts(
+                    artifact_uri=source, tracking_uri=self._config.tracking_uri, dst_path=folder
+                )
+                try:
+                    Path(got).rename(kept)
+                except OSError:
+                    if not kept.is_dir():  # else another process was first
+                        raise
+        return kept
+
+    def _get(self, version: int) -> ModelVersion:
+        try:
+            return self._client.get_model_version(self._name, str(version))
+        except MlflowException as error:
+            if error.error_code in ABSENT:
+                raise UnknownVersionError(f"no version {version} of {self._name} in the registry") from error
+            raise
+
+    def _exclusive(self) -> AbstractContextManager[Callable[[], None]]:
+        return exclusive(self._config, self._client, self._name)
+
+    def _search(self, condition: str = "") -> Iterator[ModelVersion]:
+        """Versions that meet `condition`, newest first, a page at a time."""
+        wanted = f"name = '{self._name}'" + (f" AND {condition}" if condition else "")
+        token: str | None = None
+        while True:
+            page = self._client.search_model_versions(wanted, order_by=["version_number DESC"], page_token=token)
+            yield from page
+            token = page.token
+            if not token:
+                return
+
+    def _status(self, version: int) -> str:
+        return self._get(version).tags.get("status", UNKNOWN)
+
+    def _aliases(self) -> dict[str, int]:
+        aliases = self._client.get_registered_model(self._name).aliases
+        return {name: int(version) for name, version in aliases.items()}
+
+    def _tag(self, version: int, **tags: str) -> None:
+        for key, value in tags.items():
+            self._client.set_model_version_tag(self._name, str(version), key, value)
+
+    def _drop_candidate(self, version: int) -> None:
+        if self._aliases().get(CANDIDATE) == version:
+            self._client.delete_registered_model_alias(self._name, CANDIDATE)
+
+
+def _adapter_version(found: ModelVersion, aliases: Mapping[str, int]) -> AdapterVersion:
+    version = int(found.version)
+    status = found.tags.get("status", UNKNOWN)
+    if aliases.get(CHAMPION) == version:
+        status = CHAMPION
+    elif status == CHAMPION:  # the writer died between moving the alias and retiring the old one
+        status = RETIRED
+    return AdapterVersion(
+        version=version,
+        status=status,
+        aliases=sorted(name for name, holder in aliases.items() if holder == version),
+        run_id=found.run_id or "",
+        created_at=found.creation_timestamp / 1000,
+        tags=dict(found.tags),
+        served=served(found.tags),
+    )

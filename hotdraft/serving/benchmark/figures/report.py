@@ -1,0 +1,190 @@
+"""The report of a benchmark, ready for JSON."""
+
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from transformers import AutoConfig
+
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.models.inflate import INFLATED_FROM
+from hotdraft.serving.benchmark.engines.engine import EngineSettings, Mode
+from hotdraft.serving.benchmark.engines.weights import bytes_per_step, kv_bytes_per_token, stored_bytes
+from hotdraft.serving.benchmark.equality import Equality
+from hotdraft.serving.benchmark.figures.summary import Row, best_rows, paired, select, summarise
+from hotdraft.serving.benchmark.figures.theory import (
+    RoundFigures,
+    bandwidth_share,
+    engine_efficiency,
+    predicted_speed_up,
+)
+from hotdraft.serving.benchmark.plan import OURS, Plan
+from hotdraft.serving.benchmark.session import Outcome
+
+AUTO = Mode("speculative", "auto")
+RECORDED = Mode("speculative", "auto", recording=True)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of the pair in the dtype that is measured."""
+
+    weights: int
+    """Target and draft, what they share once."""
+    step: int
+    """What a plain step reads."""
+    kv_slot: int
+    """Keys and values of one slot at its full length, in both models."""
+
+    @classmethod
+    def of(cls, config: HotdraftConfig, dtype: torch.dtype) -> Self:
+        models = [config.target] if config.draft is None else [config.target, config.draft]
+        return cls(
+            weights=sum(stored_bytes(name, dtype) for name in models),
+            step=bytes_per_step(config.target, dtype),
+            kv_slot=config.engine.max_model_len * sum(kv_bytes_per_token(name, dtype) for name in models),
+        )
+
+
+def build_report(plan: Plan, outcome: Outcome, sizes: Sizes, equalities: Sequence[Equality]) -> dict[str, Any]:
+    """Everything that was measured, computed and known about the run. Tokens' times are left out."""
+    rows = summarise(outcome.measurements)
+    best = best_rows(rows)
+    equality = {(item.engine, item.mode, item.concurrency): item for item in equalities}
+    return {
+        "environment": environment(plan),
+        "versions": outcome.versions,
+        "left_out": outcome.left_out,
+        "rows": [
+            {
+                **asdict(row),
+                "shown": row in best,
+                "tokens_per_second_by_repeat": [
+                    item.tokens_per_second
+                    for item in select(outcome.measurements, row.engine, row.mode, row.concurrency).values()
+                ],
+                "equality": _equality(equality[row.engine, row.mode, row.concurrency]),
+            }
+            for row in rows
+        ],
+        "hotdraft": {
+            "bandwidth_gb_per_second": max(outcome.bandwidths) / 1e9,
+            "plain_bandwidth_share": plain_shares(rows, outcome, sizes.step),
+            "speculation": [
+                {"k": row.mode.k, "concurrency": row.concurrency, **theory(row, outcome.costs[row.concurrency])}
+                for row in rows
+                if row.engine == OURS and row.mode.kind == "speculative" and not row.mode.recording
+            ],
+            "memory_beyond_weights_and_kv_mb": memory_beyond(plan, outcome, sizes),
+            "recording_overhead_percent": overhead(plan, outcome),
+            "swap": outcome.swap,
+        },
+    }
+
+
+def environment(plan: Plan) -> dict[str, Any]:
+    """Where and how this was measured."""
+    settings = plan.settings
+    return {
+        "command": " ".join(["hotdraft", *sys.argv[1:]]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": cpu_name(),
+        "threads": settings.threads,
+        "dtype": settings.dtype,
+        "inflated": inflated_models(settings),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "prompts": len(plan.prompts),
+        "prompt_tokens": sum(map(len, plan.prompts)),
+        "max_tokens": plan.max_tokens,
+        "repeats": plan.repeats,
+        "concurrency": list(settings.concurrency),
+    }
+
+
+def inflated_models(settings: EngineSettings) -> dict[str, str]:
+    """Of target and draft those that only cost what their size does → the small model whose answers they give."""
+    folders = {"target": settings.target_folder, "draft": settings.draft_folder}
+    configs = {role: AutoConfig.from_pretrained(folder) for role, folder in folders.items() if folder is not None}
+    return {
+        role: getattr(config, INFLATED_FROM) for role, config in configs.items() if hasattr(config, INFLATED_FROM)
+    }
+
+
+def cpu_name() -> str:
+    """The processor's name as Linux has it, else as Python does."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine()
+    )
+
+
+def theory(row: Row, costs: Sequence[dict[str, float]]) -> dict[str, float | None]:
+    """Costs and the speed-up they let a row hope for. Costs are medians over the repeats."""
+    plain, step = (
+        float(np.median([cost[name] for cost in costs])) for name in ("round_seconds_k0", "draft_step_seconds")
+    )
+    length, drafted = row.mean_acceptance_length, row.drafted_per_round
+    if length is None or drafted is None or row.decode_speed_up is None:
+        return {"plain_round_ms": 1000 * plain, "draft_step_ms": 1000 * step}
+    figures = RoundFigures(plain, step, drafted, length)
+    return {
+        "plain_round_ms": 1000 * plain,
+        "draft_step_ms": 1000 * step,
+        "cost_ratio": figures.cost_ratio,
+        "drafted_per_round": drafted,
+        "mean_acceptance_length": length,
+        "predicted_speed_up": predicted_speed_up(figures),
+        "decode_speed_up": row.decode_speed_up.median,
+        "engine_efficiency": engine_efficiency(row.decode_speed_up.median, figures),
+    }
+
+
+def plain_shares(rows: Sequence[Row], outcome: Outcome, step_bytes: int) -> dict[str, float]:
+    """Concurrency → share of the memory bandwidth that our plain decoding reaches."""
+    return {
+        str(row.concurrency): bandwidth_share(
+            row.time_per_output_token.p50 / 1000, step_bytes, max(outcome.bandwidths)
+        )
+        for row in rows
+        if row.engine == OURS and row.mode.kind == "plain" and row.time_per_output_token is not None
+    }
+
+
+def memory_beyond(plan: Plan, outcome: Outcome, sizes: Sizes) -> float:
+    """MB after loading and running, less imports, weights, and the slots of keys and values."""
+    assert outcome.memory is not None, "hotdraft has run"
+    known = (sizes.weights + max(plan.settings.concurrency) * sizes.kv_slot) / 1e6
+    return outcome.memory.now - outcome.imported_mb - known
+
+
+def overhead(plan: Plan, outcome: Outcome) -> dict[str, Any] | None:
+    """Concurrency → what recorder and metrics cost, in percent of tokens/s; None if it was not measured."""
+    if not plan.settings.recording:
+        return None
+    found = {}
+    for concurrency in plan.settings.concurrency:
+        on, off = (select(outcome.measurements, OURS, mode, concurrency) for mode in (RECORDED, AUTO))
+        ratio = paired(on, off)
+        if ratio is not None:
+            cost = {"median": ratio.median, "low": ratio.high, "high": ratio.low}
+            found[str(concurrency)] = {name: 100 * (1 - value) for name, value in cost.items()}
+    return found
+
+
+def _equality(equality: Equality) -> dict[str, Any]:
+    margins = equality.margins
+    return {
+        "equal": equality.equal,
+        "outputs": equality.outputs,
+        "largest_divergence_margin": max(margins, default=None),
+        "divergence_margins": margins,
+    }

@@ -1,0 +1,87 @@
+"""What a round costs on this machine, by number of rows and by k."""
+
+import bisect
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
+
+import torch
+
+from hotdraft.serving.decoding.decoder import SpeculativeDecoder
+from hotdraft.serving.messages.request import SamplingParams
+from hotdraft.serving.sampling.logits import SamplingBatch
+
+CONTEXT = 64
+"""Tokens that each row holds while costs are measured."""
+REPEATS = 3
+
+
+class RoundCosts:
+    """Seconds of a round over `rows` rows with k drafted tokens, and of one draft step in it.
+
+    `rounds[rows][k]` and `draft_steps[rows]` hold what was measured; between and beyond those numbers
+    of rows lies a straight line.
+    """
+
+    def __init__(self, rounds: dict[int, list[float]], draft_steps: dict[int, float]) -> None:
+        self._measured = sorted(rounds)
+        self._rounds = rounds
+        self._draft_steps = draft_steps
+
+    @property
+    def max_k(self) -> int:
+        return len(self._rounds[self._measured[0]]) - 1
+
+    def round_seconds(self, rows: int, k: int) -> float:
+        return self._at(rows, lambda measured: self._rounds[measured][k])
+
+    def draft_step_seconds(self, rows: int) -> float:
+        return self._at(rows, self._draft_steps.__getitem__)
+
+    def cost_ratio(self, rows: int) -> float:
+        """c of Leviathan et al. (2023): a draft step over a round that drafts nothing."""
+        return self.draft_step_seconds(rows) / self.round_seconds(rows, 0)
+
+    def _at(self, rows: int, value: Callable[[int], float]) -> float:
+        above = min(bisect.bisect_left(self._measured, rows), len(self._measured) - 1)
+        high, low = self._measured[above], self._measured[max(above - 1, 0)]
+        if high == low:
+            return value(high)
+        return value(low) + (value(high) - value(low)) * (rows - low) / (high - low)
+
+
+def rows_to_measure(num_slots: int) -> list[int]:
+    """1, 2, 4, … and `num_slots`."""
+    return sorted({*(2**power for power in range(num_slots.bit_length()) if 2**power < num_slots), num_slots})
+
+
+def profile_costs(decoder: SpeculativeDecoder, rows: Sequence[int], max_k: int) -> RoundCosts:
+    """Measure greedy rounds over made-up prompts, medians of a few; only while the slots are free."""
+    context = max(1, min(CONTEXT, decoder.max_model_len - (1 + REPEATS) * (max_k + 1)))
+    for row in range(max(rows)):
+        decoder.load(row, [(7 * row + position) % decoder.vocab_size for position in range(context)])
+        while not decoder.prefill(row, context, with_draft=max_k > 0):
+            pass
+
+    def seconds(count: int, work: Callable[[], object]) -> float:
+        for row in range(count):
+            decoder.rewind(row, context)
+        times = []
+        for _ in range(1 + REPEATS):
+            started = time.perf_counter()
+            work()
+            if decoder.device.type == "cuda":
+                torch.cuda.synchronize(decoder.device)
+            times.append(time.perf_counter() - started)
+        return median(times[1:])
+
+    rounds, draft_steps = {}, {}
+    for count in rows:
+        sampling = SamplingBatch.of([SamplingParams(temperature=0)] * count, range(count), decoder.device)
+        rounds[count] = [
+            seconds(count, partial(decoder.round, count, k, sampling, log=False)) for k in range(max_k + 1)
+        ]
+        propose = partial(decoder.propose, count, max_k, sampling)
+        draft_steps[count] = seconds(count, propose) / max_k if max_k else 0.0
+    return RoundCosts(rounds, draft_steps)

@@ -1,0 +1,43 @@
+"""What a round proposes and what it brings, free of how it is run."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hotdraft.pipeline.replay.sample import NOT_DRAFTED
+from hotdraft.serving.sampling.target_log import TargetLog, unpack
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round did to B rows, on the host. Row b's new tokens are `token_ids[b, :num_accepted[b] + 1]`."""
+
+    token_ids: np.ndarray
+    """int32 [B, k+1]."""
+    num_accepted: np.ndarray
+    """int32 [B]."""
+    drafted_ids: np.ndarray
+    """int32 [B, k+1]; the last column is `NOT_DRAFTED`."""
+    target_log: TargetLog | None
+    """At every position that some row keeps, at least."""
+    target_is_sound: np.ndarray
+    """bool [B]: whether the target's logits were numbers; a row of which they were not has no new tokens."""
+    draft_is_sound: np.ndarray
+    """bool [B]: the same of the draft's; where not, any token was guessed."""
+
+    @classmethod
+    def of(cls, columns: np.ndarray, k: int, logged: int, *, with_tokens: bool) -> "Round":
+        """From int32 columns: are target and draft sound, the accepted, k+1 new ids, k drafted ids, a packed log.
+
+        The log is of `logged` positions; `with_tokens` is that of `unpack`.
+        """
+        sound, num_accepted, token_ids, drafted_ids, packed = np.split(columns, [2, 3, k + 4, 2 * k + 4], axis=1)
+        log = unpack(packed.reshape(len(columns), logged, -1), with_tokens=with_tokens) if logged else None
+        return cls(
+            token_ids=token_ids,
+            num_accepted=num_accepted[:, 0],
+            drafted_ids=np.pad(drafted_ids, ((0, 0), (0, 1)), constant_values=NOT_DRAFTED),
+            target_log=log,
+            target_is_sound=sound[:, 0] != 0,
+            draft_is_sound=sound[:, 1] != 0,
+        )

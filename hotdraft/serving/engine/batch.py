@@ -1,0 +1,110 @@
+"""Answering a list of requests, as fast as the engine can, where nobody waits for one of them."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.serving.engine.engine import Engine
+from hotdraft.serving.messages.request import GenerationRequest, OutputDelta
+
+PREFILL_TOKENS = 4096
+"""Prompt tokens read between two rounds: enough to fill all free slots, as nobody waits for the next token."""
+
+
+IN_FLIGHT = 3
+"""Requests that the engine is given for each slot, so that none of them waits for the next."""
+SHARD_REQUESTS = 256
+SHARD_SECONDS = 30.0
+"""Work that is lost, at most, to a run that is killed."""
+
+
+class CollectError(ValueError):
+    """Data that cannot be made or kept; the message says why."""
+
+
+def generation_config(
+    config: HotdraftConfig, requests: Sequence[GenerationRequest], model: str | None = None
+) -> HotdraftConfig:
+    """`config` for answering `requests` by `model` (the target by default) alone, with nobody listening."""
+    slots = min(config.predistill.num_slots, len(requests))
+    engine = {
+        "k": 0,
+        "draft_vocab_size": None,
+        "num_slots": slots,
+        "max_model_len": max(len(request.prompt_ids) + request.params.max_tokens for request in requests),
+        "max_queue": IN_FLIGHT * slots,
+        "prefill_chunk": PREFILL_TOKENS,
+        "threads": None,
+    }
+    recorder = {
+        "enabled": True,
+        "queue_size": max(config.recorder.queue_size, 4 * SHARD_REQUESTS),
+        "shard_requests": SHARD_REQUESTS,
+        "flush_seconds": SHARD_SECONDS,
+    }
+    return config.model_copy(
+        update={
+            "target": model or config.target,
+            "draft": None,
+            "engine": config.engine.model_copy(update=engine),
+            "recorder": config.recorder.model_copy(update=recorder),
+        }
+    )
+
+
+def answer_all(
+    engine: Engine,
+    requests: Sequence[GenerationRequest],
+    on_answer: Callable[[GenerationRequest, list[int]], None],
+) -> None:
+    """Run every request; `on_answer` hears the tokens of each as it ends, in the engine's output thread.
+
+    Raises `CollectError` if the engine or its recorder fails under way; what was recorded before stays.
+    """
+    room = threading.Semaphore(IN_FLIGHT * engine.num_slots)
+    failed = threading.Event()
+
+    def submit(request: GenerationRequest) -> None:
+        token_ids: list[int] = []
+
+        def on_delta(delta: OutputDelta) -> None:
+            token_ids.extend(delta.token_ids)
+            if delta.finish_reason is None:
+                return
+            if delta.finish_reason in ("stop", "length"):
+                on_answer(request, token_ids)
+            else:
+                failed.set()
+            room.release()
+
+        engine.submit(request, on_delta)
+
+    def wait() -> None:
+        room.acquire()
+        if failed.is_set():
+            raise CollectError("the engine failed while answering; its log says why")
+        _check_written(engine)
+
+    for request in requests:
+        wait()
+        submit(request)
+    for _ in range(IN_FLIGHT * engine.num_slots):
+        wait()
+
+
+def _check_written(engine: Engine) -> None:
+    if engine.recorder is not None and engine.recorder.dropped:
+        raise CollectError("answers cannot be written to the replay buffer; the log says why")
+
+
+@contextmanager
+def started(engine: Engine) -> Iterator[Engine]:
+    """`engine` running; at the end it is stopped, and what it recorded is written."""
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.stop()
+        if engine.recorder is not None:
+            engine.recorder.close()

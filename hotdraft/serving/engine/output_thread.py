@@ -1,0 +1,123 @@
+"""The thread in which everybody hears of rounds, so that the next round need not wait for them."""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from hotdraft.serving.decoding.rounds import Round
+from hotdraft.serving.engine.failures import Failures
+from hotdraft.serving.engine.output import Output
+from hotdraft.serving.engine.recorder import Recorder
+from hotdraft.serving.messages.events import EngineListener, RoundStats, SwapEvent
+from hotdraft.serving.messages.request import FinishReason
+
+
+class OutputThread:
+    """Tells listeners, clients and the recorder, in the order of the calls.
+
+    A round is told before the requests that finish in it, and a request is recorded and counted before
+    its client hears the end, so that it finds what it looks for. A client that cannot be told ends its own
+    request only, which is counted as an "error"; a listener that raises misses what it was told, and a
+    sample that cannot be made is lost. Until it is started, and once it is stopped, calls do their work on
+    the spot.
+    """
+
+    def __init__(self, recorder: Recorder | None, failures: Failures) -> None:
+        self.listeners: list[EngineListener] = []
+        self._recorder = recorder
+        self._failures = failures
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine-output", daemon=True)
+        self._is_running = False
+
+    def start(self) -> None:
+        self._is_running = True
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Tell what there is to tell, then end."""
+        if self._is_running:
+            self._tasks.put(None)
+            self._thread.join()
+            self._is_running = False
+
+    def round(
+        self,
+        stats: RoundStats,
+        outcome: Round,
+        outputs: Sequence[Output],
+        advances: Sequence[tuple[int, FinishReason | None]],
+    ) -> None:
+        """Row i of the outcome is that of `outputs[i]`, which takes as many tokens as `advances[i]` says."""
+        self._submit(partial(self._tell_round, stats, outcome, outputs, advances))
+
+    def finish(self, output: Output, reason: FinishReason) -> None:
+        self._submit(partial(self._finish, output, reason))
+
+    def swap(self, event: SwapEvent) -> None:
+        self._submit(partial(self._tell_listeners, lambda listener: listener.on_swap(event)))
+
+    def _submit(self, task: Callable[[], None]) -> None:
+        if self._is_running:
+            self._tasks.put(task)
+        else:
+            task()
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+
+    def _tell_round(
+        self,
+        stats: RoundStats,
+        outcome: Round,
+        outputs: Sequence[Output],
+        advances: Sequence[tuple[int, FinishReason | None]],
+    ) -> None:
+        self._tell_listeners(lambda listener: listener.on_round(stats))
+        for row, (output, (count, reason)) in enumerate(zip(outputs, advances, strict=True)):
+            if output.finish_reason is not None:  # it met a stop string while this round was under way
+                continue
+            try:
+                if reason != "error":
+                    reason = output.take(outcome, row, count, stats.draft_version) or reason
+                if reason is None:
+                    output.send(None)
+            except Exception as error:  # noqa: BLE001 -- it is this row's, the others are told
+                self._failures.add("output", error, "its request ends")
+                reason = "error"
+            if reason is not None:
+                self._finish(output, reason)
+            elif output.finish_reason is not None:
+                self._count(output, output.finish_reason)
+
+    def _finish(self, output: Output, reason: FinishReason) -> None:
+        if output.finish_reason is not None:
+            return
+        if reason in ("stop", "length") and self._recorder is not None:
+            self._record(output, self._recorder)
+        self._count(output, reason)
+        try:
+            output.send(reason)
+        except Exception as error:  # noqa: BLE001 -- its client must hear an end
+            self._failures.add("output", error, "its request ends")
+            output.fail()
+
+    def _record(self, output: Output, recorder: Recorder) -> None:
+        try:
+            sample = output.sample()
+            if sample is not None:
+                recorder.record(sample)
+        except Exception as error:  # noqa: BLE001 -- its client has its answer all the same
+            self._failures.add("record", error, "its sample is lost")
+
+    def _count(self, output: Output, reason: FinishReason) -> None:
+        self._tell_listeners(lambda listener: listener.on_finish(output.request, output.stats(), reason))
+
+    def _tell_listeners(self, tell: Callable[[EngineListener], None]) -> None:
+        for listener in self.listeners:
+            try:
+                tell(listener)
+            except Exception as error:  # noqa: BLE001 -- who listens is no reason to stop serving
+                self._failures.add("listener", error, f"{type(listener).__name__} misses something")

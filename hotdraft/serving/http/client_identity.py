@@ -1,0 +1,21 @@
+"""Who asks, as far as clients are told apart: by key where keys are asked for, else by address."""
+
+import hashlib
+from ipaddress import IPv6Address, ip_address
+
+from starlette.requests import Request
+
+from hotdraft.pipeline.config.serving import ServerConfig
+
+
+def client_identity(request: Request, config: ServerConfig) -> str:
+    """A digest of its key, which has been checked, or its address; of an IPv6 one the network of /64."""
+    if config.api_keys or config.api_key_file is not None:
+        key = request.headers.get("authorization", "").partition(" ")[2].strip()
+        return hashlib.sha256(key.encode("latin-1")).hexdigest()[:16]
+    host = request.client.host if request.client is not None else ""
+    try:
+        address = ip_address(host)
+    except ValueError:  # a Unix socket has none
+        return host
+    return address.exploded[:19] if isinstance(address, IPv6Address) and not address.ipv4_mapped else host

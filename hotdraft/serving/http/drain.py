@@ -1,0 +1,77 @@
+"""How the server ends: SIGTERM lets what was accepted finish, within a time limit."""
+
+import logging
+import socket
+import threading
+import time
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from hotdraft.pipeline.config.serving import ServerConfig
+from hotdraft.serving.engine.engine import Engine
+from hotdraft.serving.http.connections import ACCEPTS_A_TURN, Connections
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.05
+LAST_WORDS_SECONDS = 5
+"""For answers on their way to slow clients."""
+KEEP_ALIVE_SECONDS = 75
+"""Of an idle connection: longer than clients and proxies keep theirs, who would else send into one that ends."""
+BACKLOG = 2048
+"""Connections that the kernel keeps for us, of a crowd that comes at once."""
+
+
+class DrainingServer(uvicorn.Server):
+    """Serves until SIGTERM or SIGINT, then `drain_seconds` longer for the requests it has accepted.
+
+    Meanwhile it answers others, and `/ready`, with 503. What is not finished then is cancelled and told so,
+    as is everything at a second signal. `run` returns afterwards, so that the process can exit with 0.
+    """
+
+    def __init__(self, app: FastAPI, config: ServerConfig, engine: Engine, connections: Connections) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=config.host,
+                port=config.port,
+                log_config=None,
+                http=connections.protocol,  # type: ignore[arg-type]  # it is called like the class
+                ws="none",
+                backlog=ACCEPTS_A_TURN,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=LAST_WORDS_SECONDS,
+            )
+        )
+        self._engine = engine
+        self._drain_seconds = config.drain_seconds
+        self._hurry = threading.Event()
+        self._thread = threading.Thread(target=self._drain, name="drain", daemon=True)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for server in self.servers:
+            for listener in server.sockets:  # asyncio has one number for both backlogs, its own and the kernel's
+                with listener.dup() as same:
+                    same.listen(BACKLOG)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._thread.ident is None:
+            self._thread.start()
+        else:
+            self._hurry.set()
+
+    def _drain(self) -> None:
+        engine = self._engine
+        engine.stop_accepting()
+        logger.info("shutting down: %d running and %d waiting requests have %g s to finish",
+                    engine.num_running, engine.num_waiting, self._drain_seconds)  # fmt: skip
+        deadline = time.monotonic() + self._drain_seconds
+        while not engine.is_idle and time.monotonic() < deadline and not self._hurry.wait(POLL_SECONDS):
+            pass
+        if not engine.is_idle:
+            logger.warning("cancelling %d running and %d waiting requests", engine.num_running, engine.num_waiting)
+        engine.stop()
+        self.should_exit = True

@@ -1,0 +1,122 @@
+"""Errors as OpenAI's clients expect them: `{"error": {"message", "type", "param", "code"}}`."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+
+from hotdraft.serving.messages.prompts import PromptError
+
+
+class ErrorBody(BaseModel):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorResponse(BaseModel):
+    error: ErrorBody
+
+
+class ApiError(Exception):
+    """An error with an HTTP status. 4xx is the client's to mend, 5xx is ours."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        message, param = _encodable(message), param and _encodable(param)
+        super().__init__(message)
+        self.status = status
+        self.headers = headers
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        self.body = ErrorResponse(error=ErrorBody(message=message, type=kind, param=param, code=code))
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body.model_dump(), status_code=self.status, headers=self.headers)
+
+
+def _encodable(text: str) -> str:
+    """Messages quote what clients sent, and JSON can spell half of a surrogate pair, which no answer can."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What a route declares of the errors it may answer with."""
+    return {status: {"model": ErrorResponse} for status in statuses}
+
+
+def unknown_model(name: str) -> ApiError:
+    return ApiError(404, f"The model `{name}` does not exist.", param="model", code="model_not_found")
+
+
+def context_length_exceeded(limit: int, prompt_tokens: int, max_tokens: int, *, param: str) -> ApiError:
+    return ApiError(
+        400,
+        f"This model's maximum context length is {limit} tokens. However, you requested "
+        f"{prompt_tokens + max_tokens} tokens ({prompt_tokens} in the {param}, {max_tokens} in the "
+        f"completion). Please reduce the length of the {param} or completion.",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
+def from_validation(error: RequestValidationError) -> ApiError:
+    """The first thing wrong with a request, by the field's name."""
+    problem: dict[str, Any] = error.errors()[0]
+    context = problem.get("ctx", {})
+    if problem["type"] == "json_invalid":
+        return ApiError(400, f"The body is not valid JSON: {context.get('error', problem['msg'])}")
+    field = context.get("param") or ".".join(str(part) for part in problem["loc"][1:])
+    cause = context.get("error")
+    message = str(cause) if isinstance(cause, ValueError) else problem["msg"]
+    if field and field not in message:
+        message = f"{field}: {message}"
+    return ApiError(400, message, param=field or None)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Make every error of `app`, its framework's too, leave in OpenAI's shape."""
+
+    @app.exception_handler(ApiError)
+    async def api_error(request: Request, error: ApiError) -> JSONResponse:
+        return error.response()
+
+    @app.exception_handler(PromptError)
+    async def prompt_error(request: Request, error: PromptError) -> JSONResponse:
+        return ApiError(400, str(error), param=error.param, code=error.code).response()
+
+    @app.exception_handler(RequestValidationError)
+    async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
+        return from_validation(error).response()
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+        headers = dict(error.headers) if error.headers else None
+        if error.status_code == 405:
+            headers = {"Allow": ", ".join(_allowed_methods(request))}
+        return ApiError(error.status_code, str(error.detail), headers=headers).response()
+
+    @app.exception_handler(Exception)
+    async def internal_error(request: Request, error: Exception) -> JSONResponse:
+        return ApiError(500, "The server had an error while processing your request.").response()
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """Of every route at the path: Starlette tells only those of the first."""
+
+    def is_allowed(method: str) -> bool:
+        scope = {**request.scope, "method": method}
+        return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
+
+    return [method for method in ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT") if is_allowed(method)]

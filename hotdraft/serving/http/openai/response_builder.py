@@ -1,0 +1,155 @@
+"""From what the engine says of a request's choices to the responses of the two endpoints."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from hotdraft.serving.http.openai.logprobs import TokenText, chat_logprobs, text_logprobs
+from hotdraft.serving.http.openai.responses import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    Envelope,
+    FinishReason,
+    MessageDelta,
+    TextChoice,
+    speculation,
+    usage,
+)
+from hotdraft.serving.messages.request import RequestStats, TokenLogprob
+
+
+@dataclass
+class ChoiceText:
+    """What a choice has said so far, or, in a stream, since its last chunk."""
+
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+class ResponseBuilder(Protocol):
+    """Turns choices into an endpoint's responses; `extra` is `usage` and `hotdraft`."""
+
+    @property
+    def request_id(self) -> str: ...
+
+    def whole(self, choices: Sequence[ChoiceText], stats: RequestStats) -> Envelope: ...
+
+    def opening(
+        self, index: int, prompt_logprobs: Sequence[TokenLogprob], stats: RequestStats, **extra: Any
+    ) -> list[Envelope]:
+        """Chunks that come before a choice's first."""
+        ...
+
+    def chunk(self, index: int, said: ChoiceText, stats: RequestStats, **extra: Any) -> Envelope: ...
+
+    def closing(self, stats: RequestStats, **extra: Any) -> Envelope:
+        """The chunk without choices that carries the usage."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Builder:
+    request_id: str
+    model: str
+    created: int
+    text_of: TokenText
+    logprobs: bool
+    """Whether they were asked for."""
+
+    def _head(self, stats: RequestStats) -> dict[str, Any]:
+        return {
+            "id": self.request_id,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": f"hotdraft-draft-v{stats.draft_version}",
+        }
+
+
+class ChatBuilder(_Builder):
+    def whole(self, choices: Sequence[ChoiceText], stats: RequestStats) -> ChatCompletion:
+        return ChatCompletion(
+            object="chat.completion",
+            choices=[
+                ChatChoice(
+                    index=index,
+                    message=AssistantMessage(role="assistant", content=choice.text),
+                    logprobs=chat_logprobs(choice.logprobs, self.text_of) if self.logprobs else None,
+                    finish_reason=choice.finish_reason,
+                )
+                for index, choice in enumerate(choices)
+            ],
+            usage=usage(stats),
+            hotdraft=speculation(stats),
+            **self._head(stats),
+        )
+
+    def opening(
+        self, index: int, prompt_logprobs: Sequence[TokenLogprob], stats: RequestStats, **extra: Any
+    ) -> list[Envelope]:
+        role = ChatChunkChoice(
+            index=index, delta=MessageDelta(role="assistant", content=""), logprobs=None, finish_reason=None
+        )
+        return [self._chunk([role], stats, **extra)]
+
+    def chunk(self, index: int, said: ChoiceText, stats: RequestStats, **extra: Any) -> ChatCompletionChunk:
+        choice = ChatChunkChoice(
+            index=index,
+            delta=MessageDelta(content=said.text) if said.text else MessageDelta(),
+            logprobs=chat_logprobs(said.logprobs, self.text_of) if self.logprobs else None,
+            finish_reason=said.finish_reason,
+        )
+        return self._chunk([choice], stats, **extra)
+
+    def closing(self, stats: RequestStats, **extra: Any) -> ChatCompletionChunk:
+        return self._chunk([], stats, **extra)
+
+    def _chunk(self, choices: list[ChatChunkChoice], stats: RequestStats, **extra: Any) -> ChatCompletionChunk:
+        return ChatCompletionChunk(object="chat.completion.chunk", choices=choices, **extra, **self._head(stats))
+
+
+@dataclass(frozen=True)
+class TextBuilder(_Builder):
+    echoed: Sequence[str] = ()
+    """Text that each choice begins with, by choice; none without `echo`."""
+    _offsets: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """Characters of each choice whose tokens have been told."""
+
+    def whole(self, choices: Sequence[ChoiceText], stats: RequestStats) -> Completion:
+        told = [self._choice(index, self._echoing(index, said)) for index, said in enumerate(choices)]
+        return self._completion(told, stats, usage=usage(stats), hotdraft=speculation(stats))
+
+    def opening(
+        self, index: int, prompt_logprobs: Sequence[TokenLogprob], stats: RequestStats, **extra: Any
+    ) -> list[Envelope]:
+        if not self.echoed:
+            return []
+        prompt = ChoiceText(self.echoed[index], None, list(prompt_logprobs))
+        return [self._completion([self._choice(index, prompt)], stats, **extra)]
+
+    def chunk(self, index: int, said: ChoiceText, stats: RequestStats, **extra: Any) -> Completion:
+        return self._completion([self._choice(index, said)], stats, **extra)
+
+    def closing(self, stats: RequestStats, **extra: Any) -> Completion:
+        return self._completion([], stats, **extra)
+
+    def _echoing(self, index: int, said: ChoiceText) -> ChoiceText:
+        if not self.echoed:
+            return said
+        return replace(said, text=self.echoed[index] + said.text, logprobs=[*said.prompt_logprobs, *said.logprobs])
+
+    def _choice(self, index: int, said: ChoiceText) -> TextChoice:
+        logprobs = None
+        if self.logprobs:
+            logprobs = text_logprobs(said.logprobs, self.text_of, self._offsets[index])
+            self._offsets[index] += sum(map(len, logprobs.tokens))
+        return TextChoice(index=index, text=said.text, logprobs=logprobs, finish_reason=said.finish_reason)
+
+    def _completion(self, choices: list[TextChoice], stats: RequestStats, **extra: Any) -> Completion:
+        return Completion(object="text_completion", choices=choices, **extra, **self._head(stats))

@@ -1,0 +1,140 @@
+"""What clients get back: OpenAI's response shapes.
+
+Responses are serialised with `exclude_unset`: a field that was never given is absent, while one given
+as None is null, which is how OpenAI's stream chunks tell `finish_reason` and `usage`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import BaseModel
+
+from hotdraft.serving.http.openai.logprobs import ChatLogprobs, TextLogprobs
+from hotdraft.serving.messages.request import RequestStats
+
+FinishReason = Literal["stop", "length"]
+
+
+class CompletionTokensDetails(BaseModel):
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    completion_tokens_details: CompletionTokensDetails
+
+
+class SpeculationInfo(BaseModel):
+    """How the request was decoded; our own field beside OpenAI's."""
+
+    draft_version: int
+    rounds: int
+    drafted_tokens: int
+    accepted_tokens: int
+
+
+class AssistantMessage(BaseModel):
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class MessageDelta(BaseModel):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(BaseModel):
+    index: int
+    delta: MessageDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class TextChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class Envelope(BaseModel):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    usage: Usage | None = None
+    hotdraft: SpeculationInfo | None = None
+
+
+class ChatCompletion(Envelope):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+
+
+class ChatCompletionChunk(Envelope):
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+
+
+class Completion(Envelope):
+    """A text completion, and likewise each chunk of its stream."""
+
+    object: Literal["text_completion"]
+    choices: list[TextChoice]
+
+
+class ModelCard(BaseModel):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ModelList(BaseModel):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+def usage(stats: RequestStats) -> Usage:
+    return Usage(
+        prompt_tokens=stats.prompt_tokens,
+        completion_tokens=stats.completion_tokens,
+        total_tokens=stats.prompt_tokens + stats.completion_tokens,
+        completion_tokens_details=CompletionTokensDetails(
+            accepted_prediction_tokens=stats.accepted_tokens,
+            rejected_prediction_tokens=stats.drafted_tokens - stats.accepted_tokens,
+        ),
+    )
+
+
+def speculation(stats: RequestStats) -> SpeculationInfo:
+    return SpeculationInfo(
+        draft_version=stats.draft_version,
+        rounds=stats.rounds,
+        drafted_tokens=stats.drafted_tokens,
+        accepted_tokens=stats.accepted_tokens,
+    )
+
+
+def combined(stats: Sequence[RequestStats], choices: int) -> RequestStats:
+    """Of several answers as of one request: `choices` answers in a row share a prompt, which counts once."""
+    return replace(
+        max(stats, key=lambda one: one.draft_version),
+        prompt_tokens=sum(one.prompt_tokens for one in stats[::choices]),
+        completion_tokens=sum(one.completion_tokens for one in stats),
+        rounds=sum(one.rounds for one in stats),
+        drafted_tokens=sum(one.drafted_tokens for one in stats),
+        accepted_tokens=sum(one.accepted_tokens for one in stats),
+    )

@@ -1,0 +1,264 @@
+"""What clients may send: OpenAI's chat completions and completions, with vLLM's sampling extras.
+
+A field that is known to change the result and is not built is refused by name; any other unknown
+field is ignored, as OpenAI-compatible servers do.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
+from pydantic_core import PydanticCustomError
+
+from hotdraft.serving.messages.request import SamplingParams
+from hotdraft.serving.messages.stop_strings import StopStrings
+
+MAX_MESSAGES = 2048
+"""OpenAI's bound."""
+MAX_PARTS = 64
+"""Of a message."""
+MAX_PROMPTS = 2048
+MAX_STOP_STRINGS = 32
+"""OpenAI takes 4, vLLM any number."""
+MAX_STOP_LENGTH = 256
+MAX_METADATA = 16
+"""OpenAI's bound."""
+
+_HARMLESS: Mapping[str, tuple[object, ...]] = {
+    "allowed_token_ids": ([],),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "length_penalty": (1, 1.0),
+    "logit_bias": ({},),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "prompt_logprobs": (),
+    "repetition_penalty": (1, 1.0),
+    "response_format": ({"type": "text"},),
+    "stop_token_ids": ([],),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "web_search_options": (),
+}
+"""Fields that change the result and are not built, with the values that ask for nothing (null always does)."""
+
+
+def _encodable(text: str) -> str:
+    """JSON can spell half of a surrogate pair; no tokenizer and no store can hold it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be valid Unicode text, without lone surrogates") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+
+
+Item = TypeVar("Item")
+Few = Annotated[list[Item], Field(max_length=MAX_PROMPTS)]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH), AfterValidator(_encodable)]
+Stops = Annotated[list[Stop], Field(max_length=MAX_STOP_STRINGS)]
+
+
+def _text_parts(value: Any) -> Any:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+def _stop_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _few_entries(value: Any) -> Any:
+    """Counted before each of them is looked at."""
+    if isinstance(value, dict) and len(value) > MAX_METADATA:
+        raise ValueError(f"must have at most {MAX_METADATA} entries, not {len(value)}")
+    return value
+
+
+def _prompts(value: Any) -> list[str] | list[list[int]]:
+    """A list of prompts, each a text or token ids; one prompt may come without the list around it.
+
+    Checked by hand: there may be a million ids, on the event loop.
+    """
+    prompts = value if isinstance(value, list) and value and not isinstance(value[0], int) else [value]
+    if len(prompts) > MAX_PROMPTS:
+        raise ValueError(f"must be at most {MAX_PROMPTS} prompts, not {len(prompts)}")
+    if all(isinstance(prompt, str) for prompt in prompts):
+        return [_encodable(prompt) for prompt in prompts]
+    if all(_is_token_ids(prompt) for prompt in prompts):
+        return prompts
+    raise ValueError("must be a text, a list of token ids, or a list of either")
+
+
+def _is_token_ids(value: Any) -> bool:
+    return isinstance(value, list) and set(map(type, value)) <= {int}
+
+
+class RequestModel(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+class TextPart(RequestModel):
+    type: Literal["text"]
+    text: Text
+
+
+Parts = Annotated[list[TextPart], Field(max_length=MAX_PARTS)]
+
+
+class ChatMessage(RequestModel):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[Parts, BeforeValidator(_text_parts, json_schema_input_type=str | Parts)]
+
+    def for_template(self) -> dict[str, str]:
+        """The message as chat templates know it; `developer` is OpenAI's newer name for `system`."""
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": "\n".join(part.text for part in self.content)}
+
+
+class StreamOptions(RequestModel):
+    include_usage: bool | None = False
+
+
+def _tell_needs(schema: dict[str, Any], model: type["GenerationOptions"]) -> None:
+    schema["allOf"] = [
+        {
+            "if": {"properties": {name: {"not": {"type": "null"}}}, "required": [name]},
+            "then": {"properties": {needed: {"const": True}}, "required": [needed]},
+        }
+        for name, needed in model.needs.items()
+    ]
+
+
+class GenerationOptions(RequestModel):
+    """What both endpoints share."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra=_tell_needs)
+    needs: ClassVar[dict[str, str]] = {"stream_options": "stream"}
+    """Fields that go only with another one, which must be true."""
+
+    model: Text
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1, description="newer name of max_tokens; wins over it")
+    temperature: float | None = Field(1.0, ge=0, le=2)
+    top_p: float | None = Field(1.0, gt=0, le=1)
+    top_k: int | None = Field(0, ge=-1, lt=2**31, description="0 or -1 keeps every token")
+    min_p: float | None = Field(0.0, ge=0, lt=1)
+    presence_penalty: float | None = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    n: int | None = Field(1, ge=1, le=128, description="answers to each prompt")
+    stop: Annotated[Stops | None, BeforeValidator(_stop_list, json_schema_input_type=Stop | Stops | None)] = Field(
+        None, description="strings that end the answer, and are not part of it"
+    )
+    ignore_eos: bool | None = False
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    store: bool | None = Field(None, description="false keeps the request out of the replay buffer")
+    metadata: Annotated[
+        Annotated[dict[Text, Annotated[Text, Field(max_length=512)]], Field(max_length=MAX_METADATA)] | None,
+        BeforeValidator(_few_entries),
+    ] = Field(None, description='{"domain": name} tags the traffic')
+    user: Text | None = None
+
+    @model_validator(mode="after")
+    def _refuse_what_is_not_built(self) -> Self:
+        for name, value in (self.model_extra or {}).items():
+            harmless = _HARMLESS.get(name)
+            if harmless is None or value is None:
+                continue
+            if not any(type(value) is type(allowed) and value == allowed for allowed in harmless):
+                raise PydanticCustomError("unsupported", "{param} is not supported by this server", {"param": name})
+        for name, needed in self.needs.items():
+            if getattr(self, name) is not None and not getattr(self, needed):
+                facts = {"param": name, "needed": needed}
+                raise PydanticCustomError("alone", "{param} is only allowed with {needed}: true", facts)
+        return self
+
+    @property
+    def requested_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def choices(self) -> int:
+        """Answers to each prompt."""
+        return self.n or 1
+
+    @property
+    @abstractmethod
+    def wanted_logprobs(self) -> int | None:
+        """Likeliest tokens to tell beside each token's own log-probability; None tells neither."""
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def domain(self) -> str | None:
+        return (self.metadata or {}).get("domain")
+
+    @cached_property
+    def stop_strings(self) -> StopStrings:
+        return StopStrings(self.stop or ())
+
+    def sampling_params(self, max_tokens: int, choice: int = 0) -> SamplingParams:
+        """Sampling of a prompt's answer `choice` as the engine takes it; a null field keeps the default.
+
+        Answers differ in their seeds, the first of them has that of the request. Raises ValueError.
+        """
+        names = ("temperature", "top_p", "min_p", "ignore_eos", "presence_penalty", "frequency_penalty")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return SamplingParams(
+            max_tokens=max_tokens,
+            top_k=max(self.top_k or 0, 0),
+            stop=self.stop_strings,
+            logprobs=self.wanted_logprobs,
+            seed=None if self.seed is None else (self.seed + choice + 2**63) % 2**64 - 2**63,
+            **given,
+        )
+
+
+class ChatCompletionRequest(GenerationOptions):
+    needs = {**GenerationOptions.needs, "top_logprobs": "logprobs"}
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class CompletionRequest(GenerationOptions):
+    prompt: Annotated[
+        list[str | list[int]],
+        PlainValidator(_prompts, json_schema_input_type=str | list[int] | Few[str] | Few[list[int]]),
+    ] = Field(description="text or token ids, or a list of either: each prompt is answered")
+    logprobs: int | None = Field(None, ge=0, le=20)
+    echo: bool | None = Field(False, description="answers begin with their prompts, logprobs too")
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        return self.logprobs
+
+    def sampling_params(self, max_tokens: int, choice: int = 0) -> SamplingParams:
+        params = super().sampling_params(max_tokens, choice)
+        return replace(params, prompt_logprobs=params.logprobs) if self.echo else params

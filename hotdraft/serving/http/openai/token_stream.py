@@ -1,0 +1,113 @@
+"""What the engine says of a client's requests, carried from its thread to the event loop."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from functools import partial
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from hotdraft.serving.engine.engine import Engine
+from hotdraft.serving.http.errors import ApiError
+from hotdraft.serving.messages.request import GenerationRequest, OutputDelta
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CLIENT_GONE = 499
+"""nginx's status, which nobody reads but the log and the metrics."""
+
+
+async def unless_gone(client: Request, work: Coroutine[None, None, T]) -> T:
+    """What `work` comes to. When `client` disconnects it is cancelled; raises `ApiError` then."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(client))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError(CLIENT_GONE, "The client is gone.")
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+
+
+class TokenStream:
+    """Submits `requests` on construction and yields their deltas as they come, each with its request's index.
+
+    The last delta of each has a finish reason. All are cancelled when `client` disconnects, whether or not
+    anything is being sent to it, when the iteration is abandoned, and when one of them cannot be submitted;
+    after a cancellation the engine's own last deltas end the iteration. Raises what `Engine.submit` raises.
+    Must be made in a running event loop.
+    """
+
+    def __init__(self, engine: Engine, requests: Sequence[GenerationRequest], client: Request) -> None:
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._deltas: asyncio.Queue[tuple[int, OutputDelta]] = asyncio.Queue()
+        self._unfinished: dict[int, str] = {}
+        """Request ids by index."""
+        with contextlib.ExitStack() as on_refusal:
+            on_refusal.callback(self._cancel)
+            for index, request in enumerate(requests):
+                engine.submit(request, partial(self._on_delta, index))
+                self._unfinished[index] = request.request_id
+            on_refusal.pop_all()
+        self._watcher = asyncio.create_task(self._cancel_on_disconnect(client))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every request has told its last delta."""
+        return not self._unfinished
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, OutputDelta]]:
+        try:
+            while self._unfinished:
+                index, delta = await self._deltas.get()
+                if delta.finish_reason is not None:
+                    _log(self._unfinished.pop(index), delta)
+                yield index, delta
+        finally:
+            self._watcher.cancel()
+            self._cancel()
+            for request_id in self._unfinished.values():
+                logger.info("%s was abandoned by its client", request_id)
+
+    def _on_delta(self, index: int, delta: OutputDelta) -> None:
+        # The loop may close while the engine finishes its last round; nobody reads this delta then.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._deltas.put_nowait, (index, delta))
+
+    async def _cancel_on_disconnect(self, client: Request) -> None:
+        await _disconnected(client)
+        self._cancel()
+
+    def _cancel(self) -> None:
+        for request_id in self._unfinished.values():
+            self._engine.cancel(request_id)
+
+
+async def _disconnected(client: Request) -> None:
+    while (await client.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _log(request_id: str, last: OutputDelta) -> None:
+    stats = last.stats
+    fields = {
+        "finish_reason": last.finish_reason,
+        "prompt_tokens": stats.prompt_tokens,
+        "completion_tokens": stats.completion_tokens,
+        "drafted_tokens": stats.drafted_tokens,
+        "accepted_tokens": stats.accepted_tokens,
+        "draft_version": stats.draft_version,
+        "queued_seconds": round(stats.queued_seconds, 4),
+        "total_seconds": round(stats.total_seconds, 4),
+    }
+    logger.info(
+        "%s ended (%s): %d tokens after %d, %d of %d drafted ones accepted, %.3f s", request_id,
+        last.finish_reason, stats.completion_tokens, stats.prompt_tokens, stats.accepted_tokens,
+        stats.drafted_tokens, stats.total_seconds, extra={"generation_id": request_id, **fields},
+    )  # fmt: skip

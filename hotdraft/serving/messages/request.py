@@ -1,0 +1,131 @@
+"""What a client asks of the engine and what it hears back."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hotdraft.serving.messages.stop_strings import StopStrings
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+DEFAULT_DOMAIN = "default"
+"""Of traffic that nobody tagged."""
+UNRECORDED_DOMAIN = "unrecorded"
+"""Of traffic that nothing is to be kept of, whatever its tag: metrics and MLflow would keep that."""
+MAX_LOGPROBS = 20
+"""Likeliest tokens that a request may ask for at a position, as OpenAI has it."""
+
+MIN_TEMPERATURE = 1e-5
+"""vLLM's bound as well."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are drawn. Raises ValueError naming the field and what it may be."""
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    """0 is greedy, and so is what is below `MIN_TEMPERATURE`: logits divided by it would overflow."""
+    top_k: int = 0
+    """0 keeps every token."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    """Equal seeds give equal text up to rounding, whatever the batch, the draft and k; None draws one."""
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    """Taken from the logits of the tokens that the answer has already, as OpenAI defines it."""
+    frequency_penalty: float = 0.0
+    """Taken from a token's logit for each time that the answer has it."""
+    logprobs: int | None = None
+    """None: not wanted. n: the log-probs of the answer's tokens, and at each of them the n likeliest tokens."""
+    prompt_logprobs: int | None = None
+    """The same of the prompt's tokens."""
+
+    def __post_init__(self) -> None:
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            object.__setattr__(self, "temperature", 0.0)
+        checks = {
+            "max_tokens": (self.max_tokens >= 1, "at least 1"),
+            "temperature": (0 <= self.temperature <= 100, "between 0 and 100"),
+            "top_k": (0 <= self.top_k < 2**31, "0 (off) or more, below 2^31"),
+            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
+            "min_p": (0 <= self.min_p < 1, "at least 0 and below 1"),
+            "seed": (self.seed is None or -(2**63) <= self.seed < 2**63, "a 64-bit integer"),
+            "stop": (all(self.stop), "non-empty strings"),
+            "presence_penalty": (-2 <= self.presence_penalty <= 2, "between -2 and 2"),
+            "frequency_penalty": (-2 <= self.frequency_penalty <= 2, "between -2 and 2"),
+            "logprobs": _is_number_of_logprobs(self.logprobs),
+            "prompt_logprobs": _is_number_of_logprobs(self.prompt_logprobs),
+        }
+        for field, (ok, allowed) in checks.items():
+            if not ok:
+                raise ValueError(f"{field} must be {allowed}, not {getattr(self, field)!r}")
+
+    @property
+    def stop_strings(self) -> StopStrings:
+        return self.stop if isinstance(self.stop, StopStrings) else StopStrings(self.stop)
+
+    @property
+    def has_filters(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+def _is_number_of_logprobs(number: int | None) -> tuple[bool, str]:
+    return number is None or 0 <= number <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}"
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    domain: str = DEFAULT_DOMAIN
+    record: bool = True
+    client: str = ""
+    """Tells clients apart, see `serving.http.client_identity`; empty if nobody knows."""
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """What the target thought of a token: at temperature 1, before penalties and filters."""
+
+    token_id: int
+    logprob: float | None
+    """Natural log; None for a prompt's first token, which nothing precedes."""
+    top: tuple[tuple[int, float], ...]
+    """(token id, log-prob), likeliest first, as many as asked for."""
+
+
+@dataclass(frozen=True)
+class RequestStats:
+    prompt_tokens: int
+    completion_tokens: int
+    rounds: int
+    drafted_tokens: int
+    """k for every round, those after a rejection included."""
+    examined_tokens: int
+    """Drafted tokens up to and including the first rejected of each round, or the last that the request took."""
+    accepted_tokens: int
+    """Those of them that are in the answer."""
+    draft_version: int
+    queued_seconds: float
+    time_to_first_token: float | None
+    total_seconds: float
+
+
+@dataclass(frozen=True)
+class OutputDelta:
+    """New text of a request. The last delta carries a `finish_reason`."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    stats: RequestStats
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """One for each of `token_ids`; None if they were not asked for."""
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    """One for each token of the prompt: in the first delta of a request that asked for them, else None."""

@@ -1,0 +1,101 @@
+"""Prometheus metrics of the server, under vLLM's names where vLLM has one.
+
+Counters of rounds and requests are fed by the engine's events. What another object counts already is
+read from it at scrape time, see `serving.metrics.state_metrics`.
+"""
+
+from typing import get_args
+
+from hotdraft.pipeline.store.domains import DomainNames
+from hotdraft.serving.messages.events import RoundStats, SwapEvent, SwapReason
+from hotdraft.serving.messages.request import GenerationRequest, RequestStats
+from hotdraft.serving.metrics.families import MetricFamilies
+from hotdraft.serving.metrics.request_metrics import TOKEN_BUCKETS, RequestMetrics
+from hotdraft.serving.metrics.state_metrics import EngineState, RecorderCounts, StateMetrics, TrainerState
+
+_STALL_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+
+
+class ServingMetrics:
+    """An `EngineListener` with a registry of its own; every metric has the label `model_name`.
+
+    `state` reads what others count; those of them that are not given here may be set there later.
+    """
+
+    def __init__(
+        self,
+        engine: EngineState,
+        model_name: str,
+        *,
+        recorder: RecorderCounts | None = None,
+        trainer: TrainerState | None = None,
+    ) -> None:
+        families = MetricFamilies(model_name)
+        self.registry = families.registry
+        self.state = StateMetrics(families, engine)
+        self.state.recorder, self.state.trainer = recorder, trainer
+        self._requests = RequestMetrics(families, engine.max_model_len)
+        self._domains = DomainNames()
+
+        counter, counter_by = families.counter, families.counter_by
+        self._drafts = counter("vllm:spec_decode_num_drafts", "Drafts verified: one a request and round.")
+        self._draft_tokens = counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens.")
+        self._accepted_tokens = counter("vllm:spec_decode_num_accepted_tokens", "Accepted drafted tokens.")
+        self._accepted_per_position = counter_by(
+            "position", "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by draft position."
+        )
+        self._generation_tokens = counter("vllm:generation_tokens", "Output tokens.")
+        self._inter_token = families.histogram(
+            "vllm:inter_token_latency_seconds",
+            "Time between a request's rounds, each of which yields one token or several.",
+            TOKEN_BUCKETS,
+        )
+        self._rounds = counter_by("k", "hotdraft_rounds", "Rounds by the k chosen: drafted tokens a request.")
+        self._domain_draft_tokens = counter_by(
+            "domain", "hotdraft_domain_draft_tokens", "Drafted tokens of finished requests, by domain."
+        )
+        self._domain_accepted_tokens = counter_by(
+            "domain", "hotdraft_domain_accepted_tokens", "Accepted tokens of finished requests, by domain."
+        )
+        self._swaps = counter_by("reason", "hotdraft_swaps", "Draft weights exchanged while serving.")
+        for reason in get_args(SwapReason):
+            self._swaps(reason=reason)  # exported as 0 from the start, so that the first of each is an increase
+        self._rollbacks = counter("hotdraft_rollbacks", "Swaps back to an older draft version.")
+        self._swap_failures = counter("hotdraft_swap_failures", "Attempts to swap an adapter in that failed.")
+        self._sync_errors = counter("hotdraft_adapter_sync_errors", "Failures in following the adapter registry.")
+        self._swap_stall = families.histogram(
+            "hotdraft_swap_stall_seconds", "Time decoding stood still for a swap.", _STALL_BUCKETS
+        )
+
+    def on_round(self, stats: RoundStats) -> None:
+        self._generation_tokens.inc(stats.new_tokens)
+        self._rounds(k=stats.k).inc()
+        for seconds in stats.inter_token_seconds:
+            self._inter_token.observe(seconds)
+        if not stats.drafted_tokens:
+            return
+        self._drafts.inc(stats.requests)
+        self._draft_tokens.inc(stats.drafted_tokens)
+        self._accepted_tokens.inc(stats.accepted_tokens)
+        for position, accepted in enumerate(stats.accepted_per_position):
+            self._accepted_per_position(position=position).inc(accepted)
+
+    def on_finish(self, request: GenerationRequest, stats: RequestStats, finish_reason: str) -> None:
+        self._requests.observe(request, stats, finish_reason)
+        if stats.drafted_tokens:
+            domain = self._domains.name(request.domain)
+            self._domain_draft_tokens(domain=domain).inc(stats.drafted_tokens)
+            self._domain_accepted_tokens(domain=domain).inc(stats.accepted_tokens)
+
+    def on_swap(self, event: SwapEvent) -> None:
+        """Count a swap; its reason is a label, so it must be a fixed word, not a sentence."""
+        self._swaps(reason=event.reason).inc()
+        if event.version < event.previous_version:
+            self._rollbacks.inc()
+        self._swap_stall.observe(event.stall_seconds)
+
+    def count_swap_failure(self) -> None:
+        self._swap_failures.inc()
+
+    def count_sync_error(self) -> None:
+        self._sync_errors.inc()

@@ -1,0 +1,37 @@
+"""Served figures on their way to MLflow."""
+
+from hotdraft.pipeline.store.tracking import ServingTracker
+from hotdraft.serving.messages.events import RoundStats, SwapClock, SwapEvent
+from hotdraft.serving.messages.request import GenerationRequest, RequestStats
+
+
+class TrackingListener:
+    """Tells the tracker what the engine does."""
+
+    def __init__(self, tracker: ServingTracker) -> None:
+        self._tracker = tracker
+        self._clock = SwapClock()
+
+    def on_round(self, stats: RoundStats) -> None:
+        self._tracker.count(tokens=stats.new_tokens)
+
+    def on_finish(self, request: GenerationRequest, stats: RequestStats, finish_reason: str) -> None:
+        self._tracker.count(
+            domain=request.domain,
+            requests=1,
+            rounds=stats.rounds,
+            drafted=stats.drafted_tokens,
+            accepted=stats.accepted_tokens,
+        )
+        if self._clock.is_of_one_version(stats):
+            self._tracker.served(
+                stats.draft_version,
+                domain=request.domain,
+                drafted=stats.drafted_tokens,
+                examined=stats.examined_tokens,
+                accepted=stats.accepted_tokens,
+            )
+
+    def on_swap(self, event: SwapEvent) -> None:
+        self._clock.swapped()
+        self._tracker.mark_swap(event.version, reason=event.reason)

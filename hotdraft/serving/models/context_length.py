@@ -1,0 +1,60 @@
+"""Whether a model's positions suffice for the requests that are to be served."""
+
+import logging
+
+from transformers import PreTrainedConfig
+
+from hotdraft.pipeline.models.loading import ModelError
+
+logger = logging.getLogger(__name__)
+
+
+def check_context_length(
+    target: tuple[str, PreTrainedConfig],
+    draft: tuple[str, PreTrainedConfig] | None,
+    *,
+    max_model_len: int,
+    max_k: int,
+) -> None:
+    """Raise `ModelError` if names and configurations do not go with `max_model_len` and `max_k` drafted tokens.
+
+    A table of positions, as GPT-2 has it, has no row for the tokens that a last round drafts past the end.
+    Rotations have one for any position, and a target that was not made for them talks nonsense, as vLLM
+    sees it too; a draft beyond what it was made for only loses acceptance, so that a warning is enough.
+    """
+    for role, model in (("target", target), ("draft", draft)):
+        if model is None:
+            continue
+        name, config = model[0], model[1].get_text_config()
+        positions = _positions(config)
+        if positions is None:
+            continue
+        drafted = max_k if draft is not None and not _rotates(config) else 0
+        if max_model_len + drafted <= positions:
+            continue
+        says = (
+            f"the {role} {name!r} has {positions} positions, and engine.max_model_len {max_model_len}"
+            + (f" with up to {drafted} drafted tokens" if drafted else "")
+            + f" needs {max_model_len + drafted}"
+        )
+        if role == "draft" and _rotates(config):
+            logger.warning("%s: beyond them few of its tokens will be accepted", says)
+        else:
+            raise ModelError(f"{says}: set engine.max_model_len to {positions - drafted} at most")
+
+
+def _rotates(config: PreTrainedConfig) -> bool:
+    return getattr(config, "rope_parameters", None) is not None
+
+
+def _positions(config: PreTrainedConfig) -> int | None:
+    """How many the model was made for; None if it has no such limit. Scaled rotations as vLLM reckons them."""
+    positions: int | None = getattr(config, "max_position_embeddings", None)
+    if positions is None or not _rotates(config):
+        return positions
+    rope = config.rope_parameters
+    kind = rope.get("rope_type", "default")
+    if kind in ("longrope", "llama3"):  # theirs is the scaled model's already
+        return positions
+    original = rope.get("original_max_position_embeddings", positions) if kind == "yarn" else positions
+    return max(positions, int(original * (rope.get("factor") or 1.0)))

@@ -1,0 +1,145 @@
+"""Llama-like decoders as one tight loop: stacked projections, rotation in place, one write of keys and values.
+
+Transformers' layers launch some forty operations each; for the few tokens of a round that costs as
+much as a third of the arithmetic on a CPU, and more than all of it on a fast GPU.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from hotdraft.serving.models.attention import FULL, attention_windows, causal_mask, folded_attention, groups_of
+from hotdraft.serving.models.linear import ServedLinear
+from hotdraft.serving.models.runner import Window
+
+MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
+"""Rotations that depend on the position alone."""
+
+
+def is_fusable(model: PreTrainedModel) -> bool:
+    """Whether `FusedRunner` computes what the model's own layers do."""
+    config = model.config
+    if config.model_type not in MODEL_TYPES or set(attention_windows(config)) != {FULL}:
+        return False
+    return model.model.rotary_emb.rope_type in ROPE_TYPES
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What the layers of one forward share."""
+
+    slots: Tensor
+    """int64 [B*Q*2H]: where new keys and values go, among all heads' positions."""
+    mask: Tensor
+    cos: Tensor
+    sin: Tensor
+
+
+class FusedRunner:
+    """Runs a Llama-like model over static slots. Its weights are taken over."""
+
+    def __init__(self, model: PreTrainedModel, head: nn.Module, num_slots: int, max_length: int) -> None:
+        self.head = head
+        self._embed = model.model.embed_tokens
+        self._norm = _RMSNorm(model.model.norm)
+        self._groups = groups_of(model.config)
+        self._max_length = max_length
+        self._layers = [_Layer(f"model.layers.{i}", layer) for i, layer in enumerate(model.model.layers)]
+        self.linears = [linear for layer in self._layers for linear in layer.linears]
+        self._cos, self._sin = _rotations(model, max_length)
+        heads = model.config.num_attention_heads // self._groups
+        shape = (len(self._layers), num_slots, 2, heads, max_length, self._cos.shape[-1])
+        self._kv = torch.zeros(shape, dtype=model.dtype, device=model.device)
+        self._stores = self._kv.flatten(1, 4).unbind(0)
+        # [slots, 1, 2H]: where the positions of each slot's key and value heads begin
+        self._starts = torch.arange(0, num_slots * 2 * heads * max_length, max_length, device=model.device)
+        self._starts = self._starts.view(num_slots, 1, 2 * heads)
+
+    def forward(self, window: Window, token_ids: Tensor, keep: int) -> Tensor:
+        rows, positions = window.rows, window.positions
+        step = _Step(
+            slots=(self._starts[rows] + positions[..., None]).flatten(),
+            mask=causal_mask(positions, window.key_length, self._groups, self._kv.dtype),
+            cos=self._cos[positions],
+            sin=self._sin[positions],
+        )
+        seen = self._kv[:, rows, :, :, : window.key_length]
+        keys, values = seen[:, :, 0].unbind(0), seen[:, :, 1].unbind(0)
+        hidden = self._embed(token_ids)
+        for layer, store, key, value in zip(self._layers, self._stores, keys, values, strict=True):
+            hidden = layer.forward(hidden, store, key, value, step)
+        return self.head(self._norm(hidden[:, -keep:]))
+
+    def move(self, source: int, destination: int, length: int) -> None:
+        self._kv[:, destination, :, :, :length] = self._kv[:, source, :, :, :length]
+
+    def clear(self, slot: int) -> None:
+        self._kv[:, slot].zero_()
+
+
+class _RMSNorm:
+    """On a CPU the layer norm of [x, -x], whose mean is 0: that is one kernel, where RMS norm is ten."""
+
+    def __init__(self, norm: Any) -> None:
+        self.epsilon: float = norm.variance_epsilon
+        self.mirrored = norm.weight.device.type == "cpu"
+        self.weight = norm.weight.detach().repeat(2 if self.mirrored else 1)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        if not self.mirrored:
+            return F.rms_norm(hidden, self.weight.shape, self.weight, self.epsilon)
+        both = F.layer_norm(torch.cat([hidden, -hidden], -1), self.weight.shape, self.weight, None, self.epsilon)
+        return both[..., : hidden.shape[-1]]
+
+
+class _Layer:
+    def __init__(self, name: str, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.head_dim: int = attention.head_dim
+        self.scaling: float = attention.scaling
+        self.head_norms = (
+            (_RMSNorm(attention.q_norm), _RMSNorm(attention.k_norm)) if hasattr(attention, "q_norm") else None
+        )
+        self.input_norm = _RMSNorm(layer.input_layernorm)
+        self.mlp_norm = _RMSNorm(layer.post_attention_layernorm)
+        self.activation = mlp.act_fn
+        self.qkv = _stacked(name, layer, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        self.output = _stacked(name, layer, "self_attn.o_proj")
+        self.gate_up = _stacked(name, layer, "mlp.gate_proj", "mlp.up_proj")
+        self.down = _stacked(name, layer, "mlp.down_proj")
+        self.linears = [self.qkv, self.output, self.gate_up, self.down]
+
+    def forward(self, hidden: Tensor, store: Tensor, key: Tensor, value: Tensor, step: _Step) -> Tensor:
+        """hidden [B, Q, E]; store [slots * 2H * max_length, D], of which key and value [B, H, K, D] are views."""
+        batch, length, _ = hidden.shape
+        heads = self.qkv(self.input_norm(hidden)).view(batch, length, -1, self.head_dim)
+        queries = heads.shape[2] - 2 * key.shape[1]
+        rotated = heads[:, :, : -key.shape[1]]
+        if self.head_norms is not None:
+            for norm, part in zip(self.head_norms, (rotated[:, :, :queries], rotated[:, :, queries:]), strict=True):
+                part.copy_(norm(part))
+        halves_swapped = rotated.roll(self.head_dim // 2, -1)
+        rotated.mul_(step.cos).addcmul_(halves_swapped, step.sin)
+        store.index_copy_(0, step.slots, heads[:, :, queries:].reshape(-1, self.head_dim))
+        query = rotated[:, :, :queries].transpose(1, 2)
+        attended, _ = folded_attention(None, query, key, value, step.mask, self.scaling)
+        hidden = self.output.add_to(hidden, attended.view(batch, length, -1))
+        gate, up = self.gate_up(self.mlp_norm(hidden)).chunk(2, -1)
+        return self.down.add_to(hidden, self.activation(gate) * up)
+
+
+def _stacked(name: str, layer: Any, *parts: str) -> ServedLinear:
+    return ServedLinear.of({f"{name}.{part}": layer.get_submodule(part) for part in parts})
+
+
+def _rotations(model: PreTrainedModel, max_length: int) -> tuple[Tensor, Tensor]:
+    """cos and sin [max_length, 1, D] of every position, sin signed for x·cos + swap_halves(x)·sin."""
+    positions = torch.arange(max_length, device=model.device)[None]
+    cos, sin = model.model.rotary_emb(torch.zeros(1, dtype=model.dtype, device=model.device), positions)
+    sin[..., : sin.shape[-1] // 2].neg_()
+    return cos[0, :, None], sin[0, :, None]

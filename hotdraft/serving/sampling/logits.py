@@ -1,0 +1,80 @@
+"""How the rows of a batch are sampled."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hotdraft.serving.messages.request import SamplingParams
+
+Rows = slice | torch.Tensor | None
+"""Some rows of a batch: all, those of int64 indices, or none. A slice makes a view where indices copy."""
+
+
+@dataclass(frozen=True)
+class SamplingBatch:
+    """The sampling parameters of a batch, one row a request; shapes [B, 1] to broadcast over positions."""
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    presence_penalty: torch.Tensor
+    frequency_penalty: torch.Tensor
+    seeds: torch.Tensor
+    """int64 [B]."""
+    any_sampled: bool
+    """False: every row is greedy."""
+    filtered: Rows
+    seeded: Rows
+    """Rows above temperature 0 whose request named a seed."""
+    chosen: Rows
+    """Greedy and seeded rows: the target chooses one token, whatever was drafted. The other rows go through
+    rejection sampling."""
+    needs_total: bool
+    """Whether some row needs the mass of its whole vocabulary."""
+    any_penalised: bool
+    any_logprobs: bool
+    """True: some request is told the log-probs of its tokens."""
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], seeds: Sequence[int], device: torch.device) -> "SamplingBatch":
+        def column(values: list[float]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
+
+        def rows(wanted: Iterable[bool]) -> Rows:
+            indices = [row for row, is_wanted in enumerate(wanted) if is_wanted]
+            if len(indices) == len(params):
+                return slice(None)
+            return torch.tensor(indices, device=device) if indices else None
+
+        return cls(
+            temperature=column([p.temperature for p in params]),
+            top_k=torch.tensor([p.top_k for p in params], device=device)[:, None],
+            top_p=column([p.top_p for p in params]),
+            min_p=column([p.min_p for p in params]),
+            presence_penalty=column([p.presence_penalty for p in params]),
+            frequency_penalty=column([p.frequency_penalty for p in params]),
+            seeds=torch.tensor(seeds, dtype=torch.int64, device=device),
+            any_sampled=any(p.temperature > 0 for p in params),
+            filtered=rows(p.temperature > 0 and p.has_filters for p in params),
+            seeded=rows(p.temperature > 0 and p.seed is not None for p in params),
+            chosen=rows(p.temperature == 0 or p.seed is not None for p in params),
+            needs_total=any(
+                p.temperature > 0 and ((p.top_p < 1 and p.top_k == 0) or (not p.has_filters and p.seed is None))
+                for p in params
+            ),
+            any_penalised=any(p.has_penalties for p in params),
+            any_logprobs=any(p.logprobs is not None for p in params),
+        )
+
+    @property
+    def all_chosen(self) -> bool:
+        """Whether no row goes through rejection sampling."""
+        return isinstance(self.chosen, slice)
+
+    @property
+    def kind(self) -> tuple[bool, ...]:
+        """What a round's cost depends on: sampled, filtered, seeded, rejection-sampled, penalised."""
+        some = (self.filtered is not None, self.seeded is not None)
+        return (self.any_sampled, *some, not self.all_chosen, self.any_penalised)

@@ -1,0 +1,66 @@
+"""Speculative rejection sampling, a pure function.
+
+Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2023), algorithm 1;
+Chen et al., "Accelerating Large Language Model Decoding with Speculative Sampling" (2023).
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from hotdraft.serving.sampling.distributions import Distributions, sample
+
+
+@dataclass(frozen=True)
+class Verification:
+    num_accepted: torch.Tensor
+    """int64 [B]: drafted tokens accepted, 0..k."""
+    next_token: torch.Tensor
+    """int64 [B]: the recovered token after a rejection, or the bonus token after k acceptances."""
+
+    def replaced(self, other: "Verification", rows: slice | torch.Tensor) -> "Verification":
+        """With some rows of another."""
+        num_accepted, next_token = self.num_accepted.clone(), self.next_token.clone()
+        num_accepted[rows], next_token[rows] = other.num_accepted[rows], other.next_token[rows]
+        return Verification(num_accepted, next_token)
+
+
+def rejection_sample(
+    target: Distributions,
+    draft: Distributions | None,
+    draft_ids: torch.Tensor,
+    accept_noise: torch.Tensor,
+    recover_noise: torch.Tensor,
+) -> Verification:
+    """Tokens distributed exactly as the target's, whatever the draft proposed.
+
+    A drafted token x is accepted if noise < target_probs[x] / draft_probs[x]. At the first
+    rejection a token is drawn from max(target_probs - draft_probs, 0), normalised; where that
+    vanishes (equal distributions, rounding) from the target's own distribution.
+
+    Shapes: target of k+1 tokens; draft of k, exactly what `draft_ids` [B, k] were drawn from, None for k = 0;
+    accept_noise [B, k] and recover_noise [B, k+1] uniform in [0, 1).
+    """
+    batch, k = draft_ids.shape
+    row = torch.arange(batch, device=draft_ids.device)
+    if draft is None:
+        num_accepted = torch.zeros_like(row)
+        return Verification(num_accepted, sample(target.probs_at(num_accepted), recover_noise[:, 0]))
+    accepted = accept_noise * draft.probs_of(draft_ids) < target.probs_of(draft_ids)
+    num_accepted = accepted.long().cumprod(-1).sum(-1)
+
+    target_at_end = target.probs_at(num_accepted)
+    draft_at_end = draft.probs_at(num_accepted.clamp_max(k - 1)).masked_fill_((num_accepted == k)[:, None], 0.0)
+    residual = (target_at_end - draft_at_end).clamp_min_(0)
+    vanished = residual.sum(-1, keepdim=True) <= 0
+    residual = torch.where(vanished, target_at_end, residual)
+    return Verification(num_accepted, sample(residual, recover_noise[row, num_accepted]))
+
+
+def match(target_ids: torch.Tensor, draft_ids: torch.Tensor) -> Verification:
+    """`rejection_sample` where both models are greedy or seeded: one-hot distributions make it token equality.
+
+    Shapes: target_ids [B, k+1], the target's choice at each position; draft_ids [B, k].
+    """
+    num_accepted = (target_ids[:, :-1] == draft_ids).long().cumprod(-1).sum(-1)
+    return Verification(num_accepted, target_ids.gather(1, num_accepted[:, None]).squeeze(1))

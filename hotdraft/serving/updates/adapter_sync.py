@@ -1,0 +1,110 @@
+"""The thread that keeps the live draft at the registry's champion, and the champion honest.
+
+The alias in the registry is the only truth: a promotion by the trainer, a rollback by the watchdog
+and a command by a person all move the alias, and this thread follows it. Only a server that starts
+while the registry cannot be asked takes up what served last, until the registry answers.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from functools import partial
+
+from hotdraft.pipeline.config.origins import without_password
+from hotdraft.pipeline.store.connection import STORE_ERRORS, StoreError
+from hotdraft.pipeline.store.registry import AdapterRegistry
+from hotdraft.serving.messages.events import SwapReason
+from hotdraft.serving.metrics.listener import ServingMetrics
+from hotdraft.serving.updates.acceptance_watch import AcceptanceWatch
+from hotdraft.serving.updates.champion import ChampionFollower
+from hotdraft.serving.updates.hot_swap import HotSwapper
+from hotdraft.serving.updates.last_served import LastServedFile
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+COUNT_SECONDS = 600.0
+"""Between two counts of refused versions while the champion stays: a count asks for each of them."""
+REPEAT_SECONDS = 600.0
+"""After which the same failure is logged again."""
+PATIENCE_SECONDS = 10.0
+"""With a store that does not answer, when the server ends."""
+
+
+class AdapterSync:
+    """A thread that polls the registry and swaps, and gives the watch its turns."""
+
+    def __init__(
+        self,
+        swapper: HotSwapper,
+        registry: AdapterRegistry,
+        last_served: LastServedFile,
+        watch: AcceptanceWatch,
+        metrics: ServingMetrics,
+    ) -> None:
+        self._swapper = swapper
+        self._registry = registry
+        self._follower = ChampionFollower(swapper, registry, last_served, metrics)
+        self._watch = watch
+        self._metrics = metrics
+        self._store_is_down = False
+        self._counted: tuple[int | None, float] | None = None
+        """With which champion, and when, refused versions were counted last."""
+        self._said: tuple[str, float] | None = None
+        """The failure that was logged last, and when."""
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="adapter-sync", daemon=True)
+
+    def start(self) -> None:
+        """Serve the champion, or what served last if nobody can say which that is, then keep following it."""
+        self._turn("startup")
+        if self._store_is_down and not self._swapper.live_version:
+            self._do(self._follower.take_up_last_served)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(PATIENCE_SECONDS)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(POLL_SECONDS):
+            self._turn("promotion")
+
+    def _turn(self, reason: SwapReason) -> None:
+        """Watch, follow and count; a store that cannot be reached changes nothing."""
+        for part in (self._watch.turn, partial(self._follower.follow, reason), self._count_refused):
+            if not self._do(part):
+                return
+        self._store_is_down = False
+
+    def _do(self, part: Callable[[], None]) -> bool:
+        """Whether the store answered `part`; what else fails in it keeps the others from nothing."""
+        try:
+            part()
+        except (StoreError, *STORE_ERRORS) as error:
+            if not self._store_is_down:
+                logger.warning("the adapter registry cannot be reached, version %d serves on: %s",
+                               self._swapper.live_version, without_password(str(error)))  # fmt: skip
+            self._store_is_down = True
+            return False
+        except CancelledError:  # the engine ends
+            return False
+        except Exception as error:  # noqa: BLE001 -- the top of a thread that must outlive whatever is in the registry
+            self._metrics.count_sync_error()
+            self._say(f"{type(error).__name__}: {error}")
+        return True
+
+    def _say(self, failure: str) -> None:
+        now = time.monotonic()
+        if self._said is None or self._said[0] != failure or now - self._said[1] > REPEAT_SECONDS:
+            self._said = failure, now
+            logger.exception("adapter sync, which goes on: %s", failure)
+
+    def _count_refused(self) -> None:
+        champion, now = self._follower.champion, time.monotonic()
+        if self._counted is None or self._counted[0] != champion or now - self._counted[1] > COUNT_SECONDS:
+            self._metrics.state.adapters_rejected = self._registry.count_refused()
+            self._counted = champion, now

@@ -1,0 +1,143 @@
+"""Hot swap: the live draft takes on an adapter's weights between two rounds.
+
+Protocol. `stage` reads and checks the adapter, merges it with the draft's original weights and brings
+them into the form they are served in, off the hot path. `swap` then, between rounds, copies them in
+place (so that addresses stay valid for CUDA graphs), and compares the live draft's output on the
+adapter's probe with what the trainer's model gave. If they differ, or anything fails on the way, the
+weights from before are put back. Running requests go on: draft keys of the old version only cost
+acceptance, never correctness.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hotdraft.pipeline.models.adapter_folder import AdapterBase, AdapterError, load_adapter, merged_weights
+from hotdraft.pipeline.models.draft_vocabulary import choose_vocabulary
+from hotdraft.serving.engine.aside import aside
+from hotdraft.serving.engine.engine import Engine
+from hotdraft.serving.messages.events import SwapEvent, SwapReason
+from hotdraft.serving.models.trimmed_head import TrimmedHead
+
+PROBE_TOLERANCE = 0.05
+"""Total variation allowed between live and trained output: bfloat16 rounding gives about 0.01."""
+
+
+class SwapError(RuntimeError):
+    """The swapped-in draft did not compute what its adapter says; the old one serves on."""
+
+
+@dataclass(frozen=True)
+class StagedDraft:
+    """A draft version ready to be copied in. Version 0, the draft itself, has no probe."""
+
+    version: int
+    weights: list[Tensor]
+    """Prepared, for each of the draft's linear layers."""
+    vocabulary: Tensor | None = None
+    """int64 [N]: the tokens of a trimmed head."""
+    head: Tensor | None = None
+    """Its prepared weight."""
+    probe_ids: Tensor | None = None
+    """int64 [1, T]."""
+    probe_probs: Tensor | None = None
+    """float32 [P, N]: what the trainer's model gave after each of the last P probe ids, over the head's tokens."""
+
+
+class HotSwapper:
+    """Exchanges the draft's weights under a running engine.
+
+    `ranking` orders the draft's tokens by frequency where its head is trimmed: adapters without a
+    ranking of their own are served with it.
+    """
+
+    def __init__(self, engine: Engine, fingerprint: str, ranking: Tensor | None = None) -> None:
+        assert engine.decoder.draft is not None, "there is no draft to swap"
+        self._engine = engine
+        self._runner = engine.decoder.draft.runner
+        self._ranking = ranking
+        self._weights = aside(
+            lambda: {name: w for linear in self._runner.linears for name, w in linear.weights().items()}
+        )
+        shapes = {name: weight.shape for name, weight in self._weights.items()}
+        self._base = AdapterBase(fingerprint, engine.decoder.vocab_size, shapes)
+        self._original = aside(lambda: StagedDraft(0, self._prepare(self._weights), *self._choose_head(None)))
+        self._live = self._original
+
+    @property
+    def live_version(self) -> int:
+        return self._live.version
+
+    def stage(self, version: int, folder: Path | None) -> StagedDraft:
+        """Check the adapter in `folder` and merge it; version 0 needs no folder.
+
+        Raises `AdapterError` naming what is wrong.
+        """
+        if version == 0 or folder is None:
+            return self._original
+        return aside(lambda: self._stage(version, folder))
+
+    def _stage(self, version: int, folder: Path) -> StagedDraft:
+        adapter = load_adapter(folder, self._base)
+        if adapter.probe_ids.shape[1] > self._engine.decoder.max_length:
+            raise AdapterError(f"the probe is longer than the {self._engine.decoder.max_length} tokens of a slot")
+        device = self._engine.decoder.device
+        weights = self._prepare({**self._weights, **merged_weights(self._weights, adapter)})
+        vocabulary, head = self._choose_head(adapter.vocabulary)
+        logits = adapter.probe_logits if vocabulary is None else adapter.probe_logits[:, vocabulary]
+        probe_probs = logits.to(device).float().softmax(-1)
+        return StagedDraft(version, weights, vocabulary, head, adapter.probe_ids.to(device), probe_probs)
+
+    def swap(self, staged: StagedDraft, reason: SwapReason) -> SwapEvent:
+        """Wait for the end of the round under way and swap. Raises `SwapError` if the probe differs.
+
+        Whatever it raises, the version from before serves on.
+        """
+        return self._engine.between_rounds(lambda: self._install(staged, reason)).result()
+
+    def _prepare(self, weights: dict[str, Tensor]) -> list[Tensor]:
+        return [linear.prepare(weights) for linear in self._runner.linears]
+
+    def _choose_head(self, ranking: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        head = self._runner.head
+        if not isinstance(head, TrimmedHead):
+            return None, None
+        size = len(head.token_ids)
+        vocabulary = choose_vocabulary([ranking, self._ranking], size, self._base.vocab_size)
+        return vocabulary, head.prepare(vocabulary)
+
+    @torch.inference_mode()
+    def _install(self, staged: StagedDraft, reason: SwapReason) -> SwapEvent:
+        started = time.perf_counter()
+        try:
+            self._copy(staged)
+            distance = self._probe(staged)
+            if not distance <= PROBE_TOLERANCE:
+                raise SwapError(
+                    f"version {staged.version}: the live draft's output is {distance:.3f} (total variation) "
+                    f"from what the adapter's trainer computed, {PROBE_TOLERANCE} is allowed"
+                )
+        except BaseException:
+            self._copy(self._live)
+            raise
+        previous, self._live = self._live.version, staged
+        event = SwapEvent(staged.version, previous, reason, time.perf_counter() - started)
+        self._engine.announce_swap(event)
+        return event
+
+    def _copy(self, staged: StagedDraft) -> None:
+        for linear, weight in zip(self._runner.linears, staged.weights, strict=True):
+            linear.install(weight)
+        if staged.vocabulary is not None and staged.head is not None:
+            assert isinstance(self._runner.head, TrimmedHead)
+            self._runner.head.install(staged.vocabulary, staged.head)
+
+    def _probe(self, staged: StagedDraft) -> float:
+        """Mean total variation between the live draft and the trainer's model over the probe's positions."""
+        if staged.probe_ids is None or staged.probe_probs is None:
+            return 0.0
+        logits = self._engine.decoder.draft_logits(staged.probe_ids, len(staged.probe_probs))
+        return float((logits.float().softmax(-1) - staged.probe_probs).abs().sum(-1).mean() / 2)

@@ -1,0 +1,80 @@
+"""Keeps the engine's k at what the control file says."""
+
+import logging
+import threading
+from concurrent.futures import CancelledError
+
+from hotdraft.pipeline.config.serving import KSetting
+from hotdraft.pipeline.loop.controls import ControlFile
+from hotdraft.serving.engine.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+
+
+class KOverride:
+    """A thread that polls the control file; without an override k is what the engine began with.
+
+    For an automatic k that the engine was not started with, the costs of rounds are measured first,
+    as soon as no request runs. An override that cannot be is logged, and k stays as configured.
+    """
+
+    def __init__(self, engine: Engine, controls: ControlFile) -> None:
+        self.configured = engine.k
+        self._engine = engine
+        self._controls = controls
+        self._followed: KSetting | None = None
+        """The override that was last seen."""
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="k-override", daemon=True)
+
+    @property
+    def largest(self) -> int:
+        """What k can be set to, at most."""
+        return self._engine.decoder.max_k
+
+    def start(self) -> None:
+        """Follow the file once, then on and on. The engine must have been started."""
+        self.follow()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def follow(self) -> None:
+        """Set the engine's k to what the file says now."""
+        with self._lock:
+            wanted = self._controls.read().k
+            is_news, self._followed = wanted != self._followed, wanted
+            try:
+                if wanted == "auto" and self.largest and not self._costs_are_known():
+                    if is_news:
+                        logger.info("k will be auto once no request runs and the costs of rounds are measured")
+                    return
+                k = self.configured if wanted is None else wanted
+                changed = k != self._engine.k
+                self._engine.k = k
+            except (ValueError, RuntimeError, CancelledError) as error:
+                if is_news:
+                    logger.warning("the override k = %s does not hold, k is %s: %s", wanted, self.configured, error)
+                self._engine.k = self.configured
+            else:
+                if changed or (is_news and wanted is not None):
+                    logger.info("k is %s, %s", k, "as configured" if wanted is None else "an operator's override")
+
+    def _costs_are_known(self) -> bool:
+        if self._engine.adaptive_k is None:
+            self._engine.between_rounds(self._measure).result()
+        return self._engine.adaptive_k is not None
+
+    def _measure(self) -> None:
+        if not self._engine.num_running:
+            self._engine.measure_costs()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(POLL_SECONDS):
+            self.follow()

@@ -1,0 +1,148 @@
+"""Several requests packed in one row, and no padding.
+
+A request's tokens see only their own request (see `training.scoring.packed_attention`) and count their positions
+from 0, so that packing changes nothing but the speed.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample
+from hotdraft.training.batches.sampling import Sampling
+
+
+class DataError(ValueError):
+    """Replay samples that cannot be trained on."""
+
+
+class PackedBatch(NamedTuple):
+    """R requests in one row of T tokens, with N supervised positions and K target tokens at each."""
+
+    input_ids: Tensor
+    """int64 [1, T]."""
+    position_ids: Tensor
+    """int64 [1, T]: from 0 in each request."""
+    lengths: Tensor
+    """int64 [R]: tokens of each request, T together."""
+    supervised: Tensor
+    """int64 [N]: positions whose next token was emitted by the target."""
+    request: Tensor
+    """int64 [N]: index of the request, in packing order, that the supervised position belongs to."""
+    top_ids: Tensor
+    """int64 [N, K]."""
+    top_logprobs: Tensor
+    """float32 [N, K]."""
+    tail_logprob: Tensor
+    """float32 [N]."""
+    temperature: Tensor
+    """float32 [N]."""
+    top_p: Tensor
+    """float32 [N]."""
+    top_k: Tensor
+    """int64 [N]."""
+    min_p: Tensor
+    """float32 [N]."""
+    weight: Tensor
+    """float32 [N]: loss weight."""
+    step_weight: Tensor
+    """float32 []: sum of `weight` over this process's batches of the optimiser step that this one belongs to."""
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_p, self.top_k, self.min_p)
+
+    def on(self, device: torch.device) -> Self:
+        """This batch with its tensors on `device`."""
+        return self._replace(**{name: tensor.to(device) for name, tensor in self._asdict().items()})
+
+
+def pack(
+    samples: Sequence[ReplaySample],
+    *,
+    max_length: int | None = None,
+    rejected_weight: float = 1.0,
+    undrafted_weight: float = 1.0,
+) -> PackedBatch:
+    """Pack `samples`, each cut to its first `max_length` tokens if that is given.
+
+    Positions whose drafted token was rejected weigh `rejected_weight`, those that no round asked the draft for
+    `undrafted_weight`, all others 1. Where samples keep different numbers of target tokens, all are cut to the
+    fewest and the rest moves to the tail.
+    Raises `DataError` for a sample whose prompt leaves no supervised position.
+    """
+    top_k = min(sample.target_top_ids.shape[1] for sample in samples)
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in PackedBatch._fields}
+    start = 0
+    for index, sample in enumerate(samples):
+        # The last output token is a label only: nothing is predicted after it.
+        tokens = np.concatenate([sample.prompt_ids, sample.output_ids])[:-1][:max_length]
+        first = len(sample.prompt_ids) - 1
+        length = len(tokens)
+        count = length - first
+        if first < 0 or count <= 0:
+            raise DataError(
+                f"request {sample.request_id}: {len(sample.prompt_ids)} prompt tokens leave nothing to "
+                f"learn within its first {length} tokens"
+            )
+        logprobs, tail = _cut_top(sample, count, top_k)
+        columns["input_ids"].append(tokens)
+        columns["position_ids"].append(np.arange(length))
+        columns["lengths"].append(np.full(1, length))
+        columns["supervised"].append(start + first + np.arange(count))
+        columns["request"].append(np.full(count, index))
+        columns["top_ids"].append(sample.target_top_ids[:count, :top_k])
+        columns["top_logprobs"].append(logprobs)
+        columns["tail_logprob"].append(tail)
+        for name in Sampling._fields:
+            columns[name].append(np.full(count, getattr(sample, name)))
+        undrafted = np.where(sample.drafted_ids[:count] == NOT_DRAFTED, undrafted_weight, 1.0)
+        columns["weight"].append(np.where(sample.rejected[:count], rejected_weight, undrafted))
+        start += length
+
+    def joined(name: str, dtype: torch.dtype) -> Tensor:
+        return torch.from_numpy(np.concatenate(columns[name])).to(dtype)
+
+    weight = joined("weight", torch.float32)
+    return PackedBatch(
+        input_ids=joined("input_ids", torch.int64)[None],
+        position_ids=joined("position_ids", torch.int64)[None],
+        lengths=joined("lengths", torch.int64),
+        supervised=joined("supervised", torch.int64),
+        request=joined("request", torch.int64),
+        top_ids=joined("top_ids", torch.int64),
+        top_logprobs=joined("top_logprobs", torch.float32),
+        tail_logprob=joined("tail_logprob", torch.float32),
+        temperature=joined("temperature", torch.float32),
+        top_p=joined("top_p", torch.float32),
+        top_k=joined("top_k", torch.int64),
+        min_p=joined("min_p", torch.float32),
+        weight=weight,
+        step_weight=weight.sum(),
+    )
+
+
+def _cut_top(sample: ReplaySample, count: int, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+    logprobs = sample.target_top_logprobs[:count].astype(np.float32)
+    tail = sample.target_tail_logprob[:count]
+    if logprobs.shape[1] > top_k:
+        tail = np.logaddexp(tail, np.logaddexp.reduce(logprobs[:, top_k:], axis=1))
+    return logprobs[:, :top_k], tail
+
+
+def grouped(samples: Iterable[ReplaySample], batch_tokens: int) -> Iterator[list[ReplaySample]]:
+    """`samples` in order, in groups that fill a batch; a longer one is a group of its own."""
+    group: list[ReplaySample] = []
+    room = batch_tokens
+    for sample in samples:
+        length = len(sample.prompt_ids) + len(sample.output_ids) - 1
+        if group and length > room:
+            yield group
+            group, room = [], batch_tokens
+        group.append(sample)
+        room -= length
+    if group:
+        yield group

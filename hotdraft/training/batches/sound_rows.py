@@ -1,0 +1,61 @@
+"""Recorded requests as samples, without those that contradict themselves; each is read when it is first needed."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from hotdraft.pipeline.replay.buffer import sample_from_row
+from hotdraft.pipeline.replay.rows import ReplayRows
+from hotdraft.pipeline.replay.sample import ReplaySample
+from hotdraft.training.batches.record_check import contradiction
+
+KEPT = 1024
+"""Samples that stay in memory, those asked for last."""
+AT_ONCE = 256
+
+
+class SoundRows:
+    """The samples of `rows`; `answered` and `vocab_size` are those of `record_check.contradiction`."""
+
+    def __init__(self, rows: ReplayRows, *, vocab_size: int | None = None, answered: bool = True) -> None:
+        self.faults: dict[int, str] = {}
+        """Why a row is left out, of those that were read so far."""
+        self._rows = rows
+        self._vocab_size = vocab_size
+        self._answered = answered
+        self._is_sound = np.zeros(len(rows), bool)
+        self._kept: dict[int, ReplaySample] = {}
+
+    def samples(self, rows: Sequence[int] | np.ndarray) -> list[ReplaySample]:
+        """Those of `rows`, in order, that are there still and sound."""
+        return [sample for _, sample in self.items(rows)]
+
+    def items(self, rows: Sequence[int] | np.ndarray | range) -> Iterator[tuple[int, ReplaySample]]:
+        """Likewise, with their row."""
+        asked = np.asarray(rows, np.int64)
+        for start in range(0, len(asked), AT_ONCE):
+            chunk = asked[start : start + AT_ONCE].tolist()
+            found = {row: self._kept.pop(row) for row in dict.fromkeys(chunk) if row in self._kept}
+            missing = [row for row in chunk if row not in found and row not in self.faults]
+            for row, values in self._rows.read(missing):
+                if (sample := self._checked(row, values)) is not None:
+                    found[row] = sample
+            self._kept |= found
+            for row in list(self._kept)[: len(self._kept) - KEPT]:
+                del self._kept[row]
+            yield from ((row, found[row]) for row in chunk if row in found)
+
+    def _checked(self, row: int, values: dict) -> ReplaySample | None:
+        try:
+            sample = sample_from_row(values)
+        except ValueError as error:
+            fault: str | None = f"its arrays are no request: {error}"
+        else:
+            if self._is_sound[row]:
+                return sample
+            fault = contradiction(sample, vocab_size=self._vocab_size, answered=self._answered)
+        if fault is not None:
+            self.faults[row] = fault
+            return None
+        self._is_sound[row] = True
+        return sample

@@ -1,0 +1,71 @@
+"""What a training run shows while it lasts."""
+
+import logging
+import time
+import warnings
+
+import lightning
+from lightning.pytorch.callbacks import Callback, RichProgressBar
+
+from hotdraft.training.batches.packing import PackedBatch
+
+TOKENS_PER_SECOND = "tokens_per_second"
+SHOWN = {"loss": "loss", "overlap": "overlap", "validation/overlap": "held out", TOKENS_PER_SECOND: "tokens/s"}
+"""Metrics beside the bar, and what they are called there to fit in a line."""
+
+
+class StepsBar(RichProgressBar):
+    """A bar over the forward passes of the whole run: the time left is that to the last step."""
+
+    @property
+    def total_train_batches(self) -> int:
+        return self.trainer.max_steps * self.trainer.accumulate_grad_batches
+
+    def get_metrics(self, *arguments: lightning.Trainer | lightning.LightningModule) -> dict:
+        items = super().get_metrics(*arguments)  # type: ignore[arg-type]
+        return {
+            SHOWN[name]: f"{value:,.0f}" if name == TOKENS_PER_SECOND else value
+            for name, value in items.items()
+            if name in SHOWN
+        }
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        return "Training"
+
+
+class Throughput(Callback):
+    """Logs `tokens_per_second`: packed tokens of all processes, without the time that validation takes."""
+
+    def __init__(self, every_steps: int) -> None:
+        self._every_steps = every_steps
+        self._restart()
+
+    def on_train_start(self, *_: object) -> None:
+        self._restart()
+
+    def on_validation_end(self, *_: object) -> None:
+        self._restart()
+
+    def on_train_batch_end(
+        self,
+        trainer: lightning.Trainer,
+        module: lightning.LightningModule,
+        outputs: object,
+        batch: PackedBatch,
+        batch_idx: int,
+    ) -> None:
+        self._tokens += batch.input_ids.numel() * trainer.world_size
+        if (batch_idx + 1) % (self._every_steps * trainer.accumulate_grad_batches) == 0:
+            seconds = time.monotonic() - self._since
+            module.log(TOKENS_PER_SECOND, self._tokens / seconds, prog_bar=True)
+            self._restart()
+
+    def _restart(self) -> None:
+        self._tokens = 0
+        self._since = time.monotonic()
+
+
+def quiet_trainer() -> None:
+    """Leave out what Lightning says of every trainer it makes."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module="lightning")

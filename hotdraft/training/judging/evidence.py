@@ -1,0 +1,102 @@
+"""What a verdict rests on: requests that no candidate has seen, and what the candidates and versions do on them.
+
+It is kept until the job's version is decided, so that a champion that moved meanwhile is judged against on the same
+requests, without training again.
+"""
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from hotdraft.pipeline.config.learning import DistillConfig
+from hotdraft.pipeline.models.adapter_folder import AdapterError
+from hotdraft.pipeline.replay.buffer import ReplayBuffer, sample_from_row
+from hotdraft.pipeline.replay.sample import ReplaySample
+from hotdraft.pipeline.store.registry import AdapterRegistry, RegistryError
+from hotdraft.pipeline.system.json_file import write_json
+from hotdraft.training.judging.parent import load_version
+from hotdraft.training.judging.served_draft import ServedDraft
+from hotdraft.training.scoring.evaluate import by_request
+
+logger = logging.getLogger(__name__)
+
+FOLDER, SCORES = "evidence", "scores.json"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    samples: Sequence[ReplaySample]
+    """R of them, each of another prompt."""
+    mix: Mapping[str, float]
+    """Share of each domain in today's traffic."""
+    candidates: Mapping[float, np.ndarray]
+    """Scores [R], expected acceptance by request, of each candidate by its blend."""
+
+    def save(self, job_folder: Path) -> None:
+        folder = job_folder / FOLDER
+        shutil.rmtree(folder, ignore_errors=True)  # what a job left that was killed here
+        ReplayBuffer(str(folder)).append(self.samples)
+        scores = [[blend, row.tolist()] for blend, row in self.candidates.items()]
+        write_json(folder / SCORES, {"mix": self.mix, "candidates": scores})
+
+    @classmethod
+    def load(cls, job_folder: Path) -> Self:
+        folder = job_folder / FOLDER
+        content = json.loads((folder / SCORES).read_text())
+        samples = [sample_from_row(row) for row in ReplayBuffer(str(folder)).load().with_format("numpy")]
+        return cls(samples, content["mix"], {blend: np.array(row) for blend, row in content["candidates"]})
+
+
+class VersionScores:
+    """Expected acceptance of `samples` from the draft with any version of the registry; each is asked once."""
+
+    def __init__(
+        self,
+        draft: ServedDraft,
+        registry: AdapterRegistry,
+        settings: DistillConfig,
+        samples: Sequence[ReplaySample],
+    ) -> None:
+        self._draft = draft
+        self._registry = registry
+        self._settings = settings
+        self._samples = samples
+        self._known: dict[int, np.ndarray] = {}
+
+    def tell(self, version: int, scores: np.ndarray) -> None:
+        """What is known of `version` on the first of the samples."""
+        self._of(version)[: len(scores)] = scores
+
+    def of_champion(self, version: int) -> np.ndarray:
+        """Scores [R]; the draft's own if `version` does not fit the configuration."""
+        try:
+            return self._complete(version, np.ones(len(self._samples), bool))
+        except AdapterError as error:
+            logger.warning("judging against the draft itself: version %d does not fit: %s", version, error)
+            return self._complete(0, np.ones(len(self._samples), bool))
+
+    def of_best(self, version: int, rows: np.ndarray) -> np.ndarray | None:
+        """Scores [R], known at `rows` (bool [R]) at least; None if `version` cannot be had or served any more."""
+        try:
+            return self._complete(version, rows)
+        except (AdapterError, RegistryError) as error:
+            logger.warning("nothing is held against version %d any more: %s", version, error)
+            return None
+
+    def _of(self, version: int) -> np.ndarray:
+        return self._known.setdefault(version, np.full(len(self._samples), np.nan))
+
+    def _complete(self, version: int, rows: np.ndarray) -> np.ndarray:
+        scores = self._of(version)
+        missing = np.flatnonzero(rows & np.isnan(scores))
+        if len(missing):
+            adapter = load_version(self._draft, self._registry, version)
+            samples = [self._samples[int(index)] for index in missing]
+            scores[missing] = by_request(self._draft.chances(adapter, samples, self._settings.batch_tokens))
+        return scores

@@ -1,0 +1,47 @@
+"""The champion's adapter, which a job is compared with and goes on from."""
+
+import logging
+from dataclasses import replace
+
+from hotdraft.pipeline.config.learning import DistillConfig
+from hotdraft.pipeline.models.adapter_folder import (
+    AdapterBase,
+    AdapterError,
+    LoadedAdapter,
+    Quantization,
+    load_adapter,
+)
+from hotdraft.pipeline.store.registry import AdapterRegistry
+from hotdraft.training.fit.lora import target_modules
+from hotdraft.training.judging.served_draft import ServedDraft
+
+logger = logging.getLogger(__name__)
+
+
+def with_parent(draft: ServedDraft, registry: AdapterRegistry, version: int) -> ServedDraft:
+    """`draft` with the adapter `version` as its parent; without one if that is 0 or does not fit."""
+    try:
+        return replace(draft, parent=load_version(draft, registry, version))
+    except AdapterError as error:
+        logger.warning("starting afresh: version %d does not fit the draft: %s", version, error)
+        return draft
+
+
+def load_version(draft: ServedDraft, registry: AdapterRegistry, version: int) -> LoadedAdapter | None:
+    """The adapter `version`; None if that is 0. Raises `AdapterError` if it does not fit, and `RegistryError`."""
+    if not version:
+        return None
+    return load_adapter(registry.download(version), AdapterBase.of(draft.base, draft.fingerprint))
+
+
+def initial_adapter(draft: ServedDraft, distill: DistillConfig, quantization: Quantization) -> LoadedAdapter | None:
+    """The parent's adapter, where a job is to start from it and may."""
+    if draft.parent is None or not distill.continue_from_champion:
+        return None
+    card, lora = draft.parent.card, distill.lora
+    names = target_modules(draft.base, lora.target_modules)
+    settings = (card.quantization, card.rank, card.alpha, card.target_modules)
+    if settings != (quantization, lora.rank, lora.alpha, names):
+        logger.warning("starting afresh: the champion was trained with other LoRA settings")
+        return None
+    return draft.parent

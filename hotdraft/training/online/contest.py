@@ -1,0 +1,86 @@
+"""A job's candidates against the champion, and against the best that each domain ever had."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.store.connection import name_part
+from hotdraft.pipeline.store.registry import AdapterRegistry
+from hotdraft.training.judging.anchors import anchors_tag, read_anchors
+from hotdraft.training.judging.evidence import Evidence, VersionScores
+from hotdraft.training.judging.gate import Estimate, Verdict, judge, tail_of
+from hotdraft.training.online.publish import gain_metrics, gate_tags
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """On the best of the candidates."""
+
+    blend: float
+    verdict: Verdict
+    champion: int
+    """The version that it was judged against."""
+    metrics: dict[str, float]
+    tags: dict[str, str]
+    """Of the version."""
+
+
+def contest(
+    evidence: Evidence,
+    scores: VersionScores,
+    registry: AdapterRegistry,
+    config: HotdraftConfig,
+    blends: Iterable[float] | None = None,
+) -> Outcome:
+    """Judge the candidates, or those at `blends` alone, against what is the champion now."""
+    champion = registry.champion()
+    of_champion = scores.of_champion(champion)
+    domains = np.array([name_part(sample.domain) for sample in evidence.samples])
+    known = read_anchors(champion, registry.version(champion).tags) if champion else {}
+    anchors = {str(domain): known.get(str(domain), champion) for domain in np.unique(domains)}
+    best = _best_scores(anchors, domains, of_champion, scores)
+    offered = len(evidence.candidates)
+    verdicts = {
+        blend: judge(
+            of_champion, evidence.candidates[blend], [sample.domain for sample in evidence.samples], config.gate,
+            evidence.mix, best_scores=best, offered=offered,
+        )
+        for blend in blends or evidence.candidates
+    }  # fmt: skip
+    blend, verdict = max(verdicts.items(), key=lambda item: (item[1].accepted, item[1].gain))
+    candidate = evidence.candidates[blend]
+    tail = tail_of(config.gate, offered)
+    better = [domain for domain in anchors if _is_better((candidate - best)[domains == domain], tail)]
+    metrics = {
+        "champion_expected_acceptance": float(of_champion.mean()),
+        "candidate_expected_acceptance": float(candidate.mean()),
+        "blend": blend,
+        **gain_metrics(verdict),
+    }
+    tags = {name: f"{value:.4f}" for name, value in metrics.items()}
+    tags |= gate_tags(domains, of_champion, candidate) | anchors_tag(known | anchors, better)
+    tags |= {"held_out_requests": str(verdict.requests), "judged_against": str(champion)}
+    return Outcome(blend, verdict, champion, metrics, tags)
+
+
+def _best_scores(
+    anchors: Mapping[str, int], domains: np.ndarray, of_champion: np.ndarray, scores: VersionScores
+) -> np.ndarray:
+    """Scores [R] of what each request's domain is held against: the champion's where that cannot be had."""
+    best = of_champion.copy()
+    for version in sorted(set(anchors.values())):
+        rows = np.isin(domains, [domain for domain, anchor in anchors.items() if anchor == version])
+        found = scores.of_best(version, rows)
+        if found is not None:
+            best[rows] = found[rows]
+    return best
+
+
+def _is_better(gains: np.ndarray, tail: float) -> bool:
+    found = Estimate.plain(gains)
+    return found.value > found.margin(tail)

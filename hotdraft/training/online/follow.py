@@ -1,0 +1,103 @@
+"""The trainer that stays: distil whenever the trigger says so."""
+
+import logging
+from typing import Protocol
+
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.loop.controls import ControlFile
+from hotdraft.pipeline.loop.jobs import JobRecords, JobRunningError
+from hotdraft.pipeline.loop.trigger import DistillTrigger
+from hotdraft.pipeline.replay.buffer import ReplayBuffer
+from hotdraft.pipeline.store.connection import StoreError, store_errors
+from hotdraft.pipeline.store.registry import AdapterRegistry, RegistryError
+from hotdraft.training.fit.run import JobInterruptedError, StopSignal
+from hotdraft.training.online.interruption import JobCancelledError
+from hotdraft.training.online.job import JobError, run_job
+from hotdraft.training.online.journal import JobJournal
+
+logger = logging.getLogger(__name__)
+
+LONGEST_RETRY_SECONDS = 60.0
+
+
+class StopEvent(StopSignal, Protocol):
+    """A signal that can be waited for."""
+
+    def wait(self, timeout: float | None = None) -> bool: ...
+
+
+def follow(config: HotdraftConfig, stop: StopEvent) -> None:
+    """Poll the replay buffer and run jobs until `stop` is set; an unfinished job is resumed first.
+
+    While the operator has switched the loop off, or another process runs a job, none is begun. While MLflow's
+    store is away, a job that is due waits for it, and so does one that it left in the middle.
+    """
+    follower = _Follower(config)
+    poll, retry_delay = config.distill.trigger.poll_seconds, 0.0
+    while not stop.is_set():
+        try:
+            follower.turn(stop)
+        except JobInterruptedError as interruption:
+            logger.info("%s; it goes on at the next start", interruption)
+            return
+        except (StoreError, OSError) as error:  # OSError: the replay buffer's store is away
+            if not retry_delay:
+                logger.warning("%s; jobs wait for it", error)
+            retry_delay = min(max(2 * retry_delay, poll), LONGEST_RETRY_SECONDS)
+        else:
+            retry_delay = 0.0
+        stop.wait(max(poll, retry_delay))
+
+
+class _Follower:
+    def __init__(self, config: HotdraftConfig) -> None:
+        self._config = config
+        self._buffer = ReplayBuffer.of(config)
+        self._registry = AdapterRegistry(config)
+        self._controls = ControlFile(config.run_dir)
+        self._records = JobRecords(config.run_dir)
+        self._journal = JobJournal(config)
+        self._enabled = True
+        self._learned = self._journal.last_job()
+        self._trigger = DistillTrigger(config, self._buffer, self._learned)
+        self._unfinished = self._journal.unfinished() is not None
+
+    def turn(self, stop: StopEvent) -> None:
+        """Run a job if one is due. Raises `JobInterruptedError` if `stop` ended it, and `StoreError`."""
+        last = self._journal.last_job()
+        if last is not None and last != self._learned:  # a job by hand has taken what is there
+            self._unfinished = False
+            self._reset(new_draft=last.accepted)
+        decision = self._trigger.decide()
+        if not self._is_enabled() or not (decision.due or self._unfinished):
+            return
+        with store_errors(self._config):
+            self._registry.champion()  # before the job is put on record: an outage is not many jobs that failed
+        try:
+            job = self._records.begin("loop")
+        except JobRunningError:
+            return
+        logger.info("distilling: %s", "an unfinished job" if self._unfinished else decision.reason)
+        accepted = False
+        try:
+            result = run_job(self._config, buffer=self._buffer, registry=self._registry, stop=stop, job=job)
+        except StoreError:
+            self._unfinished = self._journal.unfinished() is not None
+            raise
+        except (JobError, JobCancelledError, RegistryError) as error:
+            logger.warning("no verdict on job %s: %s", job.id, error)
+        else:
+            accepted = result.verdict.accepted
+        self._unfinished = False
+        self._reset(new_draft=accepted)
+
+    def _reset(self, *, new_draft: bool) -> None:
+        self._learned = self._journal.last_job()
+        self._trigger.reset(new_draft=new_draft)
+
+    def _is_enabled(self) -> bool:
+        enabled = self._controls.read().loop_enabled
+        if enabled != self._enabled:
+            logger.info("the loop is %s", "on again" if enabled else "off: no new job begins")
+            self._enabled = enabled
+        return enabled

@@ -1,0 +1,28 @@
+"""Why and where a job ends before its verdict."""
+
+from hotdraft.pipeline.loop.job_record import RunningJob
+from hotdraft.training.fit.resume import JobInterruptedError, StopSignal
+
+
+class JobCancelledError(RuntimeError):
+    """A job that somebody cancelled: it was dropped, and nothing of it is published."""
+
+
+class Interruption(StopSignal):
+    """The stop signal of `job`: set once `stop` is, or once the job is cancelled."""
+
+    def __init__(self, job: RunningJob, stop: StopSignal | None) -> None:
+        self._job = job
+        self._stop = stop
+
+    @property
+    def is_cancellation(self) -> bool:
+        return self._job.is_cancelled
+
+    def is_set(self) -> bool:
+        return self.is_cancellation or (self._stop is not None and self._stop.is_set())
+
+    def check(self, stage: str) -> None:
+        """Raises `JobInterruptedError` if it is set, before `stage` of the job."""
+        if self.is_set():
+            raise JobInterruptedError(f"the job was asked to stop before {stage}")

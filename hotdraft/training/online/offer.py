@@ -1,0 +1,71 @@
+"""From candidates to the registry: what was judged against a champion that has moved is judged again."""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.store.registry import CANDIDATE, AdapterRegistry, ChampionMovedError
+from hotdraft.training.judging.candidate import candidate_folder
+from hotdraft.training.judging.evidence import Evidence, VersionScores
+from hotdraft.training.judging.served_draft import load_draft
+from hotdraft.training.online.contest import contest
+from hotdraft.training.online.publish import Judged, publish
+
+logger = logging.getLogger(__name__)
+
+
+def offer(
+    judged: Judged, run_id: str, job_folder: Path, config: HotdraftConfig, registry: AdapterRegistry
+) -> tuple[int | None, Judged]:
+    """Publish the version; gives it and the verdict that decided it, which is on disk before it counts."""
+    while True:
+        published = registry.published_by(run_id)
+        open_still = judged.folder is not None and (published is None or published.status == CANDIDATE)
+        if open_still and (champion := registry.champion()) != judged.champion:
+            logger.info("version %s serves, not %s: judging again", champion, judged.champion)
+            # What was published is the adapter that it is.
+            blends = None if published is None else [judged.metrics["blend"]]
+            judged = _judge_anew(judged, job_folder, config, registry, blends)
+            judged.save(job_folder)
+        try:
+            return publish(judged, run_id, config, registry), judged
+        except ChampionMovedError as error:
+            logger.info("%s", error)
+
+
+def judge_again(
+    judged: Judged,
+    evidence: Evidence,
+    scores: VersionScores,
+    job_folder: Path,
+    registry: AdapterRegistry,
+    config: HotdraftConfig,
+    blends: Iterable[float] | None = None,
+) -> Judged:
+    """`judged` with the verdict on the best candidate, or of those at `blends`, against what is champion now."""
+    found = contest(evidence, scores, registry, config, blends)
+    return replace(
+        judged,
+        verdict=found.verdict,
+        metrics={**judged.metrics, **found.metrics},
+        tags={**judged.tags, **found.tags},
+        folder=candidate_folder(job_folder, found.blend),
+        champion=found.champion,
+    )
+
+
+def _judge_anew(
+    judged: Judged,
+    job_folder: Path,
+    config: HotdraftConfig,
+    registry: AdapterRegistry,
+    blends: Iterable[float] | None,
+) -> Judged:
+    """`judge_again` without what the job had in memory."""
+    assert config.draft is not None
+    evidence = Evidence.load(job_folder)
+    draft = load_draft(config.draft, config)
+    scores = VersionScores(draft, registry, config.distill, evidence.samples)
+    return judge_again(judged, evidence, scores, job_folder, registry, config, blends)

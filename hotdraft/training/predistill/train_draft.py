@@ -1,0 +1,173 @@
+"""Training a draft by the method that pre-distillation is told: full parameters, LoRA, or LoRA on NF4."""
+
+import shutil
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import lightning
+import torch
+from peft import PeftModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hotdraft.pipeline.config.learning import PredistillConfig
+from hotdraft.pipeline.models.adapter_folder import AdapterBase, AdapterCard, Quantization, load_adapter
+from hotdraft.pipeline.models.loading import load_causal_lm
+from hotdraft.training.batches.replay_data import ReplayDataModule
+from hotdraft.training.fit.lora import build_lora, merged_model, save_lora, target_modules
+from hotdraft.training.fit.processes import check_devices, in_processes, strategy_of
+from hotdraft.training.fit.run import train
+from hotdraft.training.fit.validation import BEST, Validation
+
+PARAMETER_PREFIX = "draft.model."
+"""What a `DistillationModule` puts before the names of its model's parameters."""
+UNNAMED = "untrained"
+"""The fingerprint of a draft that exists in memory only."""
+
+Fit = Callable[[PreTrainedModel | PeftModel, torch.dtype], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class RunPlace:
+    """Where a run leaves its traces, and whether it shows itself."""
+
+    tracking_uri: str
+    run_id: str
+    """The MLflow run."""
+    checkpoints: Path
+    progress: bool
+
+
+def train_draft(
+    draft: PreTrainedModel,
+    data: ReplayDataModule,
+    settings: PredistillConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    place: RunPlace,
+) -> tuple[PreTrainedModel, dict[str, float]]:
+    """The draft as it was at its best look at the held-out prompts, in its own dtype, and what became of it.
+
+    Goes on from the last checkpoint in `place`, in which case `draft` must be what the run began with.
+    With `method` full, what does not require a gradient stays as it is and `draft` itself is trained.
+    Figures: `steps`, `final_loss`, and `best_step`, that of the returned draft.
+    Raises `DeviceError` before any work, `NonFiniteLossError`, and `TrainingProcessError`.
+    """
+    dtype = draft.dtype
+    check_devices(settings, draft.device, dtype)
+    fit = partial(_fit, data=data, settings=settings, tokenizer=tokenizer, place=place)
+    if settings.devices == 1:
+        model = trainable(draft, settings)
+        metrics = fit(model, dtype)
+    else:
+        metrics = _fit_in_processes(draft, settings, fit, place.checkpoints)
+        model = trainable(draft, settings)
+    best = torch.load(place.checkpoints / f"{BEST}.ckpt", map_location=draft.device, weights_only=True)
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, tensor in best["state_dict"].items():
+            parameters[name.removeprefix(PARAMETER_PREFIX)].copy_(tensor)
+    if isinstance(model, PeftModel):
+        trained = _merged(draft, model, data, settings, place.checkpoints / "adapter")
+    else:
+        trained = model.to(dtype)  # type: ignore[arg-type]  # transformers' decorator hides `to`
+    return trained.eval(), metrics | {"best_step": float(best["global_step"])}
+
+
+def trainable(draft: PreTrainedModel, settings: PredistillConfig) -> PreTrainedModel | PeftModel:
+    """What trains, in float32: all of `draft` that requires a gradient, or an adapter on it."""
+    lightning.seed_everything(settings.seed, verbose=False)  # an adapter starts at random
+    model: PreTrainedModel | PeftModel
+    if settings.method == "full":
+        model = draft
+        for parameter in draft.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+    else:
+        model = build_lora(draft, settings.lora, _quantization(settings))
+    if settings.activation_checkpointing:
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # transformers 5.10 has no new name
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def _fit(
+    model: PreTrainedModel | PeftModel,
+    compute: torch.dtype,
+    *,
+    data: ReplayDataModule,
+    settings: PredistillConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    place: RunPlace,
+) -> dict[str, float]:
+    return train(
+        model,
+        data,
+        settings,
+        tracking_uri=place.tracking_uri,
+        run_id=place.run_id,
+        checkpoints=place.checkpoints,
+        progress=place.progress,
+        compute=compute,
+        warmup_steps=settings.warmup_steps,
+        validation=Validation(settings.validation_steps, settings.patience, tokenizer),
+        processes=settings.devices,
+        strategy=strategy_of(settings),
+    )
+
+
+def _fit_in_processes(
+    draft: PreTrainedModel, settings: PredistillConfig, fit: Fit, checkpoints: Path
+) -> dict[str, float]:
+    """The processes read `draft` from a folder: shared memory, the other way, is small in containers."""
+    folder = checkpoints.with_name("start")
+    draft.save_pretrained(folder)
+    frozen = {name for name, parameter in draft.named_parameters() if not parameter.requires_grad}
+    work = partial(_fit_in_process, folder=folder, frozen=frozen, dtype=draft.dtype, settings=settings, fit=fit)
+    try:
+        return in_processes(work, settings.devices, draft.device.type)
+    finally:
+        shutil.rmtree(folder)
+
+
+def _fit_in_process(
+    device: torch.device,
+    *,
+    folder: Path,
+    frozen: set[str],
+    dtype: torch.dtype,
+    settings: PredistillConfig,
+    fit: Fit,
+) -> dict[str, float]:
+    draft = load_causal_lm(str(folder), dtype=dtype, device=device)
+    for name, parameter in draft.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    return fit(trainable(draft, settings), dtype)
+
+
+def _merged(
+    draft: PreTrainedModel, model: PeftModel, data: ReplayDataModule, settings: PredistillConfig, folder: Path
+) -> PreTrainedModel:
+    """`draft` with the adapter in it, by way of the folder that a served adapter takes, and its checks."""
+    rows = data.train_rows
+    card = AdapterCard(
+        base_fingerprint=UNNAMED,
+        quantization=_quantization(settings),
+        rank=settings.lora.rank,
+        alpha=settings.lora.alpha,
+        target_modules=target_modules(draft, settings.lora.target_modules),
+        parent_version=0,
+        requests=len(rows),
+        tokens=int(rows.column("output_tokens").sum()),
+        domains=dict(Counter(rows["domain"])),
+        created_at=time.time(),
+    )
+    save_lora(folder, model, card, data.validation_samples[0])
+    return merged_model(draft, load_adapter(folder, AdapterBase.of(draft, UNNAMED)))
+
+
+def _quantization(settings: PredistillConfig) -> Quantization:
+    return "nf4" if settings.method == "qlora" else "none"

@@ -1,0 +1,49 @@
+"""What a draft would be worth on logged traffic, without serving it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hotdraft.pipeline.replay.sample import ReplaySample
+from hotdraft.training.batches.packing import grouped, pack
+from hotdraft.training.batches.sampling import sampled_target
+from hotdraft.training.scoring.forward import OutputHead, hidden_states
+from hotdraft.training.scoring.losses import expected_acceptance
+
+
+def by_request(chances: Sequence[np.ndarray]) -> np.ndarray:
+    """Mean chance [R] of each request's positions."""
+    return np.array([of_request.mean() for of_request in chances])
+
+
+@torch.no_grad()
+def expected_acceptance_by_position(
+    model: PreTrainedModel, samples: Sequence[ReplaySample], *, batch_tokens: int, vocabulary: Tensor | None = None
+) -> list[np.ndarray]:
+    """Chance [N] that a drafted token is accepted, at each of the N output positions of each sample.
+
+    At the temperature and behind the filters each request was served with; samples are packed to about
+    `batch_tokens` tokens, a longer one gets a forward of its own. `vocabulary` (int64 [N]) is what the draft's
+    head covers: nothing else can be drafted; None is everything. Not for NF4 models that will train again: see
+    `training.fit.lora`.
+    """
+    model.eval()
+    head = OutputHead(model, vocabulary)
+    return [chances for group in grouped(samples, batch_tokens) for chances in _by_position(model, head, group)]
+
+
+def _by_position(model: PreTrainedModel, head: OutputHead, group: Sequence[ReplaySample]) -> list[np.ndarray]:
+    batch = pack(group).on(model.device)
+    hidden = hidden_states(model, batch)
+    sampling = batch.sampling
+    top, tail = sampled_target(batch.top_logprobs, batch.tail_logprob, sampling, head.vocab_size)
+    parts = []
+    for rows in head.chunks(len(hidden)):
+        targets = (head.places(batch.top_ids[rows]), top[rows], tail[rows])
+        parts.append(expected_acceptance(head(hidden[rows]), *targets, sampling.at(rows)))
+    chances = torch.cat(parts).double().cpu().numpy()
+    ends = np.cumsum(np.bincount(batch.request.cpu().numpy()))[:-1]
+    return np.split(chances, ends)

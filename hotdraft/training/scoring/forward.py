@@ -1,0 +1,140 @@
+"""A draft's forward pass in two parts: the states at supervised positions, and what makes logits of them.
+
+Apart, the logits of a large vocabulary need never exist all at once.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+from hotdraft.training.batches.packing import PackedBatch
+from hotdraft.training.scoring.packed_attention import attend_within_requests
+
+T = TypeVar("T")
+
+CHUNK_LOGITS = 2**24
+"""Logits alive at a time: 64 MB in float32. Fewer would make the matrix products of the head too small to
+be efficient, more would only cost memory."""
+
+NO_MASS = -1e4
+"""A logit beside which every other has all the mass; not infinite, as its products with 0 must be 0."""
+
+
+def hidden_states(model: nn.Module, batch: PackedBatch) -> Tensor:
+    """States [N, H] after the last layer and its norm, at the supervised positions of `batch`."""
+    causal = _causal_lm(model)
+    attend_within_requests(causal)
+    output = causal.base_model(
+        input_ids=batch.input_ids,
+        attention_mask=batch.lengths.cpu()[None, None, None],
+        position_ids=batch.position_ids,
+        use_cache=False,
+    )
+    return output[0].squeeze(0).index_select(0, batch.supervised)
+
+
+class OutputHead:
+    """Logits [N, V] from states [N, H], as the model itself makes them: scaled or capped where it does so.
+
+    It is the model's own forward pass over a copy whose layers give back what they get. Modules are shared.
+    With a `vocabulary` (int64 [S]) it is a trimmed head as drafts are served with: logits [N, S + 1] of these
+    tokens, in their order, and a last one that stands for every other token and never has any mass.
+    """
+
+    def __init__(self, model: nn.Module, vocabulary: Tensor | None = None) -> None:
+        causal = _causal_lm(model)
+        self._module = causal.get_output_embeddings()
+        self._shell = copy.copy(causal)
+        self._shell._modules = {**causal._modules, causal.base_model_prefix: _NoLayers()}
+        self.vocab_size = self._width = int(causal.config.get_text_config().vocab_size)
+        self._places: Tensor | None = None
+        if vocabulary is not None:
+            self._width = len(vocabulary) + 1
+            self._places = torch.full((self.vocab_size,), len(vocabulary))
+            self._places[vocabulary] = torch.arange(len(vocabulary))
+            trimmed = _trimmed(self._module, vocabulary)
+            names = [name for name, module in causal._modules.items() if module is self._module]
+            self._shell._modules.update(dict.fromkeys(names, trimmed))
+            self._module = trimmed
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        # Indexing the row, not squeezing it, would cost a zero-filled [1, N, V] in the backward pass.
+        return self._shell.forward(inputs_embeds=hidden[None], use_cache=False).logits.squeeze(0)
+
+    def places(self, token_ids: Tensor) -> Tensor:
+        """Columns of the logits that stand for `token_ids`, in their shape."""
+        return token_ids if self._places is None else self._places.to(token_ids.device)[token_ids]
+
+    @property
+    def is_trimmed(self) -> bool:
+        return self._places is not None
+
+    def knows(self, token_ids: Tensor) -> Tensor:
+        """bool: which of `token_ids` a trimmed head covers."""
+        return self.places(token_ids) < self._width - 1
+
+    @property
+    def trainable(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self._module.parameters() if parameter.requires_grad]
+
+    def chunks(self, count: int) -> list[slice]:
+        """`count` positions in runs of at most `CHUNK_LOGITS` logits, of at least one position."""
+        size = max(1, CHUNK_LOGITS // self._width)
+        return [slice(start, start + size) for start in range(0, count, size)]
+
+
+def _trimmed(head: nn.Linear, vocabulary: Tensor) -> nn.Linear:
+    """The rows of `head` for `vocabulary`, not trained, and one of a logit so low that it has no mass."""
+    rows = vocabulary.to(head.weight.device)
+    trimmed = nn.Linear(head.in_features, len(rows) + 1, device=head.weight.device, dtype=head.weight.dtype)
+    trimmed.requires_grad_(False)
+    trimmed.weight[:-1] = head.weight.detach()[rows]
+    trimmed.weight[-1] = 0
+    trimmed.bias[:-1] = 0 if head.bias is None else head.bias.detach()[rows]
+    trimmed.bias[-1] = NO_MASS
+    return trimmed
+
+
+class DraftForward(nn.Module):
+    """All work on a draft's weights as one forward pass, within which FSDP has them gathered."""
+
+    def __init__(self, model: nn.Module, vocabulary: Tensor | None = None) -> None:
+        """`vocabulary`: see `OutputHead`."""
+        super().__init__()
+        self.model = model
+        self._head = OutputHead(model, vocabulary)
+
+    def forward(self, batch: PackedBatch, read: Callable[[Tensor, OutputHead], T]) -> T:
+        """What `read` makes of the states [N, H] and the head."""
+        return read(hidden_states(self.model, batch), self._head)
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """A draft learns what it will say when served, where nothing is dropped; nor need a resumed run know of it."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if isinstance(value, float) and ("dropout" in name or name == "layerdrop"):
+                setattr(module, name, 0.0)
+
+
+class _NoLayers(nn.Module):
+    def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> BaseModelOutputWithPastAndCrossAttentions:
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=inputs_embeds)
+
+    @property
+    def decoder(self) -> "_NoLayers":
+        """OPT's forward pass reaches past its base model."""
+        return self
+
+
+def _causal_lm(model: nn.Module) -> PreTrainedModel:
+    causal: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    return causal

@@ -1,0 +1,225 @@
+"""What `hotdraft doctor` says of stores, disk and port, and that it waits for none of them for long."""
+
+import shutil
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from hotdraft.doctor import stores
+from hotdraft.doctor.finding import Finding, ok, within
+from hotdraft.doctor.server import examine_access, examine_port
+from hotdraft.doctor.stores import examine_mlflow, examine_replay, examine_run_dir
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.store.connection import open_client
+
+
+def config_of(tmp_path: Path, **settings: object) -> HotdraftConfig:
+    return HotdraftConfig(**{"target": "tiny", "run_dir": tmp_path / "run", **settings})
+
+
+def only(findings: Iterator[Finding]) -> Finding:
+    [found] = findings
+    return found
+
+
+def test_an_examination_that_does_not_come_back_is_left_behind():
+    release = threading.Event()
+
+    def silent() -> Iterator[Finding]:
+        release.wait()
+        yield ok("store", "at last")
+
+    began = time.monotonic()
+    [found] = within(0.2, "store", silent)
+    assert time.monotonic() - began < 2
+    assert (found.about, found.state) == ("store", "problem")
+    assert "no answer in 0.2 s" in found.says
+    release.set()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_examination_that_breaks_down_is_a_problem():
+    [found] = within(10, "store", lambda: [ok("store", str(1 // 0))])
+    assert (found.state, found.says) == ("problem", "the examination broke down")
+
+
+def test_recorded_prompts_that_other_users_can_read_are_told_of(tmp_path):
+    settings = config_of(tmp_path)
+    replay = settings.run_dir / "replay"
+    replay.mkdir(parents=True, mode=0o755)
+    [_, found] = examine_run_dir(settings)
+    assert (found.state, str(replay) in found.says) == ("warning", True)
+    settings.run_dir.chmod(0o700)
+    assert only(examine_run_dir(settings)).about == "run_dir"
+
+
+def test_room_on_the_disk(tmp_path, monkeypatch):
+    settings = config_of(tmp_path)
+    for free, state in ((10**11, "ok"), (2 * 10**9, "warning"), (10**8, "problem")):
+        monkeypatch.setattr(stores, "free_bytes", lambda _, free=free: free)
+        assert only(examine_run_dir(settings)).state == state
+    monkeypatch.setattr(stores, "free_bytes", lambda _: 2 * 10**9)  # enough where the buffer is elsewhere
+    assert only(examine_run_dir(config_of(tmp_path, replay={"url": "s3://bucket/replay"}))).state == "ok"
+
+
+def test_a_run_dir_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    assert only(examine_run_dir(config_of(tmp_path, run_dir=tmp_path / "file" / "run"))).state == "problem"
+
+
+def test_the_size_of_the_replay_buffer(tmp_path):
+    settings = config_of(tmp_path)
+    assert "0 shards" in only(examine_replay(settings)).says
+    assert not settings.run_dir.exists()
+    folder = settings.run_dir / "replay"
+    folder.mkdir(parents=True)
+    (folder / "shard-1.parquet").write_bytes(bytes(1_500_000))
+    (folder / ".shard-2.parquet.tmp").write_bytes(bytes(1_000_000))
+    found = only(examine_replay(settings))
+    assert (found.state, "1 shards, 1.5 of 2,000 MB" in found.says) == ("ok", True)
+
+
+def test_a_remote_replay_buffer_is_tried_and_left_as_it_was(tmp_path):
+    fs = fsspec.filesystem("memory")
+    fs.pipe_file("/bucket/replay/shard-1.parquet", b"12345")
+    found = only(examine_replay(config_of(tmp_path, replay={"url": "memory://bucket/replay"})))
+    assert (found.state, "1 shards" in found.says) == ("ok", True)
+    assert fs.ls("/bucket/replay", detail=False) == ["/bucket/replay/shard-1.parquet"]
+
+
+@pytest.mark.parametrize("url", ["nosuch://bucket", "{folder}/file", "{folder}/file/replay"])
+def test_a_replay_buffer_that_cannot_be(tmp_path, url):
+    (tmp_path / "file").touch()
+    assert only(examine_replay(config_of(tmp_path, replay={"url": url.format(folder=tmp_path)}))).state == "problem"
+
+
+def test_an_mlflow_store_that_is_there_or_comes_to_be(tmp_path, empty_mlflow_db):
+    settings = config_of(tmp_path)
+    assert "created when it is first used" in only(examine_mlflow(settings)).says
+    settings.run_dir.mkdir()
+    shutil.copy(empty_mlflow_db, settings.run_dir / "mlflow.db")
+    found = only(examine_mlflow(settings))
+    assert (found.state, "0 adapter versions" in found.says) == ("ok", True)
+
+
+def test_versions_that_others_made_are_told(tmp_path, empty_mlflow_db):
+    settings = config_of(tmp_path)
+    settings.run_dir.mkdir()
+    shutil.copy(empty_mlflow_db, settings.run_dir / "mlflow.db")
+    name, client = settings.tracking.registered_model, open_client(settings)
+    client.create_registered_model(name)
+    client.create_model_version(name, "/nowhere")
+    client.create_model_version(name, "/nowhere", tags={"status": "retired"})
+    found = only(examine_mlflow(settings))
+    assert (found.state, "2 adapter versions, 1 of them not made by hotdraft" in found.says) == ("ok", True)
+
+
+def test_an_mlflow_store_of_another_version(tmp_path, empty_mlflow_db):
+    settings = config_of(tmp_path)
+    settings.run_dir.mkdir()
+    shutil.copy(empty_mlflow_db, settings.run_dir / "mlflow.db")
+    with sqlite3.connect(settings.run_dir / "mlflow.db") as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '451aebb31d03'")
+    found = only(examine_mlflow(settings))
+    assert found.state == "problem"
+    assert "mlflow db upgrade sqlite:///" in (found.mend or "")
+
+
+def test_a_file_that_is_no_store(tmp_path):
+    settings = config_of(tmp_path)
+    settings.run_dir.mkdir()
+    (settings.run_dir / "mlflow.db").write_text("no database" * 100)
+    assert only(examine_mlflow(settings)).state == "problem"
+
+
+def test_an_mlflow_server_that_is_away_is_told_at_once_and_without_its_password(tmp_path):
+    began = time.monotonic()
+    found = only(examine_mlflow(config_of(tmp_path, tracking={"uri": f"http://me:pass@127.0.0.1:{closed_port()}"})))
+    assert time.monotonic() - began < 5
+    assert found.state == "problem"
+    assert "pass@" not in f"{found.says} {found.mend}"
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def tenant() -> Iterator[tuple[int, type[BaseHTTPRequestHandler]]]:
+    """A port with a server whose answer to everything is the `body` of its handler."""
+
+    class Handler(BaseHTTPRequestHandler):
+        body = b""
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(self.body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_port, Handler
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("body", "state"),
+    [(b'{"version": "0.1.0", "draft_version": 3}', "ok"), (b"<html>", "problem"), (b"[1]", "problem")],
+)
+def test_a_port_in_use(tmp_path, tenant, body, state):
+    port, handler = tenant
+    handler.body = body
+    for host in ("127.0.0.1", "0.0.0.0"):
+        found = only(examine_port(config_of(tmp_path, server={"host": host, "port": port})))
+        assert found.state == state
+        assert ("hotdraft 0.1.0 serves" in found.says and "draft version 3" in found.says) == (state == "ok")
+
+
+def test_a_server_that_cannot_serve_a_version_is_named(tmp_path, tenant):
+    port, handler = tenant
+    handler.body = b'{"version": "1", "draft_version": 3, "unusable_adapters": {"5": "out of memory"}}'
+    serves, unusable = examine_port(config_of(tmp_path, server={"port": port}))
+    assert (serves.state, unusable.state) == ("ok", "warning")
+    assert "cannot serve version 5, and serves on without it: out of memory" in unusable.says
+    handler.body = b'{"version": "1", "draft_version": 3, "unusable_adapters": [5]}'
+    assert only(examine_port(config_of(tmp_path, server={"port": port}))).state == "ok"
+
+
+def test_a_port_that_is_free_and_addresses_of_other_machines(tmp_path):
+    assert only(examine_port(config_of(tmp_path, server={"port": closed_port()}))).state == "ok"
+    assert only(examine_port(config_of(tmp_path, server={"port": 0}))).state == "ok"
+    for host in ("192.0.2.1", "no.such.host.invalid"):
+        assert only(examine_port(config_of(tmp_path, server={"host": host}))).state == "problem"
+
+
+def test_who_may_ask(tmp_path):
+    def examined(**server: object) -> tuple[Finding, Finding]:
+        api, admin = examine_access(config_of(tmp_path, server=server))
+        return api, admin
+
+    assert [found.state for found in examined()] == ["ok", "ok"]
+    assert [found.state for found in examined(host="0.0.0.0")] == ["warning", "problem"]
+    assert [found.state for found in examined(host="0.0.0.0", open_admin=True)] == ["warning", "warning"]
+    assert [found.state for found in examined(host="0.0.0.0", api_keys=["secret"])] == ["ok", "problem"]
+    assert [found.state for found in examined(host="::", api_keys=["a"], admin_keys=["b"])] == ["ok", "ok"]
+    missing, _ = examined(api_key_file=tmp_path / "keys")
+    assert (missing.state, "cannot be read" in missing.says) == ("problem", True)
+    (tmp_path / "keys").write_text("# ours\nsecret-one\nsecret-two\n")
+    for found in examined(api_key_file=tmp_path / "keys", admin_key_file=tmp_path / "keys"):
+        assert (found.state, found.says[:2]) == ("ok", "2,")
+        assert "secret" not in found.says

@@ -1,0 +1,100 @@
+from pathlib import Path
+
+import pytest
+
+from hotdraft.pipeline.config.section import ConfigError
+from hotdraft.pipeline.config.settings import load_config
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text("target: some/model\nengine:\n  k: 2\n  num_slots: 4\n")
+    return path
+
+
+def test_file_lies_over_defaults(config_file):
+    config = load_config(config_file)
+    assert (config.engine.k, config.engine.num_slots, config.engine.max_model_len) == (2, 4, 1024)
+
+
+def test_environment_lies_over_file_and_leaves_its_neighbours(config_file, monkeypatch):
+    monkeypatch.setenv("HOTDRAFT_ENGINE__K", "5")
+    config = load_config(config_file)
+    assert (config.engine.k, config.engine.num_slots) == (5, 4)
+
+
+def test_flags_lie_over_environment_and_leave_their_neighbours(config_file, monkeypatch):
+    monkeypatch.setenv("HOTDRAFT_ENGINE__K", "5")
+    monkeypatch.setenv("HOTDRAFT_ENGINE__NUM_SLOTS", "6")
+    config = load_config(config_file, {"engine": {"k": 0}})
+    assert (config.engine.k, config.engine.num_slots) == (0, 6)
+
+
+def test_stores_live_in_the_run_folder_by_default(config_file, tmp_path):
+    config = load_config(config_file, {"run_dir": tmp_path / "run"})
+    assert config.replay_url == str(tmp_path / "run" / "replay")
+    assert config.tracking_uri == f"sqlite:///{tmp_path / 'run' / 'mlflow.db'}"
+    assert config.artifact_root == str(tmp_path / "run" / "mlartifacts")
+
+
+@pytest.mark.parametrize("key", ["API_KEYS", "ADMIN_KEYS", "ALLOWED_HOSTS"])
+@pytest.mark.parametrize("value", ["", " ", ",", " , "])
+def test_an_empty_variable_takes_no_keys_away(config_file, monkeypatch, key, value):
+    config_file.write_text(f"target: m\nserver: {{{key.lower()}: [one]}}\n")
+    monkeypatch.setenv(f"HOTDRAFT_SERVER__{key}", value)
+    with pytest.raises(ConfigError, match=rf"server\.{key.lower()}: .*holds an empty text; to have none, leave"):
+        load_config(config_file)
+
+
+@pytest.mark.parametrize("keys", ['[""]', '[a, " "]', '" "'])
+def test_a_key_is_not_empty(config_file, keys):
+    config_file.write_text(f"target: m\nserver: {{api_keys: {keys}}}\n")
+    with pytest.raises(ConfigError, match=r"server\.api_keys: .*holds an empty text"):
+        load_config(config_file)
+
+
+def test_keys_lose_the_space_around_them(config_file, monkeypatch):
+    config_file.write_text('target: m\nserver: {api_keys: [" one ", "two\\n"]}\n')
+    assert [key.get_secret_value() for key in load_config(config_file).server.api_keys] == ["one", "two"]
+    monkeypatch.setenv("HOTDRAFT_SERVER__API_KEYS", " three , four,")
+    assert [key.get_secret_value() for key in load_config(config_file).server.api_keys] == ["three", "four"]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("target: m\nengin:\n  k: 2\n", "engin"),
+        ("target: m\nengine:\n  kk: 2\n", "engine.kk"),
+        ("target: m\nengine:\n  k: -1\n", "engine.k"),
+        ("target: m\nengine:\n  k: many\n", "engine.k"),
+        ("target: m\ndistill:\n  quantization: int3\n", "distill.quantization"),
+        ("engine:\n  k: 2\n", "target"),
+        ("target: [m\n", "not valid YAML"),
+        ("just a sentence\n", "config.yaml"),
+        ("- a\n- list\n", "config.yaml"),
+        ("", "target"),
+    ],
+)
+def test_bad_file_is_a_clear_error(tmp_path, text, named):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=named) as raised:
+        load_config(path)
+    assert str(path) in str(raised.value)
+
+
+def test_missing_file_is_a_clear_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"absent\.yaml"):
+        load_config(tmp_path / "absent.yaml")
+
+
+def test_bad_environment_is_a_clear_error(config_file, monkeypatch):
+    monkeypatch.setenv("HOTDRAFT_ENGINE__K", "99")
+    with pytest.raises(ConfigError, match=r"engine\.k.*less than or equal to 8"):
+        load_config(config_file)
+
+
+def test_bad_flag_is_a_clear_error(config_file):
+    with pytest.raises(ConfigError, match=r"server\.port"):
+        load_config(config_file, {"server": {"port": 70000}})

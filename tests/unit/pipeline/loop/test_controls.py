@@ -1,0 +1,93 @@
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hotdraft.cli import app
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.loop.controls import ControlError, ControlFile, Controls, largest_k
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> ControlFile:
+    return ControlFile(tmp_path / "run")
+
+
+def test_what_is_written_is_read_by_others(file, tmp_path):
+    assert file.read() == Controls() == Controls(loop_enabled=True, k=None)
+    assert file.switch_loop(False) == Controls(loop_enabled=False)
+    assert file.override_k(2, 4) == Controls(loop_enabled=False, k=2)
+    other = ControlFile(tmp_path / "run")
+    assert other.read() == Controls(loop_enabled=False, k=2)
+    other.override_k("auto", 4)
+    other.switch_loop(True)
+    assert file.read() == Controls(k="auto")
+    assert file.override_k(None, 4) == Controls()
+
+
+def test_a_k_that_the_server_does_not_allow(file):
+    for k, largest, message in ((5, 4, "allows 4 at most"), (1, 0, "no draft"), ("auto", 0, "no draft")):
+        with pytest.raises(ControlError, match=message):
+            file.override_k(k, largest)
+    assert file.override_k(0, 0).k == 0
+    fixed = {"target": "t", "draft": "d", "engine": {"k": 3, "max_k": 5}}
+    assert largest_k(HotdraftConfig(**fixed)) == 3
+    assert largest_k(HotdraftConfig(**{**fixed, "engine": {"max_k": 5}})) == 5
+    assert largest_k(HotdraftConfig(target="t")) == 0
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"k": 9}', '{"k": "3"}', '{"k": true}', '{"loop_enabled": "no"}', '{"loop": true}']
+)
+def test_a_broken_file_says_the_defaults_and_is_complained_of_once(file, tmp_path, text, caplog):
+    file.switch_loop(False)
+    (tmp_path / "run" / "control.json").write_text(text)
+    assert file.read() == file.read() == Controls()
+    assert caplog.text.count("is broken") == 1
+    assert file.override_k(1, 4) == file.read() == Controls(k=1)
+
+
+def test_writers_at_once_lose_nothing(file, tmp_path):
+    def write(turn) -> None:
+        for number in range(20):
+            turn(ControlFile(tmp_path / "run"), number)
+
+    threads = [
+        threading.Thread(target=write, args=[turn])
+        for turn in (lambda f, n: f.switch_loop(n % 2 == 0), lambda f, n: f.override_k(n % 5, 4))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert file.read() == Controls(loop_enabled=False, k=4)
+
+
+@pytest.fixture
+def hotdraft(tmp_path: Path):
+    path = tmp_path / "c.yaml"
+    path.write_text(f"target: t\ndraft: d\nrun_dir: {tmp_path / 'run'}\nengine: {{k: 3}}\n")
+
+    def run(*arguments: str):
+        return CliRunner().invoke(app, [*arguments, "--config", str(path)])
+
+    return run
+
+
+def test_the_commands(hotdraft, file):
+    assert hotdraft("loop", "status").stdout == "the loop is on\n"
+    assert hotdraft("loop", "off").stdout == "the loop is off\n"
+    assert not file.read().loop_enabled
+    assert hotdraft("k").stdout == "k is as configured (3)\n"
+    assert hotdraft("k", "2").stdout == "k is 2 instead of the configured 3\n"
+    assert json.loads(hotdraft("k", "auto", "--json").stdout) == {"loop_enabled": False, "k": "auto"}
+    assert json.loads(hotdraft("loop", "on", "--json").stdout) == {"loop_enabled": True, "k": "auto"}
+    assert hotdraft("k", "config").stdout == "k is as configured (3)\n"
+    assert file.read() == Controls()
+    for wrong, message in (("9", "from 0 to 8"), ("two", "from 0 to 8"), ("4", "allows 3 at most")):
+        refused = hotdraft("k", wrong).exception
+        assert isinstance(refused, ControlError)
+        assert message in str(refused)
+    assert file.read() == Controls()

@@ -1,0 +1,208 @@
+"""Records of jobs, seen by the process that runs one and by others."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hotdraft.pipeline.loop import jobs as jobs_module
+from hotdraft.pipeline.loop.jobs import JobEndedError, JobRecords, JobRunningError, UnknownJobError
+
+REPOSITORY = Path(__file__).parents[3]
+HOLDER = """
+import sys, time
+from pathlib import Path
+from hotdraft.pipeline.loop.jobs import JobRecords
+
+job = JobRecords(Path(sys.argv[1])).begin("loop")
+print(job.id, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> JobRecords:
+    return JobRecords(tmp_path)
+
+
+def test_a_job_from_its_beginning_to_its_verdict(records):
+    assert records.jobs() == []
+    job = records.begin("command")
+    [running] = records.jobs()
+    assert running == records.get(job.id) == records.running() == job.job
+    assert (running.origin, running.state, running.ended_at) == ("command", "running", None)
+    job.note_run("abc")
+    assert records.get(job.id).run_id == "abc"
+    with job:
+        logging.getLogger("training.somewhere").warning("a step")
+        job.end("accepted", "it is\nbetter", version=3, metrics={"gain": 0.1, "final_loss": float("nan")})
+    ended = records.get(job.id)
+    assert (ended.state, ended.version, ended.reason, ended.run_id) == ("accepted", 3, "it is better", "abc")
+    assert ended.metrics == {"gain": 0.1}
+    assert running.started_at <= ended.ended_at <= time.time()
+    assert records.running() is None
+    assert records.log_tail(job.id).endswith("WARNING training.somewhere: a step")
+    logging.getLogger("training.somewhere").warning("afterwards")
+    assert "afterwards" not in records.log_tail(job.id)
+
+
+def test_one_job_at_a_time(records):
+    first = records.begin("loop")
+    with pytest.raises(JobRunningError, match=first.id):
+        records.begin("api")
+    first.end("rejected", "worse")
+    second = records.begin("api")
+    assert [job.id for job in records.jobs()] == [second.id, first.id]
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "reason"),
+    [
+        (ValueError("the buffer is empty"), "failed", "the buffer is empty"),
+        (MemoryError("no more"), "failed", "MemoryError: no more"),
+        (KeyboardInterrupt(), "interrupted", "KeyboardInterrupt: "),
+    ],
+)
+def test_a_job_that_ends_by_an_error_says_so(records, error, state, reason):
+    job = records.begin("command")
+    with pytest.raises(type(error)), job:
+        raise error
+    assert (records.get(job.id).state, records.get(job.id).reason) == (state, reason.strip())
+    assert ("Traceback" in records.log_tail(job.id)) == (not isinstance(error, ValueError))
+
+
+def test_a_job_is_cancelled_by_anybody_while_it_runs(records, tmp_path):
+    job = records.begin("loop")
+    assert not job.is_cancelled
+    others = JobRecords(tmp_path)
+    assert others.cancel(job.id).state == "cancelling"
+    assert others.cancel(job.id).state == "cancelling", "again is no error"
+    assert job.is_cancelled
+    assert records.running().id == job.id
+    job.end("cancelled", "cancelled")
+    with pytest.raises(JobEndedError, match="it is cancelled"):
+        others.cancel(job.id)
+    assert not records.begin("loop").is_cancelled
+
+
+@pytest.mark.parametrize("job_id", ["", "20250101-000000-abcdef", "../records/x", "a\0b", "ä", "x" * 300])
+def test_a_job_that_is_not_on_record(records, job_id):
+    for ask in (records.get, records.cancel, records.log_tail):
+        with pytest.raises(UnknownJobError):
+            ask(job_id)
+
+
+def test_a_killed_process_leaves_a_job_that_died(records, tmp_path):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    assert holder.stdout is not None
+    job_id = holder.stdout.readline().strip()
+    assert records.get(job_id).state == "running"
+    with pytest.raises(JobRunningError):
+        records.begin("api")
+    holder.kill()
+    holder.wait()
+    died = records.get(job_id)
+    assert (died.state, died.ended_at) == ("died", None)
+    with pytest.raises(JobEndedError, match="it is died"):
+        records.cancel(job_id)
+    records.begin("api")
+
+
+def test_a_job_lives_on_in_the_process_that_inherits_it(records, tmp_path):
+    job = records.begin("api")
+    child = subprocess.Popen(["sleep", "60"], pass_fds=[job.fileno()])
+    job.hand_over()
+    assert records.get(job.id).state == "running"
+    inherited = records.inherit(job.id)
+    with inherited:
+        logging.getLogger("training.somewhere").warning("to the output, which is the log already")
+        inherited.end("rejected", "worse")
+    assert records.get(job.id).state == "rejected"
+    assert not records.log_path(job.id).exists()
+    child.kill()
+    child.wait()
+    abandoned = records.begin("api")
+    abandoned.hand_over()
+    assert records.get(abandoned.id).state == "died"
+
+
+def test_the_oldest_records_are_forgotten(records, monkeypatch, tmp_path):
+    monkeypatch.setattr(jobs_module, "MAX_RECORDS", 3)
+    made = []
+    for number in range(5):
+        monkeypatch.setattr(jobs_module.time, "time", lambda now=1e9 + number: now)
+        with records.begin("loop") as job:
+            logging.getLogger().warning("hello")
+            job.end("rejected", "worse")
+        made.append(job.id)
+    assert [job.id for job in records.jobs()] == made[:1:-1]
+    assert {path.stem for path in (tmp_path / "jobs").glob("*/*.*[!n]")} == set(made[2:])
+
+
+def test_a_record_that_cannot_be_read_is_passed_over(records, caplog, tmp_path):
+    job = records.begin("loop")
+    job.end("rejected", "worse")
+    folder = tmp_path / "jobs" / "records"
+    (folder / "half.json").write_text('{"id": "ha')
+    (folder / "other.json").write_text(json.dumps({"id": "other"}))
+    assert [job.id for job in records.jobs()] == [job.id]
+    assert "half.json is broken" in caplog.text
+    with pytest.raises(UnknownJobError):
+        records.get("half")
+
+
+def test_only_records_that_may_have_changed_are_read_again(records, monkeypatch):
+    for _ in range(3):
+        records.begin("loop").end("rejected", "worse")
+    running = records.begin("loop")
+    first = records.jobs()
+    read = []
+    stored = JobRecords._stored
+    monkeypatch.setattr(JobRecords, "_stored", lambda self, job_id: read.append(job_id) or stored(self, job_id))
+    assert records.jobs() == first
+    assert read == [running.id]
+    running.end("accepted", "better")
+    assert [job.state for job in records.jobs()] == ["accepted", *3 * ["rejected"]]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"id": "x"}', b"[" * 100_000, None,
+        b'{"id": "ID", "origin": "loop", "state": "accepted", "started_at": "yesterday"}',
+        b'{"id": "ID", "origin": "loop", "state": "paused", "started_at": 1.0}',
+        b'{"id": "../other", "origin": "loop", "state": "running", "started_at": 1.0}',
+    ],
+    ids=lambda content: repr(content)[:40],
+)  # fmt: skip
+def test_a_broken_record_is_passed_over_and_told_once(records, tmp_path, caplog, content):
+    sound = records.begin("loop")
+    path = tmp_path / "jobs" / "records" / "20260101-000000-aaaaaa.json"
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content.replace(b"ID", path.stem.encode()))
+    for _ in range(3):
+        assert [job.id for job in records.jobs()] == [sound.id]
+    with pytest.raises(UnknownJobError):
+        records.get(path.stem)
+    assert [str(path) in record.message for record in caplog.records] == [True]
+    assert [str(path) in says for says in records.broken()] == [True]
+    assert records.running() == sound.job
+
+
+def test_a_record_of_a_later_version_is_read_by_what_is_known_of_it(records, tmp_path):
+    job = records.begin("loop")
+    path = tmp_path / "jobs" / "records" / f"{job.id}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"mood": "good"}))
+    assert records.get(job.id) == job.job

@@ -1,0 +1,257 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from hotdraft.cli import app
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.loop.trigger import Decision, DistillTrigger, LastJob
+from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out
+from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample, missed
+from hotdraft.training.online.journal import JobJournal, JobState
+
+FRACTION = 0.2
+
+
+@pytest.fixture
+def config(tmp_path):
+    return HotdraftConfig(
+        target="t",
+        run_dir=tmp_path,
+        replay={"held_out_fraction": FRACTION},
+        gate={"min_requests": 2},
+        distill={"trigger": {"min_new_requests": 10, "min_new_rejected": 30}},
+    )
+
+
+@pytest.fixture
+def buffer(config):
+    return ReplayBuffer(config.replay_url)
+
+
+def samples(start: int, count: int, rejected: int = 3) -> list[ReplaySample]:
+    accepted = np.arange(8) >= rejected
+    return [
+        ReplaySample(
+            request_id=f"r{index}", created_at=float(index), domain="d", temperature=0.0,
+            prompt_ids=np.array([1, index], np.int32), output_ids=np.ones(8, np.int32),
+            target_top_ids=np.zeros((8, 2), np.int32), target_top_logprobs=np.zeros((8, 2), np.float16),
+            target_tail_logprob=np.zeros(8, np.float32), drafted_ids=np.ones(8, np.int32),
+            accepted=accepted, draft_versions=np.zeros(8, np.int32),
+        )
+        for index in range(start, start + count)
+    ]  # fmt: skip
+
+
+def trained_on(first: int, last: int) -> int:
+    return sum(not is_held_out([1, index], FRACTION) for index in range(first, last))
+
+
+def test_a_job_is_due_once_enough_was_rejected(config, buffer):
+    trigger = DistillTrigger(config, buffer)
+    assert not trigger.decide().due
+    buffer.append(samples(0, 8))
+    waiting = trigger.decide()
+    assert not waiting.due
+    assert waiting.new_requests == trained_on(0, 8)
+    assert waiting.new_missed == 3 * trained_on(0, 8)
+    assert f"{trained_on(0, 8)} of 10 new requests" in waiting.reason
+    buffer.append(samples(8, 12))
+    assert trigger.decide().due
+    assert trigger.decide().new_requests == trained_on(0, 20)  # nothing is counted twice
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        ("ar", "01"),  # a round ends with a rejection
+        ("aab", "000"),  # or with the bonus of drafts that were all accepted
+        ("aabaab", "000000"),
+        ("ppp", "111"),  # nothing was drafted
+        ("rp", "11"),
+        ("aabp", "0001"),  # a plain round after the bonus
+        ("paabr", "10001"),
+    ],
+)
+def test_what_the_draft_missed(rounds, expected):
+    """a: accepted, r: rejected, b: bonus, p: a round without drafts."""
+    drafted_ids = np.array([5 if kind in "ar" else NOT_DRAFTED for kind in rounds], np.int32)
+    accepted = np.array([kind == "a" for kind in rounds])
+    assert missed(drafted_ids, accepted).tolist() == [digit == "1" for digit in expected]
+
+
+def test_a_draft_too_bad_to_be_asked_calls_for_a_job(config, buffer):
+    never_drafted = {"drafted_ids": np.full(8, NOT_DRAFTED, np.int32), "accepted": np.zeros(8, bool)}
+    buffer.append([replace(sample, **never_drafted) for sample in samples(0, 20)])
+    decision = DistillTrigger(config, buffer).decide()
+    assert decision.due
+    assert decision.new_missed == 8 * trained_on(0, 20)
+
+
+def test_accepted_drafts_call_for_no_job(config, buffer):
+    trigger = DistillTrigger(config, buffer)
+    buffer.append(samples(0, 40, rejected=0))
+    decision = trigger.decide()
+    assert not decision.due
+    assert decision.new_missed == 0
+
+
+def test_counting_starts_anew_after_a_job_and_after_a_restart(config, buffer):
+    buffer.append(samples(0, 30))
+    trigger = DistillTrigger(config, buffer)
+    assert trigger.decide().due
+    trigger.reset()
+    assert not trigger.decide().due
+    buffer.append(samples(30, 200))  # more than one read takes
+    assert trigger.decide().new_requests == trained_on(30, 230)
+    restarted = DistillTrigger(config, buffer, LastJob("r29", 0.0, accepted=True))
+    assert restarted.decide().new_requests == trained_on(30, 230)
+    unknown = DistillTrigger(config, buffer, LastJob("deleted", 0.0, accepted=True))
+    assert unknown.decide().new_requests == trained_on(0, 230)
+
+
+def test_no_job_without_held_out_requests_for_the_gate(config, buffer):
+    few = config.model_copy(update={"gate": config.gate.model_copy(update={"min_requests": 12})})
+    buffer.append(samples(0, 40))
+    decision = DistillTrigger(few, buffer).decide()
+    assert not decision.due
+    assert "of 12 held-out prompts" in decision.reason
+
+
+def test_a_prompt_asked_again_is_one_to_the_gate(config, buffer):
+    asked = next(sample for sample in samples(0, 40) if is_held_out(sample.prompt_ids, FRACTION))
+    again = [replace(asked, request_id=f"again{index}") for index in range(9)]
+    buffer.append([sample for sample in samples(0, 40) if not is_held_out(sample.prompt_ids, FRACTION)] + again)
+    trigger = DistillTrigger(config, buffer)
+    assert "1 of 2 held-out prompts" in trigger.decide().reason
+    assert not trigger.decide().possible
+    other = next(sample for sample in samples(40, 40) if is_held_out(sample.prompt_ids, FRACTION))
+    buffer.append([other])
+    assert trigger.decide().due
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def changed(config: HotdraftConfig, **trigger: object) -> HotdraftConfig:
+    section = config.distill.trigger.model_copy(update=trigger)
+    return config.model_copy(update={"distill": config.distill.model_copy(update={"trigger": section})})
+
+
+def test_a_fall_of_the_newest_acceptance_calls_for_a_job(config, buffer):
+    settings = changed(config, min_new_rejected=10_000, min_new_requests=100, drift=0.2, drift_requests=10)
+    trigger = DistillTrigger(settings, buffer)
+    buffer.append(samples(0, 30, rejected=2))
+    assert not trigger.decide().due, "it has been like that all the time"
+    buffer.append(samples(30, 9, rejected=6))
+    assert trigger.decide().due, "though there are less than 100 new requests"
+    assert "acceptance of the newest 10 requests fell by 0.450" in trigger.decide().reason
+    trigger.reset()
+    buffer.append(samples(39, 9, rejected=8))
+    assert not trigger.decide().due, "what was before the job was another draft's"
+    told = DistillTrigger(settings, buffer, LastJob("r38", 0.0, accepted=True))
+    assert told.decide() == trigger.decide()
+    buffer.append(samples(48, 6, rejected=8))
+    rejected = DistillTrigger(settings, buffer, LastJob("r38", 0.0, accepted=False))
+    assert rejected.decide().due, "the draft is the one that was better before"
+
+
+def test_while_acceptance_falls_a_job_waits_until_the_gate_can_tell_what_is_new(config, buffer):
+    settings = changed(config, drift=0.2, drift_requests=10)
+
+    def of(side: bool, start: int) -> list[ReplaySample]:
+        return [s for s in samples(start, 60, rejected=6) if is_held_out(s.prompt_ids, FRACTION) == side]
+
+    def told() -> Decision:
+        found = trigger.decide()
+        assert found == DistillTrigger(settings, buffer).decide(), "a trigger that comes later decides alike"
+        return found
+
+    trigger = DistillTrigger(settings, buffer)
+    buffer.append([*samples(0, 30, rejected=2), *of(False, 30)[:10], of(True, 30)[0]])
+    assert not told().due, "whatever else calls for a job"
+    assert told().reason == "waiting: 1 of 2 held-out prompts since acceptance fell"
+    buffer.append([replace(of(True, 30)[0], request_id="again")])
+    assert not told().due
+    buffer.append([*samples(90, 60, rejected=0), *of(False, 150)[:10], of(True, 150)[0]])
+    assert "1 of 2" in told().reason, "the fall before was another"
+    buffer.append(of(True, 150)[1:2])
+    assert told().due
+    assert "acceptance of the newest 10 requests fell" in told().reason
+
+
+def test_no_drift_is_looked_for_if_none_is_asked_for(config, buffer):
+    trigger = DistillTrigger(changed(config, min_new_rejected=10_000, drift=None, drift_requests=10), buffer)
+    buffer.append(samples(0, 30, rejected=0))
+    buffer.append(samples(30, 30, rejected=8))
+    assert not trigger.decide().due
+
+
+def test_time_calls_for_a_job_if_there_is_anything_new(config, buffer):
+    clock = Clock()
+    settings = changed(config, min_new_rejected=10_000, every_seconds=60.0, drift=None)
+    trigger = DistillTrigger(settings, buffer, clock=clock)
+    assert not trigger.decide().due, "there is nothing to learn from"
+    assert not trigger.decide().possible
+    buffer.append([replace(sample, created_at=100.0 + index) for index, sample in enumerate(samples(0, 20))])
+    clock.now += 59
+    assert not trigger.decide().due
+    assert trigger.decide().possible
+    clock.now += 2
+    assert "61 s since the first request" in trigger.decide().reason
+    trigger.reset()
+    buffer.append(samples(20, 20))
+    clock.now += 59
+    assert not trigger.decide().due
+    clock.now += 2
+    assert "61 s since the last job" in trigger.decide().reason
+    told = DistillTrigger(settings, buffer, LastJob("r19", 161.0, accepted=False), clock=clock)
+    assert told.decide() == trigger.decide()
+
+
+def test_jobs_keep_their_distance(config, buffer):
+    clock = Clock()
+    trigger = DistillTrigger(changed(config, cooldown_seconds=30.0), buffer, clock=clock)
+    buffer.append(samples(0, 20))
+    assert trigger.decide().due, "there was no job before"
+    trigger.reset()
+    buffer.append(samples(20, 20))
+    clock.now += 10
+    assert "20 s of cool-down" in trigger.decide().reason
+    told = DistillTrigger(changed(config, cooldown_seconds=30.0), buffer, LastJob("r19", 100.0, True), clock=clock)
+    assert told.decide() == trigger.decide()
+    clock.now += 20
+    assert trigger.decide().due
+
+
+def test_the_command_decides_as_the_trainer_beside_the_server_would(config, buffer, tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)))
+
+    def decision() -> dict[str, object]:
+        done = CliRunner().invoke(app, ["replay", "due", "--config", str(path), "--json"])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    buffer.append(samples(0, 30))
+    assert decision() == vars(DistillTrigger(config, buffer).decide())
+    assert decision()["due"], "asking changes nothing"
+    journal = JobJournal(config)
+    state = JobState("job", journal.recipe, last_request="r29", parent_version=0, run_id="run")
+    journal.save(state)
+    journal.finish(state, accepted=True)
+    assert decision() == {
+        "due": False,
+        "reason": "waiting: 0 of 10 new requests, 0 of 30 newly missed tokens",
+        "new_requests": 0,
+        "new_missed": 0,
+        "possible": False,
+    }

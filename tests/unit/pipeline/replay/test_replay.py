@@ -1,0 +1,266 @@
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from hotdraft.pipeline.replay.buffer import ReplayBuffer, ReplaySize, is_held_out, sample_from_row
+from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample
+from hotdraft.pipeline.replay.shard import Shard, open_shard
+
+
+def make_sample(request_id: str, *, length: int = 5, top: int = 4, domain: str = "math", version: int = 0):
+    rng = np.random.default_rng(zlib.crc32(request_id.encode()))
+    drafted = rng.integers(0, 100, length).astype(np.int32)
+    drafted[0] = NOT_DRAFTED
+    accepted = rng.random(length) < 0.5
+    accepted[0] = False
+    return ReplaySample(
+        request_id=request_id,
+        created_at=time.time(),
+        domain=domain,
+        temperature=0.5,
+        prompt_ids=rng.integers(0, 100, 7).astype(np.int32),
+        output_ids=rng.integers(0, 100, length).astype(np.int32),
+        target_top_ids=rng.integers(0, 100, (length, top)).astype(np.int32),
+        target_top_logprobs=-rng.random((length, top)).astype(np.float16),
+        target_tail_logprob=-rng.random(length).astype(np.float32),
+        drafted_ids=drafted,
+        accepted=accepted,
+        draft_versions=np.full(length, version, np.int32),
+        top_p=0.5,
+        top_k=20,
+        min_p=0.25,
+    )
+
+
+def request_ids(buffer: ReplayBuffer) -> list[str]:
+    return list(buffer.load()["request_id"])
+
+
+def test_shards_from_before_the_filters_were_recorded_say_that_nothing_was_filtered(tmp_path):
+    buffer = ReplayBuffer(str(tmp_path))
+    written = tmp_path / buffer.append([make_sample("old")])
+    older = pq.read_table(written).drop_columns(["top_p", "top_k", "min_p"])
+    pq.write_table(older, tmp_path / f"shard-{time.time_ns():020d}-cafe1234.parquet", compression="zstd")
+    written.unlink()
+    buffer.append([make_sample("new")])
+    old, new = (sample_from_row(row) for row in buffer.load())
+    assert (old.top_p, old.top_k, old.min_p) == (1.0, 0, 0.0)
+    assert (new.top_p, new.top_k, new.min_p) == (0.5, 20, 0.25)
+
+
+def test_round_trip_keeps_values_types_and_shapes(tmp_path):
+    buffer = ReplayBuffer(str(tmp_path))
+    written = [make_sample("a"), make_sample("b", length=3)]
+    buffer.append(written)
+    read = [sample_from_row(row) for row in ReplayBuffer(str(tmp_path)).load()]
+    assert len(read) == 2
+    for before, after in zip(written, read, strict=True):
+        for name in ReplaySample.__slots__:
+            expected, got = getattr(before, name), getattr(after, name)
+            if isinstance(expected, np.ndarray):
+                assert (got.dtype, got.shape) == (expected.dtype, expected.shape), name
+                np.testing.assert_array_equal(got, expected, name)
+            else:
+                assert got == expected, name
+
+
+def test_empty_buffer_opens(tmp_path):
+    buffer = ReplayBuffer(str(tmp_path / "new"))
+    assert len(buffer.load()) == 0
+    assert buffer.stats().requests == 0
+
+
+def test_unfinished_shard_is_not_seen(tmp_path):
+    buffer = ReplayBuffer(str(tmp_path))
+    name = buffer.append([make_sample("whole")])
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / f".shard-{time.time_ns():020d}-cafe.parquet.tmp").write_bytes(whole[: len(whole) // 2])
+    assert buffer.shards() == [name]
+    assert request_ids(buffer) == ["whole"]
+    assert buffer.stats().shards == 1
+
+
+def test_samples_come_in_the_order_they_were_written(tmp_path):
+    buffer = ReplayBuffer(str(tmp_path))
+    for first in (0, 3, 6):
+        buffer.append([make_sample(str(first + i)) for i in range(3)])
+    assert request_ids(buffer) == buffer.rows()["request_id"] == [str(i) for i in range(9)]
+    (tmp_path / buffer.shards()[0]).unlink()
+    assert request_ids(buffer) == buffer.rows()["request_id"] == [str(i) for i in range(3, 9)]
+
+
+def test_oldest_shards_go_when_the_buffer_outgrows_its_bytes(tmp_path):
+    size = 0
+    for round_ in range(6):
+        unlimited = ReplayBuffer(str(tmp_path))
+        unlimited.append([make_sample(f"old-{round_}", length=20)])
+        size = max(size, unlimited.stats().bytes // (round_ + 1))
+    limit = int(3.5 * size)
+    ReplayBuffer(str(tmp_path), max_bytes=limit).append([make_sample("new", length=20)])
+    buffer = ReplayBuffer(str(tmp_path))
+    assert buffer.stats().bytes <= limit
+    kept = request_ids(buffer)
+    assert kept == [f"old-{i}" for i in range(7 - len(kept), 6)] + ["new"]
+    assert len(kept) >= 2
+
+
+def test_newest_shard_stays_even_if_it_alone_is_too_big(tmp_path):
+    buffer = ReplayBuffer(str(tmp_path), max_bytes=1)
+    buffer.append([make_sample("a")])
+    buffer.append([make_sample("b")])
+    assert request_ids(buffer) == ["b"]
+
+
+def test_stats_count_what_was_written(tmp_path):
+    buffer = ReplayBuffer(str(tmp_path))
+    samples = [
+        make_sample("a", length=6, domain="math"),
+        make_sample("b", length=4, domain="sql", version=2),
+        make_sample("c", length=5, domain="sql", version=2),
+    ]
+    buffer.append(samples[:1])
+    buffer.append(samples[1:])
+    stats = buffer.stats()
+    assert (stats.shards, stats.requests, stats.output_tokens) == (2, 3, 15)
+    assert stats.drafted == 12  # the first position of each has no proposal
+    assert stats.rejected == sum(int(sample.rejected.sum()) for sample in samples)
+    assert stats.requests_by_domain == {"math": 1, "sql": 2}
+    assert stats.requests_by_draft_version == {0: 1, 2: 2}
+    assert (stats.oldest, stats.newest) == (samples[0].created_at, samples[2].created_at)
+    assert stats.bytes == sum(path.stat().st_size for path in tmp_path.glob("*.parquet"))
+
+
+def test_stats_of_a_sample_without_output(tmp_path):
+    buffer = ReplayBuffer(str(tmp_path))
+    empty = make_sample("a", length=1)
+    arrays = {name: getattr(empty, name)[:0] for name in ReplaySample.__slots__[5:12]}
+    buffer.append([replace(empty, **arrays), make_sample("b", version=3)])
+    stats = buffer.stats()
+    assert (stats.requests, stats.output_tokens) == (2, 5)
+    assert stats.requests_by_draft_version == {3: 1}
+
+
+def test_what_a_killed_writer_left_is_deleted_once_it_is_old(tmp_path):
+    def leave(age_seconds: float) -> Path:
+        written = time.time_ns() - int(age_seconds * 1e9)
+        path = tmp_path / f".shard-{written:020d}-cafe.parquet.tmp"
+        path.write_bytes(b"half")
+        return path
+
+    young, old, other = leave(600), leave(4000), tmp_path / "notes.tmp"
+    other.write_text("not ours")
+    ReplayBuffer(str(tmp_path)).append([make_sample("a")])
+    assert young.exists()
+    assert not old.exists()
+    assert other.exists()
+
+
+def test_held_out_split_is_fixed_and_near_its_fraction():
+    prompts = [[1, index, index % 7] for index in range(20_000)]
+    held_out = [prompt for prompt in prompts if is_held_out(prompt, 0.15)]
+    assert abs(len(held_out) / len(prompts) - 0.15) < 0.01
+    assert all(is_held_out(prompt, 0.3) for prompt in held_out), "a larger fraction keeps the smaller split"
+    assert all(is_held_out(np.array(prompt, np.int64), 0.15) for prompt in held_out), "however its ids are stored"
+    pinned = [i for i in range(40) if is_held_out([1, 2, i], 0.15)]
+    assert pinned == [1, 2, 27, 29, 30, 32, 35], "the split must be the same in every process and release"
+
+
+def test_any_fsspec_url_holds_a_buffer():
+    url = f"memory://replay-{uuid.uuid4().hex}"
+    ReplayBuffer(url).append([make_sample("a")])
+    ReplayBuffer(url).append([make_sample("b")])
+    assert request_ids(ReplayBuffer(url)) == ["a", "b"]
+    filesystem, root = fsspec.core.url_to_fs(url)
+    assert not [name for name in filesystem.ls(root, detail=False) if name.endswith(".tmp")]
+
+
+WRITER = """
+import sys
+from hotdraft.pipeline.replay.buffer import ReplayBuffer
+from test_replay import make_sample
+
+buffer = ReplayBuffer(sys.argv[1])
+number = 0
+while True:
+    samples = [make_sample(f"{sys.argv[2]}-{number}-{i}", length=200, top=32) for i in range(4)]
+    buffer.append(samples)
+    print(*(sample.request_id for sample in samples), flush=True)
+    number += 1
+"""
+
+
+@pytest.mark.slow
+def test_kill_in_mid_write_loses_no_committed_shard(tmp_path):
+    repository = Path(__file__).parents[3]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(repository), str(Path(__file__).parent)])}
+    committed: list[str] = []
+    for life in range(3):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path), str(life)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        assert writer.stdout is not None
+        committed += writer.stdout.readline().split()
+        time.sleep(random.Random(life).uniform(0.5, 3.0))  # time for merges, too
+        os.kill(writer.pid, signal.SIGKILL)
+        committed += writer.stdout.read().rpartition("\n")[0].split()  # a line may be cut off
+        writer.wait()
+        buffer = ReplayBuffer(str(tmp_path))
+        found = request_ids(buffer)
+        assert set(committed) <= set(found)
+        assert len(found) == len(set(found))
+        assert len(found) % 4 == 0
+        assert buffer.size().quarantined == 0
+    assert len(committed) > 12
+
+
+def test_what_is_too_old_goes_and_a_fair_sample_of_it_stays(tmp_path, monkeypatch):
+    buffer = ReplayBuffer(str(tmp_path), max_age_seconds=3600, reservoir_requests=2)
+    now = time.time()
+    for age, domain in ((9000, "old"), (8000, "old"), (7000, "other"), (60, "new")):
+        monkeypatch.setattr("hotdraft.pipeline.replay.buffer.time.time", lambda at=now - age: at)
+        buffer.append([make_sample(f"{domain}-{age}-{index}", domain=domain) for index in range(3)])
+    monkeypatch.undo()
+    buffer.append([make_sample("last")])
+    assert len(buffer.shards()) == 2
+    ids = request_ids(buffer)
+    assert ids[-4:] == ["new-60-0", "new-60-1", "new-60-2", "last"]
+    assert sorted(name.split("-")[0] for name in ids[:-4]) == ["old", "old", "other", "other"]
+    assert buffer.stats().requests_by_domain == {"old": 2, "other": 2, "new": 3, "math": 1}
+    assert ReplayBuffer(str(tmp_path)).stats().requests == 8, "any reader sees the reservoir"
+
+
+def test_size_reads_each_footer_once_and_forgets_deleted_shards(tmp_path, monkeypatch):
+    buffer = ReplayBuffer(str(tmp_path))
+    assert buffer.size() == ReplaySize(0, 0, 0)
+    first = buffer.append([make_sample("a"), make_sample("b")])
+    buffer.append([make_sample("c")])
+    size = buffer.size()
+    assert (size.shards, size.requests) == (2, 3)
+    assert size.bytes == sum(path.stat().st_size for path in tmp_path.glob("*.parquet"))
+    footers = []
+
+    def opened(name: str, *arguments: object) -> Shard:
+        footers.append(name)
+        return open_shard(name, *arguments)
+
+    monkeypatch.setattr("hotdraft.pipeline.replay.folder.open_shard", opened)
+    assert buffer.size() == size
+    (tmp_path / first).unlink()
+    last = buffer.append([make_sample("d")])
+    assert buffer.size().requests == 2
+    assert footers == [last]

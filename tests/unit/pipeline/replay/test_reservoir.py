@@ -1,0 +1,70 @@
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from hotdraft.pipeline.replay.reservoir import MAX_DOMAINS, kept
+
+EMPTY = pa.table({"request_id": pa.array([], pa.string()), "domain": pa.array([], pa.string())})
+
+
+def shard(first: int, count: int, domain: str = "d") -> pa.Table:
+    names = [f"{domain}{index}" for index in range(first, first + count)]
+    return pa.table({"request_id": names, "domain": [domain] * count})
+
+
+def take_in(reservoir: pa.Table, retired: pa.Table, capacity: int, max_requests: int = 10_000) -> pa.Table:
+    index = pa.concat_tables([reservoir, retired])
+    return index.take(kept(index, len(reservoir), capacity, max_requests))
+
+
+def test_every_domain_keeps_its_share():
+    reservoir = EMPTY
+    for start in range(0, 400, 40):
+        arrived = pa.concat_tables([shard(start, 39, "often"), shard(start // 40, 1, "rare")])
+        reservoir = take_in(reservoir, arrived, 16)
+    assert Counter(reservoir["domain"].to_pylist()) == {"often": 16, "rare": 10}
+    assert len(set(reservoir["request_id"].to_pylist())) == 26
+
+
+def test_all_that_was_ever_offered_is_as_likely_to_stay():
+    counts = Counter()
+    for trial in range(300):
+        reservoir = EMPTY
+        for start in range(0, 60, 6):
+            reservoir = take_in(reservoir, shard(start, 6, f"{trial}-"), 12)
+        counts.update(name.split("-")[1] for name in reservoir["request_id"].to_pylist())
+    early = sum(counts[str(index)] for index in range(30))
+    late = sum(counts[str(index)] for index in range(30, 60))
+    assert early + late == 300 * 12
+    assert early / (early + late) == pytest.approx(0.5, abs=0.03)
+
+
+def test_what_is_offered_again_changes_nothing():
+    once = take_in(EMPTY, shard(0, 40), 16)
+    assert take_in(once, shard(0, 40), 16) == once
+    assert len(take_in(EMPTY, shard(0, 10), 16)) == len(take_in(shard(0, 10), shard(0, 10), 16)) == 10
+
+
+def test_two_reservoirs_make_the_one_that_had_seen_all():
+    parts = [take_in(EMPTY, shard(start, 50), 16) for start in (0, 50)]
+    together = take_in(EMPTY, pa.concat_tables(parts), 16)
+    assert together == take_in(EMPTY, shard(0, 100), 16)
+
+
+def test_domains_that_clients_make_up_share_one_sample():
+    reservoir = shard(0, 16, "real")
+    for start in range(0, 6000, 100):
+        arrived = pa.concat_tables([shard(0, 1, f"made-up-{number}-") for number in range(start, start + 100)])
+        reservoir = take_in(reservoir, arrived, 16)
+        assert len(reservoir) <= (MAX_DOMAINS + 1) * 16
+    assert Counter(reservoir["domain"].to_pylist())["real"] == 16
+
+
+def test_the_whole_is_bounded_and_every_domain_gives_up_alike():
+    arrived = pa.concat_tables([shard(0, 50, name) for name in "abcd"])
+    reservoir = take_in(EMPTY, arrived, 16, max_requests=20)
+    assert Counter(reservoir["domain"].to_pylist()) == dict.fromkeys("abcd", 5)
+    assert len(kept(arrived, 0, 16, 3)) == 0
+    assert np.array_equal(kept(EMPTY, 0, 16, 100), [])

@@ -1,0 +1,289 @@
+import json
+import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import matplotlib.image
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from hotdraft.commands.simulate import demo, simulate
+from hotdraft.pipeline.loop.jobs import JobRecords
+from hotdraft.pipeline.processes.local_server import ServerError, local_server
+from hotdraft.pipeline.simulation.playback import Outcome, Playback
+from hotdraft.pipeline.simulation.progress import latest_job
+from hotdraft.pipeline.simulation.report import build_report, swap_marks, windows
+from hotdraft.pipeline.system.log_tail import log_tail
+from hotdraft.pipeline.traffic.prompts import ask, write_traffic
+
+KEYS = {
+    "requests", "failed_requests", "swaps", "adapters_rejected", "k", "tokens", "tokens_per_second",
+    "acceptance_rate_first", "acceptance_rate_last", "by_domain", "windows", "wall_seconds",
+}  # fmt: skip
+
+
+class FakeHotdraft(BaseHTTPRequestHandler):
+    """Answers with k = 4, 5 rounds and 10 tokens a request; accepts 4 of 20 before its swap, then 14."""
+
+    swap_after = 10
+    bodies: ClassVar[list[dict]]
+
+    def do_GET(self):
+        if self.path == "/v1/models":
+            self.answer({"data": [{"id": "fake"}]})
+        elif self.path == "/metrics":
+            swapped = len(self.bodies) > self.swap_after
+            self.answer(
+                "# TYPE hotdraft_swaps counter\n"
+                f'hotdraft_swaps_total{{model_name="fake",reason="promotion"}} {3 + swapped}\n'
+                'hotdraft_swaps_total{model_name="fake",reason="rollback"} 1\n'
+                "# TYPE hotdraft_adapters_rejected counter\n"
+                f'hotdraft_adapters_rejected_total{{model_name="fake"}} {2 * swapped}\n'
+            )
+        else:
+            self.answer({"status": "ok"})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.bodies.append(body)
+        if body["messages"][-1]["content"] == "fail":
+            return self.answer({"error": {"message": "scripted failure"}}, status=500)
+        swapped = len(self.bodies) > self.swap_after
+        counts = {"rounds": 5, "drafted_tokens": 20, "accepted_tokens": 14 if swapped else 4}
+        return self.answer(
+            {"usage": {"completion_tokens": 10}, "hotdraft": {"draft_version": int(swapped), **counts}}
+        )
+
+    def answer(self, content, status=200):
+        data = (content if isinstance(content, str) else json.dumps(content)).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args):
+        pass
+
+
+@contextmanager
+def fake_server():
+    class Handler(FakeHotdraft):
+        bodies: ClassVar[list[dict]] = []
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", Handler.bodies
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(f"target: fake\nrun_dir: {tmp_path / 'run'}\n")
+    return path
+
+
+def cli(command, *arguments):
+    app = typer.Typer()
+    app.command()(command)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_the_report_counts_what_the_server_said(tmp_path, config):
+    write_traffic(tmp_path / "one.jsonl", [ask("sums", f"sum {n}") for n in range(12)])
+    write_traffic(tmp_path / "two.jsonl", [ask("sql", f"query {n}") for n in range(20)])
+    with fake_server() as (url, bodies):
+        result = cli(
+            simulate, "--traffic", tmp_path / "one.jsonl", "--traffic", tmp_path / "two.jsonl", "--limit", 10,
+            "--config", config, "--out", tmp_path / "out", "--url", f"{url}/v1/", "--concurrency", 1,
+            "--max-tokens", 33,
+        )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    assert report.keys() == KEYS
+    assert {key: report[key] for key in ("requests", "failed_requests", "swaps", "adapters_rejected", "k")} == {
+        "requests": 20,
+        "failed_requests": 0,
+        "swaps": 1,
+        "adapters_rejected": 2,
+        "k": 4,
+    }
+    assert report["tokens"] == 200
+    assert report["tokens_per_second"] == pytest.approx(200 / report["wall_seconds"])
+    assert (report["acceptance_rate_first"], report["acceptance_rate_last"]) == (14 / 20, 14 / 20)
+    assert report["by_domain"]["sums"] == {
+        "requests": 10,
+        "acceptance_rate": 0.2,
+        "acceptance_rate_first": 0.2,
+        "acceptance_rate_last": 0.2,
+        "mean_acceptance_length": 1.8,
+    }
+    assert report["windows"] == [
+        {
+            "request": last,
+            "domain": domain,
+            "acceptance_rate": rate,
+            "mean_acceptance_length": length,
+            "draft_version": v,
+        }
+        for last, domain, rate, length, v in ((10, "sums", 0.2, 1.8, 0), (20, "sql", 0.7, 3.8, 1))
+    ]
+    picture = matplotlib.image.imread(tmp_path / "out/acceptance.png")
+    assert picture.shape[:2] == (690, 1350)
+    assert picture[..., :3].std() > 0.05, "the picture is blank"
+    assert [body["messages"][0]["content"] for body in bodies[9:11]] == ["sum 9", "query 0"]
+    assert bodies[10] | {"messages": None} == {
+        "model": "fake",
+        "messages": None,
+        "max_tokens": 33,
+        "temperature": 0.0,
+        "metadata": {"domain": "sql"},
+    }
+    assert "+0.000" in result.output
+    assert "mlflow ui --backend-store-uri sqlite:///" in result.output
+
+
+def test_failures_are_counted_and_shown(tmp_path, config):
+    asked = [ask("a", "fail" if n % 3 == 0 else f"{n}") for n in range(15)]
+    write_traffic(tmp_path / "t.jsonl", asked)
+    with fake_server() as (url, _):
+        result = cli(
+            simulate, "--traffic", tmp_path / "t.jsonl", "--config", config, "--out", tmp_path, "--url", url
+        )
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert result.exit_code == 1
+    assert (report["requests"], report["failed_requests"], report["tokens"]) == (15, 5, 100)
+    assert "HTTP 500" in result.output
+    assert "scripted failure" in result.output
+    assert "and 2 more" in result.output
+
+
+def test_a_server_that_is_not_there_is_an_error(tmp_path, config):
+    write_traffic(tmp_path / "t.jsonl", [ask("a", "x")])
+    result = cli(
+        simulate, "--traffic", tmp_path / "t.jsonl", "--config", config, "--out", tmp_path, "--url", "http://127.0.0.1:9"
+    )  # fmt: skip
+    assert result.exit_code == 1
+    assert "error:" in result.output
+
+
+def test_demo_plays_two_domains_and_keeps_the_earlier_run(tmp_path, config, monkeypatch):
+    out = tmp_path / "demo"
+    (out / "mlflow.db").mkdir(parents=True)
+    with fake_server() as (url, bodies):
+
+        @contextmanager
+        def at_fake(given_config, log, overrides):
+            assert (given_config, log, overrides) == (config, out / "server.log", {"run_dir": out})
+            yield url
+
+        monkeypatch.setattr("hotdraft.pipeline.processes.local_server.local_server", at_fake)
+        result = cli(demo, "--out", out, "--config", config, "--arithmetic-requests", 10, "--sql-requests", 30)
+    assert result.exit_code == 0, result.output
+    assert [body["metadata"]["domain"] for body in bodies].count("text_to_sql") == 30
+    assert len((out / "traffic.jsonl").read_text().splitlines()) == 40
+    assert not (out / "mlflow.db").exists()
+    assert len(list(tmp_path.glob("demo-*/mlflow.db"))) == 1
+    assert json.loads((out / "report.json").read_text())["swaps"] == 1
+
+
+def outcome(request, domain="a", accepted=1, version=0, error=None):
+    return Outcome(request, domain, 4, 2, 4, accepted, version, error)
+
+
+def test_first_and_last_fifth_follow_submission_and_skip_failures():
+    served = [outcome(n, accepted=4 if n > 8 else 1) for n in range(1, 11)]
+    lost = Outcome(11, "a", error="gone")
+    report = build_report(Playback([lost, *reversed(served)], 0, 0, 2.0))
+    assert (report["acceptance_rate_first"], report["acceptance_rate_last"]) == (0.25, 1.0)
+    assert report["by_domain"]["a"]["acceptance_rate"] == (8 * 1 + 2 * 4) / 40
+
+
+def test_nothing_drafted_has_no_rate():
+    report = build_report(Playback([Outcome(1, "a", tokens=3)], 0, 0, 1.0))
+    assert report["acceptance_rate_last"] is None
+    assert report["windows"][0]["mean_acceptance_length"] is None
+    assert report["k"] == 0
+
+
+def test_an_adaptive_k_is_reported_as_its_mean():
+    drafted = [Outcome(1, "a", tokens=4, rounds=2, drafted=8, accepted=2), Outcome(2, "a", tokens=6, rounds=6)]
+    report = build_report(Playback(drafted, 0, 0, 1.0))
+    assert report["k"] == 1.0
+    assert report["acceptance_rate_last"] is None  # the last request decoded plainly
+
+
+def test_windows_stay_within_a_domain_and_join_a_short_rest():
+    mixed = [outcome(n, "ab"[n % 2]) for n in range(1, 49)]
+    assert [(item["request"], item["domain"]) for item in windows(mixed)] == [
+        (19, "b"),
+        (20, "a"),
+        (47, "b"),
+        (48, "a"),
+    ]
+    assert [item["request"] for item in windows([outcome(n) for n in range(1, 16)])] == [10, 15]
+
+
+def test_swap_marks_are_where_a_version_first_finished():
+    order = [outcome(1), outcome(3, version=1), outcome(2, version=1), outcome(4, version=2), outcome(5, version=1)]
+    assert swap_marks(Playback(order, 3, 0, 1.0)) == [(3, 1), (4, 2), (5, 1)]
+
+
+SERVER = """
+import sys, signal
+from http.server import *
+signal.signal(signal.SIGTERM, lambda *_: (print("stopped politely", flush=True), sys.exit()))
+class Health(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+ThreadingHTTPServer(("127.0.0.1", int(sys.argv[-1])), Health).serve_forever()
+"""
+
+
+def test_own_server_is_started_and_stopped_by_sigterm(tmp_path):
+    log = tmp_path / "server.log"
+    with local_server(Path("c.yaml"), log, command=[sys.executable, "-c", SERVER]) as url:
+        assert url.startswith("http://127.0.0.1:")
+    assert "stopped politely" in log.read_text()
+
+
+def test_a_server_of_our_own_is_reached_by_this_machine_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOTDRAFT_SERVER__HOST", "0.0.0.0")
+    print_host = [sys.executable, "-c", "import os; exit(os.environ['HOTDRAFT_SERVER__HOST'])"]
+    with (
+        pytest.raises(ServerError, match=r"127\.0\.0\.1$"),
+        local_server(Path("c.yaml"), tmp_path / "server.log", command=print_host),
+    ):
+        pass
+
+
+def test_a_server_that_dies_tells_its_last_words(tmp_path):
+    program = "import os; print('no model', os.environ['HOTDRAFT_ENGINE__K']); raise SystemExit(3)"
+    command = [sys.executable, "-c", program]
+    with (
+        pytest.raises(ServerError, match="ended with 3 while starting:\nno model 2"),
+        local_server(Path("c.yaml"), tmp_path / "server.log", {"engine": {"k": 2}}, command=command),
+    ):
+        pass
+
+
+def test_log_tail_shows_what_a_terminal_would(tmp_path):
+    (tmp_path / "log").write_bytes(b"one\n\x1b[32mtwo\x1b[0m\n\n10%\r20%\r\x1b[A30%\n")
+    assert log_tail(tmp_path / "log", 2) == "two\n30%"
+    assert log_tail(tmp_path / "absent") == ""
+
+
+def test_the_newest_job_is_shown_as_its_record_has_it(tmp_path):
+    records = JobRecords(tmp_path)
+    assert latest_job(records) == ""
+    with records.begin("loop") as job:
+        assert latest_job(records) == "a job is running"
+        job.end("rejected", "loses 0.03 on\narithmetic", version=4)
+    assert latest_job(records) == "v4 rejected: loses 0.03 on arithmetic"

@@ -1,0 +1,98 @@
+"""Stores that are away or broken, as a person at the command line meets them."""
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from mlflow.exceptions import MlflowException
+
+from hotdraft import cli
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.store.connection import StoreError, store_errors
+from hotdraft.pipeline.store.registry import AdapterRegistry
+from hotdraft.pipeline.store.served import TAG, DomainCounts, Served
+
+
+def test_a_store_error_is_one_line_and_tells_no_password(tmp_path):
+    config = HotdraftConfig(target="t", run_dir=tmp_path, tracking={"uri": "https://me:secret@mlflow.example"})
+    with pytest.raises(StoreError) as caught, store_errors(config):
+        raise MlflowException("no\nroute")
+    assert str(caught.value) == "the MLflow store https://***@mlflow.example cannot be used: no route"
+
+
+@pytest.fixture
+def hotdraft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    """Runs the command with a store at `uri`; gives its exit code and what it said."""
+    for name in ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"):
+        monkeypatch.setenv(name, "1")
+    for name in cli.MLFLOW_DEFAULTS:  # so that they are put back
+        monkeypatch.setenv(name, cli.MLFLOW_DEFAULTS[name])
+
+    def run(uri: str | None, *arguments: str) -> tuple[object, str, str]:
+        path = tmp_path / "config.yaml"
+        path.write_text(
+            yaml.safe_dump(
+                {"target": "t", "draft": "d", "run_dir": str(tmp_path / "run"), "tracking": {"uri": uri}}
+            )
+        )
+        monkeypatch.setattr(sys, "argv", ["hotdraft", *arguments, "--config", str(path)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return ended.value.code, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def refusing() -> str:
+    """An address that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("arguments", [("adapters", "list"), ("adapters", "promote", "1"), ("distill", "--once")])
+def test_an_unreachable_store_is_one_line_and_exit_code_2(hotdraft, refusing, arguments):
+    code, out, error = hotdraft(refusing, *arguments)
+    assert code == 2
+    assert out == ""
+    assert error.startswith(f"hotdraft: the MLflow store {refusing} cannot be used: ")
+    assert error.endswith("Connection refused\n")
+    assert error.count("\n") == 1
+
+
+def test_a_file_that_is_no_store_is_one_line_too(hotdraft, tmp_path):
+    (tmp_path / "broken.db").write_text("this is no database, " * 50)
+    code, _, error = hotdraft(f"sqlite:///{tmp_path / 'broken.db'}", "adapters", "list")
+    assert code == 2
+    assert error.endswith("cannot be used: file is not a database\n")
+    assert error.count("\n") == 1
+
+
+def test_adapters_show_what_was_served_next_to_what_the_gate_promised(hotdraft, store_config, tmp_path):
+    from mlflow import MlflowClient
+
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "weights").write_text("w")
+    uri = store_config.tracking_uri
+    run = MlflowClient(uri, uri).create_run("0")
+    counts = Served(4, 40, 32, 20, 1763772000, 1763773000, {"sql": DomainCounts(4, 32, 20)})
+    tags = {
+        "candidate_expected_acceptance": "0.7100",
+        "gate_by_domain": '{"sql": {"requests": 12, "champion": 0.2, "candidate": 0.71}}',
+        TAG + "abc": counts.to_tag(),
+    }
+    AdapterRegistry(store_config).publish(tmp_path / "adapter", run_id=run.info.run_id, tags=tags)
+    code, out, _ = hotdraft(uri, "adapters", "list")
+    assert code == 0
+    row = next(line for line in out.splitlines() if line.startswith("1"))
+    assert row.split()[-3:] == ["0.710", "0.625", "4"]
+    code, out, _ = hotdraft(uri, "adapters", "show", "1")
+    assert code == 0
+    assert [cell.strip() for line in out.splitlines() if "sql" in line for cell in line.strip("│ ").split("│")] == [
+        "sql", "12", "0.200", "0.710", "0.625", "4",
+    ]  # fmt: skip
+    assert any("abc" in line and "0.500" in line for line in out.splitlines())

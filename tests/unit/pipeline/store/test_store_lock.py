@@ -1,0 +1,110 @@
+"""The lock over an MLflow store; a local file stands in for a server, which has the same database behind it."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from hotdraft.pipeline.store import lock as store_lock
+from hotdraft.pipeline.store.connection import open_client
+from hotdraft.pipeline.store.lock import StoreLock, StoreLockError
+
+NAME = "draft.lock"
+
+
+@pytest.fixture
+def client(store_config) -> MlflowClient:
+    return open_client(store_config)
+
+
+def names(client: MlflowClient) -> list[str]:
+    return [model.name for model in client.search_registered_models()]
+
+
+def take_turns(client: MlflowClient, turns: int) -> tuple[int, int]:
+    """How many went through, and how many were inside at once at most, with four that ask."""
+    inside = most = through = 0
+    guard = threading.Lock()
+
+    def one(_: int) -> None:
+        nonlocal inside, most, through
+        with StoreLock(client, NAME):
+            with guard:
+                inside, through = inside + 1, through + 1
+                most = max(most, inside)
+            time.sleep(0.01)
+            with guard:
+                inside -= 1
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(one, range(turns)))
+    return through, most
+
+
+def test_one_at_a_time_and_nothing_is_left(client):
+    assert take_turns(client, 12) == (12, 1)
+    assert names(client) == []
+
+
+def test_the_lock_of_one_who_died_is_broken_once_by_those_who_wait(client, monkeypatch):
+    monkeypatch.setattr(store_lock, "LEASE_SECONDS", 0.5)
+    dead = StoreLock(client, NAME).__enter__()
+    began = time.monotonic()
+    assert take_turns(client, 8) == (8, 1)
+    assert time.monotonic() - began > 0.5
+    assert names(client) == [f"{NAME}.{dead._token}"]
+
+
+def test_who_was_late_to_break_it_leaves_the_next_holders_alone(client, monkeypatch):
+    monkeypatch.setattr(store_lock, "LEASE_SECONDS", 0.2)
+    dead = StoreLock(client, NAME).__enter__()
+    late = StoreLock(client, NAME)
+    assert late._holder() == dead._token
+    time.sleep(0.3)
+    StoreLock(client, NAME)._break(dead._token)
+    monkeypatch.setattr(store_lock, "LEASE_SECONDS", 60.0)
+    with StoreLock(client, NAME) as holder:
+        late._break(dead._token)
+        assert late._holder() == holder._token
+
+
+def test_a_holder_that_took_too_long_stops_and_frees_nothing(client, monkeypatch):
+    monkeypatch.setattr(store_lock, "LEASE_SECONDS", 4.0)
+    with StoreLock(client, NAME) as slow:
+        slow.check()
+        time.sleep(2.1)
+        with pytest.raises(StoreLockError, match="nothing more is done"):
+            slow.check()
+    assert names(client) == [NAME], "it may be another's by now"
+
+
+def test_an_answer_that_was_lost_on_the_way_makes_nobody_wait(client, monkeypatch):
+    real = client.create_registered_model
+
+    def asked_twice(*args, **kwargs):
+        real(*args, **kwargs)
+        return real(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "create_registered_model", asked_twice)
+        with StoreLock(client, NAME) as lock:
+            lock.check()
+    assert names(client) == []
+
+
+def test_who_waits_for_too_long_gives_up(client, monkeypatch):
+    monkeypatch.setattr(store_lock, "PATIENCE_SECONDS", 0.2)
+    with StoreLock(client, NAME), pytest.raises(StoreLockError, match="held by others"), StoreLock(client, NAME):
+        raise AssertionError("two hold it")
+
+
+def test_a_store_that_is_away_is_told(client, monkeypatch):
+    def away(*args, **kwargs):
+        raise MlflowException("no route")
+
+    monkeypatch.setattr(client, "create_registered_model", away)
+    with pytest.raises(MlflowException, match="no route"), StoreLock(client, NAME):
+        pass

@@ -1,0 +1,164 @@
+import numpy as np
+import pytest
+
+from hotdraft.pipeline.config.learning import WatchdogConfig
+from hotdraft.pipeline.watch.evidence import Evidence, Tally, summed
+from hotdraft.pipeline.watch.watchdog import CRITICAL, Samples, Verdict, judge, looks
+from tests.benchmarks.bench_watchdog import DOMAINS, REPLICAS, Traffic, undone_after
+
+CONFIG = WatchdogConfig(min_requests=10, max_requests=40, max_fall=0.03)
+
+
+def served(
+    kind: str, mean: float, requests: int, *, client: str = "c", seed: int = 0, noise: float = 0.05
+) -> Evidence:
+    rates = np.random.default_rng(seed).normal(mean, noise, requests).clip(0, 1)
+    return {(client, kind): Tally(requests, float(rates.sum()), float((rates**2).sum()))}
+
+
+def verdict(before: Evidence | list[Evidence], after: Evidence | list[Evidence], looks_done: int = 0) -> Verdict:
+    sides = [summed(side if isinstance(side, list) else [side]) for side in (before, after)]
+    return judge(Samples.of(*sides), looks_done, CONFIG)
+
+
+def test_a_real_fall_is_told_with_its_numbers():
+    before = served("d", 0.6, 30)
+    assert verdict(before, served("d", 0.4, 9, seed=1)) == Verdict(0), "too few requests to tell"
+    found = verdict(before, served("d", 0.4, 10, seed=1))
+    assert found.looks == 1
+    fall = found.fall
+    assert fall is not None
+    assert fall.before == pytest.approx(0.6, abs=0.03)
+    assert fall.after == pytest.approx(0.4, abs=0.03)
+    # standard errors of two means: 0.05 / sqrt(30) and 0.05 / sqrt(10)
+    assert fall.error == pytest.approx(0.018, abs=0.006)
+    assert fall.requests == 10
+    assert f"from {fall.before:.3f} to {fall.after:.3f}" in str(fall)
+    assert "over 10 requests of 1 client" in str(fall)
+
+
+def test_rates_that_are_all_alike_can_fall():
+    assert verdict(served("d", 0.6, 30, noise=0), served("d", 0.4, 10, noise=0)).fall is not None
+
+
+@pytest.mark.parametrize(
+    ("after", "noise"), [(0.7, 0.05), (0.58, 0.001), (0.55, 0.35)], ids=["better", "within the margin", "by chance"]
+)
+def test_what_is_no_fall(after, noise):
+    found = verdict(served("d", 0.6, 30, noise=noise), served("d", after, 20, seed=1, noise=noise))
+    assert found == Verdict(2)
+
+
+def test_another_mix_of_kinds_is_no_fall():
+    before = [served("easy", 0.8, 30), served("hard", 0.3, 10)]
+    assert verdict(before, [served("hard", 0.3, 40, seed=1), served("new", 0.0, 20)]) == Verdict(5)
+
+
+def test_requests_without_a_past_are_not_judged():
+    assert verdict({}, served("d", 0.1, 30)) == Verdict(0)
+    assert verdict(served("d", 0.6, 30), {}) == Verdict(0)
+    assert verdict({}, {}) == Verdict(0)
+    assert verdict(served("e", 0.6, 30), served("d", 0.1, 30)) == Verdict(0)
+
+
+def test_a_look_that_was_done_is_not_done_again():
+    before, after = served("d", 0.6, 30), served("d", 0.3, 16, seed=1)
+    assert verdict(before, after, looks_done=1).fall is not None
+    assert verdict(before, after, looks_done=2) == Verdict(2)
+    assert verdict(before, served("d", 0.1, 400), looks_done=5) == Verdict(5), "trusted: it is not looked at again"
+
+
+def test_a_client_seen_on_one_side_of_the_swap_says_nothing():
+    # the reproduced attack: easy requests in the victims' domain before a swap
+    victims = [served("d", 0.4, 15, client=f"v{n}", seed=n) for n in range(2)]
+    easy = served("d", 0.95, 30, client="outsider")
+    after = [served("d", 0.4, 25, client=f"v{n}", seed=9 + n) for n in range(2)]
+    assert verdict([*victims, easy], after).fall is None
+    everybody = judge(Samples.of({("c", "d"): sum(summed([*victims, easy]).values(), Tally())},
+                                 {("c", "d"): sum(summed(after).values(), Tally())}), 0, CONFIG)  # fmt: skip
+    assert everybody.fall is not None, "who does not tell clients apart is taken in"
+
+
+def test_one_client_alone_undoes_nothing_and_hides_nothing():
+    victims = [served("d", 0.5, 20, client=f"v{n}", seed=n) for n in range(3)]
+    good = [served("d", 0.5, 20, client=f"v{n}", seed=9 + n) for n in range(3)]
+    bad = [served("d", 0.2, 20, client=f"v{n}", seed=9 + n) for n in range(3)]
+    easy, hard = (served("d", mean, 60, client="h") for mean in (0.9, 0.1))
+    assert verdict([*victims, easy], [*good, hard]) == Verdict(5)
+    assert verdict([*victims, hard], bad).fall is not None, "it sends nothing any more"
+
+
+def test_a_flood_does_not_use_up_the_looks_before_others_have_been_heard():
+    before = [served("d", 0.5, 20, client="v"), served("d", 0.5, 60, client="flood")]
+    flood = served("d", 0.5, 300, client="flood", seed=1)
+    assert verdict(before, [flood, served("d", 0.2, 4, client="v", seed=2)]) == Verdict(0)
+
+
+def test_a_server_of_one_client_is_judged_by_it_though_others_once_asked():
+    before = [served("d", 0.6, 60), served("d", 0.6, 3, client="curl")]
+    assert verdict(before, served("d", 0.3, 10, seed=1)).fall is None, "it might be one of many"
+    assert verdict(before, served("d", 0.3, 30, seed=1)).fall is not None
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "expected"),
+    [
+        (8, 60, [8, 12, 18, 27, 41, 60]),
+        (12, 12, [12]),
+        (12, 13, [12, 13]),
+        (8, 1000, [8, 16, 32, 64, 128, 256, 511, 1000]),
+    ],
+)
+def test_looks_grow_with_the_requests(first, last, expected):
+    assert looks(first, last) == expected
+
+
+def test_there_is_a_critical_value_for_every_number_of_looks():
+    lengths = {len(looks(first, last)) for first in range(2, 40) for last in range(first, 3000, 7)}
+    assert lengths == set(range(1, len(CRITICAL) + 1))
+
+
+@pytest.mark.parametrize("replicas", REPLICAS)
+def test_few_good_swaps_are_undone_by_however_many_servers_and_domains(replicas):
+    for domains in DOMAINS:
+        for clients in (1, 8):
+            assert len(undone_after(Traffic(replicas, domains, clients), 150)) <= 0.05 * 150
+
+
+@pytest.mark.parametrize(
+    "traffic",
+    [
+        Traffic(domains=4, clients=2, hostile=0.8),
+        Traffic(domains=4, clients=4, hostile=0.5),
+        Traffic(replicas=10, domains=4, clients=8, hostile=0.3),
+        Traffic(clients=4, hostile=0.5, only_before=True),
+        Traffic(replicas=5, clients=12, hostile=0.8, only_before=True),
+        Traffic(domains=4, mix_changes=True),
+        Traffic(replicas=10, domains=16, clients=12, mix_changes=True),
+        Traffic(domains=4, clients=12, clients_change=True),
+        Traffic(replicas=10, clients=24, of_clients=0.12, clients_change=True),
+        Traffic(clients=300, of_clients=0.15),
+    ],
+    ids=str,
+)
+def test_neither_one_client_nor_another_mix_undoes_good_swaps(traffic):
+    assert len(undone_after(traffic, 200)) <= 0.05 * 200
+
+
+@pytest.mark.parametrize(
+    ("traffic", "share", "median"),
+    [
+        (Traffic(fall=0.1), 0.4, 30),
+        (Traffic(fall=0.2), 0.95, 16),
+        (Traffic(fall=0.3), 0.99, 12),
+        (Traffic(domains=16, clients=12, fall=0.3), 0.95, 40),
+        (Traffic(clients=3, fall=0.3), 0.9, 60),
+        (Traffic(replicas=10, domains=16, clients=12, fall=0.2), 0.95, 80),
+        (Traffic(replicas=50, domains=32, clients=40, fall=0.2), 0.95, 200),
+    ],
+    ids=str,
+)
+def test_falls_are_found(traffic, share, median):
+    found = undone_after(traffic, 100)
+    assert len(found) >= share * 100
+    assert np.median(found) <= median

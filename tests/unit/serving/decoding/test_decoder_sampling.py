@@ -1,0 +1,93 @@
+"""Rounds over a trimmed draft draw from the target's distribution, of which the draft knows only a part."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from hotdraft.serving.decoding.decoder import SpeculativeDecoder
+from hotdraft.serving.messages.request import SamplingParams
+from hotdraft.serving.sampling.distributions import Distributions
+from hotdraft.serving.sampling.logits import SamplingBatch
+from tests.conftest import disturbed, tiny_llama
+
+VOCABULARY = 12
+PROMPT = [1, 2, 3, 4]
+ROWS, TURNS = 250, 24
+KNOWN = torch.tensor([0, 2, 3, 5, 8, 10])
+PARAMS = {
+    "plain": SamplingParams(temperature=0.8),
+    "filtered": SamplingParams(temperature=1.2, top_k=7, top_p=0.95),
+    "penalised": SamplingParams(temperature=1.2, top_k=7, presence_penalty=-1.0, frequency_penalty=2.0),
+}
+
+
+def pairs(model: LlamaForCausalLM, params: SamplingParams) -> Tensor:
+    """[V, V]: the exact probability of each first and second token."""
+    unseeded = SamplingBatch.of([replace(params, seed=None)] * VOCABULARY, [0] * VOCABULARY, torch.device("cpu"))
+    contexts = torch.tensor([[*PROMPT, token] for token in range(VOCABULARY)])
+    with torch.no_grad():
+        logits = model(contexts).logits[:, -2:]
+    logits[:, 1].diagonal().sub_(params.presence_penalty + params.frequency_penalty)  # it came once before
+    given = Distributions.of(logits, unseeded)
+    probs = torch.stack([given.probs_at(torch.full((VOCABULARY,), t)) for t in (0, 1)], 1).double()
+    probs /= probs.sum(-1, keepdim=True)
+    return probs[0, 0][:, None] * probs[:, 1]
+
+
+def drawn(decoder: SpeculativeDecoder, params: SamplingParams, k: int, first_seed: int) -> tuple[Tensor, float]:
+    """How often [V, V] each first and second token came, and the share of drafted tokens that was accepted."""
+    for row in range(ROWS):
+        decoder.load(row, PROMPT)
+        while not decoder.prefill(row, 16, with_draft=True):
+            pass
+    counts = torch.zeros(VOCABULARY, VOCABULARY)
+    accepted = rounds = 0
+    for turn in range(TURNS):
+        seeds = range(first_seed + turn * ROWS, first_seed + (turn + 1) * ROWS)
+        sampling = SamplingBatch.of([params] * ROWS, seeds, decoder.device)
+        for _ in range(2):
+            outcome = decoder.round(ROWS, k, sampling, log=False)
+            assert np.isin(outcome.drafted_ids[:, :k], KNOWN).all()
+            accepted, rounds = accepted + int(outcome.num_accepted.sum()), rounds + ROWS
+        start = len(PROMPT)
+        counts += torch.histogramdd(
+            decoder.tokens[:ROWS, start : start + 2].double(), VOCABULARY, range=[0, VOCABULARY] * 2
+        ).hist.float()
+        for row in range(ROWS):
+            decoder.rewind(row, start)
+    return counts, accepted / (rounds * k) if k else 0.0
+
+
+def pvalue(counts: Tensor, probs: Tensor) -> float:
+    """Of `counts` under `probs`, both [V, V]; all cells expected less than 5 times are one."""
+    found, expected = counts.flatten().numpy(), (probs * counts.sum()).flatten().numpy()
+    if found[expected == 0].any():
+        return 0.0
+    rare = expected < 5
+    observed = np.array([*found[~rare], found[rare].sum()])
+    wanted = np.array([*expected[~rare], expected[rare].sum()])
+    return float(chisquare(observed[wanted > 0], wanted[wanted > 0]).pvalue)
+
+
+@pytest.mark.parametrize(("k", "seed"), [(1, None), (3, None), (0, 1), (3, 1)])
+@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS.keys())
+def test_tokens_come_as_often_as_the_target_says(params: SamplingParams, k: int, seed: int | None) -> None:
+    """With a seed each request has another, and both models draw with the same noise."""
+    params = replace(params, seed=seed)
+    target = tiny_llama(layers=2, seed=1, vocab_size=VOCABULARY)
+    draft = disturbed(target)
+    exact, drafts_own = pairs(target, params), pairs(draft, params)
+    unknown = [token for token in range(VOCABULARY) if token not in KNOWN]
+    assert exact.sum(1)[unknown].sum() > 0.2, "the draft cannot propose much of it"
+    decoder = SpeculativeDecoder(
+        target, draft, num_slots=ROWS, max_model_len=16, max_k=max(k, 1), log_top_k=4, draft_vocabulary=KNOWN
+    )
+    counts, accepted = drawn(decoder, params, k, first_seed=100_000 * k)
+    assert k == 0 or 0.1 < accepted < 0.9, "a draft that is never or always right shows little"
+    assert pvalue(counts, exact) > 1e-4
+    assert pvalue(counts, drafts_own) < 1e-6, "the check has teeth"

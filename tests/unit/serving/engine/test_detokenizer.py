@@ -1,0 +1,82 @@
+"""What comes out token by token is what transformers makes of all of them."""
+
+import random
+
+import pytest
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from hotdraft.serving.engine.detokenizer import Detokenizer
+from tests.conftest import tiny_tokenizer
+
+EOS = 256
+A, SPACE_B = 256, 257
+
+
+def byte_fallback() -> PreTrainedTokenizerFast:
+    """As Llama 2's: pieces of text with ▁ for a space, and bytes for what has no piece."""
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"a": A, "▁b": SPACE_B, "<unk>": 258}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+
+
+def texts(tokenizer: PreTrainedTokenizerFast, token_ids: list[int]) -> list[str]:
+    """What each token brings, then what is left at the end."""
+    detokenizer = Detokenizer(tokenizer.backend_tokenizer)
+    return [*map(detokenizer.step, token_ids), detokenizer.finish()]
+
+
+def whole(tokenizer: PreTrainedTokenizerFast, token_ids: list[int]) -> str:
+    return tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("left_out", [1, 2, 3])
+def test_a_character_that_is_not_finished(left_out: int) -> None:
+    tokenizer = tiny_tokenizer()
+    token_ids = tokenizer("né😀").input_ids[:-left_out]
+    found = texts(tokenizer, token_ids)
+    assert found[:3] == ["n", "", "é"]
+    assert found[-1] == "\ufffd"
+    assert "".join(found) == whole(tokenizer, token_ids)
+
+
+def test_special_tokens_have_no_text() -> None:
+    tokenizer = tiny_tokenizer()
+    token_ids = tokenizer("ab").input_ids
+    assert texts(tokenizer, [token_ids[0], EOS, token_ids[1], EOS]) == ["a", "", "b", "", ""]
+
+
+def test_a_run_of_special_tokens_costs_no_more_with_its_length() -> None:
+    detokenizer = Detokenizer(tiny_tokenizer().backend_tokenizer)
+    for token in (7, *[EOS] * 1000):
+        detokenizer.step(token)
+    assert len(detokenizer._ids) <= 1
+
+
+def test_any_bytes() -> None:
+    tokenizer = tiny_tokenizer()
+    generator = random.Random(0)
+    for _ in range(300):
+        token_ids = [generator.randrange(257) for _ in range(12)]
+        assert "".join(texts(tokenizer, token_ids)) == whole(tokenizer, token_ids)
+
+
+def test_a_leading_space_is_that_of_the_whole_text() -> None:
+    tokenizer = byte_fallback()
+    token_ids = [SPACE_B, SPACE_B, A, *"日本".encode(), SPACE_B, 0xE6]
+    found = texts(tokenizer, token_ids)
+    assert found[:2] == ["b", " b"]
+    assert "".join(found) == whole(tokenizer, token_ids) == "b ba日本 b\ufffd"
+
+
+def test_a_byte_that_breaks_the_character_before() -> None:
+    """The whole text takes back what was told already; the stream of it goes on."""
+    tokenizer = byte_fallback()
+    token_ids = [*"日".encode(), 0xE6, A, SPACE_B]
+    assert whole(tokenizer, token_ids) == "\ufffd\ufffd\ufffd\ufffda b"
+    found = texts(tokenizer, token_ids)
+    assert found[2] == "日"
+    assert "".join(found).endswith("a b")

@@ -1,0 +1,135 @@
+"""k may be anything, chosen by anybody, changed at any time: it changes no token."""
+
+import time
+
+import pytest
+
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.serving.decoding.adaptive_k import AdaptiveK
+from hotdraft.serving.decoding.costs import RoundCosts
+from hotdraft.serving.decoding.learned_costs import Setting
+from hotdraft.serving.engine.engine import Engine
+from hotdraft.serving.engine.load import build_engine
+from hotdraft.serving.messages.events import RoundStats
+from tests.unit.serving.clients import ask, greedy, request
+
+
+class Ks:
+    """A listener that notes every k."""
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+
+    def on_round(self, stats: RoundStats) -> None:
+        self.seen.add(stats.k)
+
+    def on_finish(self, *_: object) -> None: ...
+
+    def on_swap(self, *_: object) -> None: ...
+
+
+class Fixed(AdaptiveK):
+    """Learns no costs, but notes what it was told."""
+
+    def __init__(self, costs: RoundCosts) -> None:
+        super().__init__(costs)
+        self.told: list[tuple[Setting, int, float]] = []
+
+    def observe(self, setting: Setting, k: int, seconds: float) -> None:
+        self.told.append((setting, k, seconds))
+
+
+def test_every_round_tells_what_it_cost(config: HotdraftConfig) -> None:
+    engine = build_engine(
+        config.model_copy(update={"engine": config.engine.model_copy(update={"k": "auto"})}), None
+    )
+    engine.start()
+    engine.adaptive_k = told = Fixed(RoundCosts({1: [1.0, 1.1, 1.2, 1.3, 1.4]}, {1: 0.1}))
+    for name, params in {
+        "greedy": {},
+        "hot": {"temperature": 1.0, "top_p": 0.9},
+        "seeded": {"temperature": 1.0, "seed": 2},
+    }.items():
+        ask(engine, request(name, (1, 2, 3, 4), max_tokens=20, **params)).wait()
+    engine.stop()
+    settings = [setting for setting, _, _ in told.told]
+    assert len({setting.kind for setting in settings}) == 3
+    assert {setting.rows for setting in settings} == {1}
+    assert {setting.context for setting in settings} <= set(range(4, 25))
+    assert min(seconds for _, _, seconds in told.told) > 0
+    assert {k for _, k, _ in told.told} <= set(range(5))
+
+
+@pytest.mark.parametrize("draft", ["other", "itself"])
+def test_adaptive_k_changes_no_token(config: HotdraftConfig, tiny_target: str, draft: str) -> None:
+    changes: dict[str, object] = {"engine": config.engine.model_copy(update={"k": "auto", "max_k": 3})}
+    if draft == "itself":
+        changes["draft"] = tiny_target
+    engine = build_engine(config.model_copy(update=changes), None)
+    assert engine.k == "auto"
+    heard = Ks()
+    engine.listeners.append(heard)
+    engine.start()
+    # costs as a large pair has them: of a tiny one drafting is as dear as verifying
+    engine.adaptive_k = Fixed(RoundCosts({1: [1.0, 1.1, 1.2, 1.3], 3: [1.2, 1.4, 1.6, 1.8]}, {1: 0.1, 3: 0.1}))
+    prompts = [tuple(range(1, 2 + 5 * n)) for n in range(7)]
+    clients = [ask(engine, request(f"r{n}", p, max_tokens=10 + 12 * n)) for n, p in enumerate(prompts)]
+    for n, (prompt, client) in enumerate(zip(prompts, clients, strict=True)):
+        stats = client.wait().stats
+        assert client.ids == greedy(tiny_target, prompt, 10 + 12 * n)
+        assert stats.accepted_tokens <= stats.examined_tokens <= stats.drafted_tokens
+        if draft == "itself":
+            assert stats.accepted_tokens > stats.completion_tokens / 2
+    engine.stop()
+    assert heard.seen <= {0, 1, 2, 3}
+    assert len(heard.seen) > 1
+    assert (3 in heard.seen) or draft == "other"
+
+
+def test_a_seed_gives_the_same_text_with_any_k(config: HotdraftConfig, tiny_target: str) -> None:
+    prompts = [tuple(range(1, 2 + 5 * n)) for n in range(4)]
+    params = [{"temperature": 0.9}, {"temperature": 1.2, "top_p": 0.8}, {"frequency_penalty": 0.5}, {"top_k": 30}]
+    texts = []
+    for k, draft in [(0, None), (1, config.draft), (2, tiny_target), ("auto", config.draft), ("auto", tiny_target)]:
+        section = config.engine.model_copy(update={"k": k})
+        engine = build_engine(config.model_copy(update={"engine": section, "draft": draft}), None)
+        engine.start()
+        clients = [
+            ask(engine, request(f"r{n}", prompt, max_tokens=40, seed=5 + n, **more))
+            for n, (prompt, more) in enumerate(zip(prompts, params, strict=True))
+        ]
+        for client in clients:
+            client.wait()
+        engine.stop()
+        texts.append([client.ids for client in clients])
+    assert all(each == texts[0] for each in texts)
+
+
+def test_k_may_change_at_any_time(engine: Engine, tiny_target: str) -> None:
+    clients = [ask(engine, request(f"r{n}", max_tokens=100)) for n in range(3)]
+    turn = 0
+    while not all(client.done.is_set() for client in clients):
+        engine.k = (0, 2, 1)[turn % 3]
+        turn += 1
+        time.sleep(0.005)
+    expected = greedy(tiny_target, (1, 2, 3), 100)
+    assert [client.ids for client in clients] == [expected] * 3
+
+
+def test_a_k_that_cannot_be_is_refused(config: HotdraftConfig) -> None:
+    engine = build_engine(config, None)
+    for k in (3, -1):
+        with pytest.raises(ValueError, match=f"between 0 and 2, not {k}"):
+            engine.k = k
+    with pytest.raises(ValueError, match="costs of rounds were measured"):
+        engine.k = "auto"
+    assert engine.k == 2
+    engine.measure_costs()
+    engine.k = "auto"
+    assert engine.k == "auto"
+    alone = build_engine(config.model_copy(update={"draft": None}), None)
+    assert alone.k == 0
+    with pytest.raises(ValueError, match="between 0 and 0"):
+        alone.k = 1
+    for built in (engine, alone):
+        built.stop()

@@ -1,0 +1,57 @@
+"""Requests at the edge of what is allowed, beside ordinary ones, which notice nothing."""
+
+from typing import Any
+
+import pytest
+
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.serving.engine.load import build_engine
+from hotdraft.serving.messages.request import SamplingParams
+from tests.unit.serving.clients import ask, greedy, request
+
+LIMIT = 61
+"""With two drafted tokens, a slot has not one position more than it needs."""
+ODD: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "one token in, one out": ((5,), {"max_tokens": 1}),
+    "one token in, all others out": ((5,), {"max_tokens": LIMIT - 1}),
+    "all tokens but one in": ((5,) * (LIMIT - 1), {"max_tokens": 1}),
+    "hot, at the limit": ((5,) * 30, {"max_tokens": LIMIT - 30, "temperature": 100.0, "seed": 1}),
+    "least of all tokens": ((5, 6), {"max_tokens": 9, "temperature": 1.0, "top_k": 1, "min_p": 0.99}),
+    "nearly no mass": ((5, 6), {"max_tokens": 9, "temperature": 1.0, "top_p": 1e-9}),
+    "all likelihoods": ((5,), {"max_tokens": 9, "logprobs": 8, "prompt_logprobs": 8}),
+    "penalised for all it says": ((5,), {"max_tokens": 50, "presence_penalty": 2.0, "frequency_penalty": 2.0}),
+    "rewarded for all it says": ((5,), {"max_tokens": 50, "temperature": 1.0, "frequency_penalty": -2.0}),
+    "the largest seed": ((5,), {"max_tokens": 9, "temperature": 1.0, "seed": 2**63 - 1}),
+    "the smallest seed": ((5,), {"max_tokens": 9, "temperature": 1.0, "seed": -(2**63)}),
+    "any first token ends it": ((5, 6), {"max_tokens": 9, "ignore_eos": False}),
+    "any first text ends it": ((5, 6), {"max_tokens": 50, "stop": tuple(map(chr, range(32, 127)))}),
+}
+
+
+@pytest.mark.parametrize("k", [0, 1, 2])
+@pytest.mark.parametrize("kind", ODD)
+def test_an_odd_request_ends_well_and_alone(config: HotdraftConfig, tiny_target: str, kind: str, k: int) -> None:
+    prompt, params = ODD[kind]
+    changes = config.engine.model_copy(update={"max_model_len": LIMIT, "k": 2})
+    engine = build_engine(config.model_copy(update={"engine": changes}), None)
+    assert engine.decoder.max_length == LIMIT + 3
+    engine.k = k
+    engine.eos_ids = frozenset(range(257))
+    ordinary = [((1, 2, 3), 40), (tuple(range(9, 49)), 20)]
+    clients = [ask(engine, request(f"r{len(p)}", p, max_tokens=length)) for p, length in ordinary]
+    odd = ask(engine, request("odd", prompt, **params))
+    for _ in range(200):
+        engine.step()
+    assert odd.deltas[-1].finish_reason in ("stop", "length")
+    assert odd.deltas[-1].stats.accepted_tokens <= odd.deltas[-1].stats.completion_tokens
+    assert len(odd.ids) == 1 if kind.startswith("any first token") else len(odd.ids) <= params["max_tokens"]
+    for (known, length), client in zip(ordinary, clients, strict=True):
+        assert client.ids == greedy(tiny_target, known, length)
+    assert not any(engine.failures.values())
+    assert engine.is_idle
+
+
+def test_a_seed_that_no_tensor_holds_is_refused() -> None:
+    for seed in (2**63, -(2**63) - 1):
+        with pytest.raises(ValueError, match="seed must be a 64-bit integer"):
+            SamplingParams(seed=seed)

@@ -1,0 +1,126 @@
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from hotdraft.pipeline.config.serving import RecorderConfig
+from hotdraft.pipeline.replay.sample import ReplaySample
+from hotdraft.pipeline.store.domains import MAX_DOMAINS, OTHER
+from hotdraft.serving.engine.recorder import Recorder
+
+
+class Store:
+    """A replay buffer that is slow or broken when told."""
+
+    def __init__(self) -> None:
+        self.shards: list[list[str]] = []
+        self.domains: list[str] = []
+        self.open = threading.Event()
+        self.open.set()
+        self.error: Exception | None = None
+
+    def append(self, samples: list[ReplaySample]) -> str:
+        assert self.open.wait(30)
+        if self.error is not None:
+            raise self.error
+        self.shards.append([sample.request_id for sample in samples])
+        self.domains += [sample.domain for sample in samples]
+        return "shard"
+
+
+class ClientError(Exception):
+    """What an object store's client raises, neither OSError nor ValueError."""
+
+
+def sample(name: str, domain: str = "d") -> ReplaySample:
+    arrays = [np.zeros(1)] * 8
+    return ReplaySample(name, 0.0, domain, 0.0, *arrays)
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 10
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+def recorder(store: Store, **config: object) -> Recorder:
+    return Recorder(store, RecorderConfig(**{"flush_seconds": 60.0, "shard_requests": 2, **config}))
+
+
+def test_full_shards_are_written_at_once_and_the_tail_at_the_end(store):
+    under_test = recorder(store)
+    for n in range(5):
+        under_test.record(sample(f"r{n}"))
+    assert eventually(lambda: under_test.recorded == 4)
+    under_test.close()
+    assert store.shards == [["r0", "r1"], ["r2", "r3"], ["r4"]]
+    assert (under_test.recorded, under_test.dropped) == (5, 0)
+
+
+def test_an_unfinished_shard_is_written_when_it_is_old(store):
+    under_test = recorder(store, flush_seconds=0.05)
+    under_test.record(sample("r"))
+    assert eventually(lambda: store.shards == [["r"]])
+    under_test.close()
+
+
+def test_a_full_queue_drops_and_never_blocks(store):
+    store.open.clear()
+    under_test = recorder(store, queue_size=3, shard_requests=1)
+    under_test.record(sample("first"))
+    assert eventually(under_test._queue.empty)  # it is being written, for ever
+    started = time.monotonic()
+    for n in range(10):
+        under_test.record(sample(f"r{n}"))
+    assert time.monotonic() - started < 1
+    assert under_test.dropped == 7
+    store.open.set()
+    under_test.close()
+    assert store.shards == [["first"], ["r0"], ["r1"], ["r2"]]
+    assert under_test.recorded == 4
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), ValueError("no such type"), ClientError("slow down")])
+def test_what_cannot_be_written_is_counted_and_recording_goes_on(store, error):
+    store.error = error
+    under_test = recorder(store)
+    under_test.record(sample("lost1"))
+    under_test.record(sample("lost2"))
+    assert eventually(lambda: under_test.dropped == 2)
+    assert under_test.problem == f"{type(error).__name__}: {error}"
+    store.error = None
+    under_test.record(sample("kept"))
+    under_test.close()
+    assert store.shards == [["kept"]]
+    assert (under_test.recorded, under_test.problem) == (1, None)
+
+
+@pytest.mark.parametrize("queued", [1, 3], ids=["room in the queue", "a full queue"])
+def test_a_store_that_never_answers_does_not_keep_the_server_from_ending(store, queued):
+    store.open.clear()
+    under_test = recorder(store, queue_size=3, shard_requests=1)
+    under_test.record(sample("being written"))
+    assert eventually(under_test._queue.empty)
+    for n in range(queued):
+        under_test.record(sample(f"r{n}"))
+    under_test.close(patience=0.1)
+    assert under_test.dropped >= queued
+    store.open.set()
+
+
+def test_domains_without_end_are_folded_before_they_are_recorded(store):
+    under_test = recorder(store, queue_size=100, shard_requests=50)
+    for n in range(50):
+        under_test.record(sample(f"r{n}", domain=f"tenant {n}"))
+    under_test.close()
+    assert store.domains[:2] == ["tenant_0", "tenant_1"]
+    assert store.domains[-1] == OTHER
+    assert len(set(store.domains)) == MAX_DOMAINS + 1

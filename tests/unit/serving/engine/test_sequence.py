@@ -1,0 +1,41 @@
+"""How many of a round's tokens a request takes, and when it ends."""
+
+import pytest
+
+from hotdraft.serving.decoding.adaptive_k import AcceptanceEstimate
+from hotdraft.serving.engine.output import Output
+from hotdraft.serving.engine.sequence import Sequence
+from hotdraft.serving.messages.request import GenerationRequest, OutputDelta, SamplingParams
+from tests.conftest import tiny_tokenizer
+from tests.unit.serving.rounds import a_round
+
+EOS = 256
+
+
+def sequence(**params: object) -> Sequence:
+    request = GenerationRequest("r", (1, 2), SamplingParams(**{"max_tokens": 100, **params}))
+    output = Output(request, unheard, tiny_tokenizer().backend_tokenizer)
+    return Sequence(output, seed=0, eos_ids=frozenset({EOS}), acceptance=AcceptanceEstimate(4))
+
+
+def unheard(delta: OutputDelta) -> None:
+    raise AssertionError("the engine's side tells nobody")
+
+
+@pytest.mark.parametrize(("ignore_eos", "reason", "length"), [(False, "stop", 3), (True, "length", 5)])
+def test_the_end_within_a_round_drops_what_follows(ignore_eos: bool, reason: str, length: int) -> None:
+    under_test = sequence(max_tokens=5, ignore_eos=ignore_eos)
+    assert under_test.advance(a_round([97, 98, EOS, 70, 71, 72]), 0) == (length, reason)
+    assert under_test.left == 5 - length
+
+
+def test_only_what_was_verified_is_taken() -> None:
+    under_test = sequence()
+    assert under_test.advance(a_round([70, 71, 72, EOS], accepted=1), 0) == (2, None)
+    assert under_test.left == 98
+
+
+def test_the_last_token_allowed_may_be_the_end() -> None:
+    under_test = sequence(max_tokens=3)
+    assert under_test.advance(a_round([70, 71]), 0) == (2, None)
+    assert under_test.advance(a_round([EOS, 71]), 0) == (1, "stop")

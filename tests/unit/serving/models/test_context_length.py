@@ -1,0 +1,104 @@
+"""A server whose requests would run past a model's positions does not start, and says what would do."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel, PreTrainedConfig
+
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.models.loading import ModelError
+from hotdraft.serving.engine.engine import Engine
+from hotdraft.serving.engine.load import build_engine
+from hotdraft.serving.models.context_length import check_context_length
+from tests.conftest import save
+from tests.unit.serving.clients import ask, greedy, request
+
+POSITIONS = 70
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model with a learned table of positions, one block of keys and a little more."""
+    torch.manual_seed(5)
+    config = GPT2Config(
+        vocab_size=257, n_embd=32, n_layer=2, n_head=4, n_positions=POSITIONS, initializer_range=0.3,
+        bos_token_id=None, eos_token_id=256,
+    )  # fmt: skip
+    return save(GPT2LMHeadModel(config).eval(), tmp_path_factory.mktemp("gpt2"))
+
+
+def build(config: HotdraftConfig, target: str, draft: str | None, **engine: Any) -> Engine:
+    changes = {"target": target, "draft": draft, "engine": config.engine.model_copy(update=engine)}
+    return build_engine(config.model_copy(update=changes), None)
+
+
+@pytest.mark.parametrize("k", [2, "auto"])
+def test_a_request_may_use_all_positions_of_a_table(config: HotdraftConfig, table: str, k: Any) -> None:
+    longest = POSITIONS - 4
+    engine = build(config, table, table, k=k, max_k=4, max_model_len=longest)
+    engine.start()
+    prompts = [(1, 2, 3), (7,) * (longest - 1), (9,) * 30]
+    clients = [ask(engine, request(f"r{len(p)}", p, max_tokens=longest - len(p))) for p in prompts]
+    for prompt, client in zip(prompts, clients, strict=True):
+        assert client.wait().finish_reason == "length"
+        assert client.ids == greedy(table, prompt, longest - len(prompt))
+    engine.stop()
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_drafting_past_a_table_is_refused_at_the_start(
+    config: HotdraftConfig, table: str, tiny_target: str, role: str
+) -> None:
+    pair = (table, tiny_target) if role == "target" else (tiny_target, table)
+    with pytest.raises(
+        ModelError, match=rf"the {role} .* has 70 positions.* 69 with up to 2 .*needs 71.* to 68 at"
+    ):
+        build(config, *pair, k=2, max_model_len=69)
+    build(config, *pair, k=2, max_model_len=68)
+
+
+def test_without_a_draft_the_whole_table_serves(config: HotdraftConfig, table: str) -> None:
+    build(config, table, None, max_model_len=POSITIONS)
+    with pytest.raises(ModelError, match=r"set engine\.max_model_len to 70 at most"):
+        build(config, table, None, max_model_len=POSITIONS + 1)
+
+
+LLAMA = AutoConfig.for_model("llama", max_position_embeddings=100)
+
+
+def rotated(**rope: Any) -> PreTrainedConfig:
+    config = AutoConfig.for_model("llama", max_position_embeddings=100)
+    config.rope_parameters = {"rope_theta": 10000.0, **rope}
+    return config
+
+
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        (LLAMA, 100),
+        (rotated(rope_type="linear", factor=3.0), 300),
+        (rotated(rope_type="yarn", factor=4.0, original_max_position_embeddings=50), 200),
+        (rotated(rope_type="yarn", factor=None, original_max_position_embeddings=25), 100),
+        (rotated(rope_type="llama3", factor=8.0, original_max_position_embeddings=25), 100),
+    ],
+    ids=["plain", "linear", "yarn", "yarn without factor", "llama3"],
+)
+def test_a_rotating_target_serves_what_it_was_made_for(config: PreTrainedConfig, longest: int) -> None:
+    check_context_length(("t", config), ("d", config), max_model_len=longest, max_k=4)
+    with pytest.raises(ModelError, match=f"engine.max_model_len {longest + 1} needs .* to {longest} at most"):
+        check_context_length(("t", config), None, max_model_len=longest + 1, max_k=0)
+
+
+def test_a_rotating_draft_is_only_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    target = AutoConfig.for_model("llama", max_position_embeddings=500)
+    with caplog.at_level(logging.WARNING):
+        check_context_length(("t", target), ("d", LLAMA), max_model_len=200, max_k=4)
+    assert "the draft 'd' has 100 positions" in caplog.text
+
+
+def test_a_model_without_a_limit_is_not_asked(tmp_path: Path) -> None:
+    bloom = AutoConfig.for_model("bloom")
+    check_context_length(("t", bloom), ("d", bloom), max_model_len=10**6, max_k=4)

@@ -1,0 +1,231 @@
+"""Both runners compute what transformers' own layers compute, over ragged slots that hold stale keys."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from hotdraft.pipeline.models.loading import ModelError
+from hotdraft.serving.models.attention import ATTENTION, check_supported, register_attention
+from hotdraft.serving.models.fused_runner import FusedRunner, is_fusable
+from hotdraft.serving.models.linear import ServedLinear, cpu_has_bfloat16
+from hotdraft.serving.models.runner import Runner, Window
+from hotdraft.serving.models.transformers_runner import TransformersRunner
+from tests.conftest import tiny_neox
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "tie_word_embeddings": False,
+}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama"},
+    "llama, one head each": {"model_type": "llama", "num_key_value_heads": 4},
+    "llama, biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    "llama, tied": {"model_type": "llama", "tie_word_embeddings": True},
+    "llama, llama3 rope": {"model_type": "llama", "rope": LLAMA3},
+    "llama, yarn rope": {"model_type": "llama", "rope": YARN},
+    "llama, linear rope": {"model_type": "llama", "rope": {"rope_type": "linear", "factor": 3.0}},
+    "mistral, wide heads": {"model_type": "mistral", "sliding_window": None, "head_dim": 16},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3", "head_dim": 16, "num_key_value_heads": 1},
+}
+WINDOW = 5
+WINDOWED: dict[str, dict[str, Any]] = {
+    "mistral": {"model_type": "mistral", "sliding_window": WINDOW},
+    "qwen2, every other layer": {
+        "model_type": "qwen2", "use_sliding_window": True, "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "qwen3, all layers": {
+        "model_type": "qwen3", "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 0,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text", "sliding_window": WINDOW, "head_dim": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+}  # fmt: skip
+SLOTS, MAX_LENGTH = 4, 48
+LENGTHS = [3, 17, 9]
+"""Prompt lengths of the slots in use."""
+STEPS = [4, 1, 1, 6]
+"""Tokens that follow for every row, window by window."""
+
+
+def make(model_type: str, rope: dict[str, Any] | None = None, **changes: Any) -> PreTrainedModel:
+    """A random model whose biases and norms do something, too."""
+    register_attention()
+    config = AutoConfig.for_model(model_type, **{**SIZES, **changes})
+    if rope is not None:
+        config.rope_parameters = {"rope_theta": 10000.0, "original_max_position_embeddings": 16, **rope}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def run(kind: type[FusedRunner] | type[TransformersRunner], model: PreTrainedModel, ids: Tensor) -> list[Tensor]:
+    """Logits [T, V] of each row's tokens from its prompt's last on: chunks of a prompt, then ragged windows."""
+    model = copy.deepcopy(model)  # a runner takes it over
+    runner: Runner = kind(model, ServedLinear.of({"head": model.get_output_embeddings()}), SLOTS, MAX_LENGTH)
+    with torch.inference_mode():
+        everywhere = torch.arange(MAX_LENGTH).expand(SLOTS, -1)
+        runner.forward(Window(slice(0, SLOTS), everywhere, MAX_LENGTH), (everywhere * 7) % 64, 1)  # stale keys
+        outputs: list[list[Tensor]] = []
+        for row, length in enumerate(LENGTHS):
+            for start in range(0, length, 7):
+                positions = torch.arange(start, min(start + 7, length))[None]
+                window = Window(slice(row, row + 1), positions, 32)
+                logits = runner.forward(window, ids[row : row + 1].gather(1, positions), 1)
+            outputs.append([logits[0]])
+        at = torch.tensor(LENGTHS)[:, None]
+        for step in STEPS:
+            positions = at + torch.arange(step)
+            window = Window(slice(0, len(LENGTHS)), positions, 32)
+            logits = runner.forward(window, ids.gather(1, positions), step)
+            for row, output in enumerate(outputs):
+                output.append(logits[row])
+            at = at + step
+    return [torch.cat(output) for output in outputs]
+
+
+@torch.no_grad()
+def expected(model: PreTrainedModel, ids: Tensor) -> list[Tensor]:
+    plain = copy.deepcopy(model)
+    plain.set_attn_implementation("sdpa")
+    following = sum(STEPS)
+    return [
+        plain(ids[row : row + 1, : length + following], use_cache=False).logits[0, length - 1 :]
+        for row, length in enumerate(LENGTHS)
+    ]
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    return torch.randint(64, (len(LENGTHS), MAX_LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("kind", [FusedRunner, TransformersRunner])
+@pytest.mark.parametrize("name", MODELS)
+def test_computes_what_transformers_does(kind: type, name: str, ids: Tensor) -> None:
+    model = make(**MODELS[name])
+    assert is_fusable(model)
+    found, wanted = run(kind, model, ids), expected(model, ids)
+    assert max(float(logits.std()) for logits in wanted) > 0.5, "logits all alike would show nothing"
+    for row, logits in enumerate(wanted):
+        torch.testing.assert_close(found[row], logits, atol=2e-5, rtol=2e-5)
+
+
+def test_another_architecture_is_left_to_transformers(ids: Tensor) -> None:
+    register_attention()
+    model = tiny_neox(layers=2, seed=0)
+    model.set_attn_implementation(ATTENTION)
+    assert not is_fusable(model)
+    for found, wanted in zip(run(TransformersRunner, model, ids), expected(model, ids), strict=True):
+        torch.testing.assert_close(found, wanted, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_sliding_windows_are_those_of_transformers(name: str, ids: Tensor) -> None:
+    model = make(**WINDOWED[name])
+    check_supported(model.config, MAX_LENGTH)
+    assert not is_fusable(model)
+    found, wanted = run(TransformersRunner, model, ids), expected(model, ids)
+    wide = copy.deepcopy(model)
+    wide.config.sliding_window = 10 * WINDOW
+    for layer in wide.model.layers:
+        layer.self_attn.sliding_window = None
+    seen_all = expected(wide, ids)
+    assert not torch.allclose(wanted[1], seen_all[1], atol=1e-2), "a window that changes nothing would show nothing"
+    for row, logits in enumerate(wanted):
+        torch.testing.assert_close(found[row], logits, atol=2e-5, rtol=2e-5)
+        assert torch.equal(found[row].argmax(-1), logits.argmax(-1))
+
+
+def test_other_kinds_of_layers_are_refused() -> None:
+    config = AutoConfig.for_model("llama4_text", **{**SIZES, "num_hidden_layers": 4})
+    with pytest.raises(ModelError, match=r"chunked_attention.* not supported"):
+        check_supported(config, MAX_LENGTH)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "dynamic", "factor": 2.0},
+        {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4},
+    ],
+    ids=lambda rope: rope["rope_type"],
+)
+def test_a_rotation_by_the_longest_request_is_refused_where_it_would_reach_the_others(
+    rope: dict[str, Any], ids: Tensor
+) -> None:
+    limit = 16 if rope["rope_type"] == "longrope" else 64
+    config = make("llama", rope=rope).config
+    with pytest.raises(ModelError, match=f"{rope['rope_type']} RoPE .* beyond {limit} tokens"):
+        check_supported(config, limit + 1)
+    check_supported(config, limit)
+    config.rope_parameters = {
+        "full_attention": config.rope_parameters,
+        "sliding_attention": {"rope_type": "default"},
+    }
+    with pytest.raises(ModelError, match="RoPE"):
+        check_supported(config, limit + 1)
+
+
+def test_a_rotation_that_depends_on_the_length_is_not_fused() -> None:
+    assert not is_fusable(make("llama", rope={"rope_type": "dynamic", "factor": 2.0}))
+
+
+@pytest.mark.skipif(not cpu_has_bfloat16(), reason="this CPU has no bfloat16 in oneDNN")
+@pytest.mark.parametrize("kind", [FusedRunner, TransformersRunner])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_packed_bfloat16_is_as_near_to_float32_as_plain_bfloat16(kind: type, name: str, ids: Tensor) -> None:
+    model = make(**MODELS[name])
+    exact = torch.cat(expected(model, ids)).softmax(-1)
+    model = model.bfloat16()
+    plain = distance(torch.cat(expected(model, ids)), exact)
+    packed = distance(torch.cat(run(kind, model, ids)), exact)
+    assert 0 < packed < 2 * plain + 1e-3
+
+
+def distance(logits: Tensor, probs: Tensor) -> float:
+    """Mean total variation."""
+    return float((logits.float().softmax(-1) - probs).abs().sum(-1).mean() / 2)
+
+
+@pytest.mark.parametrize("kind", [FusedRunner, TransformersRunner])
+def test_a_moved_slot_goes_on_where_it_was(kind: type, ids: Tensor) -> None:
+    model = make("llama")
+    runner: Runner = kind(model, ServedLinear.of({"head": model.get_output_embeddings()}), SLOTS, MAX_LENGTH)
+    prompt, following = ids[:1, :9], ids[:1, 9:12]
+    with torch.inference_mode():
+        for row, tokens in ((2, prompt), (0, prompt.flip(1))):
+            runner.forward(Window(slice(row, row + 1), torch.arange(9)[None], 32), tokens, 1)
+        runner.move(2, 0, 9)
+        at, there = (Window(slice(row, row + 1), torch.arange(9, 12)[None], 32) for row in (2, 0))
+        assert torch.equal(runner.forward(at, following, 3), runner.forward(there, following, 3))
+
+
+def test_its_linears_are_all_but_the_head_by_the_models_own_names() -> None:
+    model = make("qwen2")
+    names = {name for name, weight in model.named_parameters() if weight.ndim == 2}
+    for kind in (FusedRunner, TransformersRunner):
+        taken = copy.deepcopy(model)
+        runner = kind(taken, ServedLinear.of({"head": taken.get_output_embeddings()}), SLOTS, MAX_LENGTH)
+        weights = {name: weight for linear in runner.linears for name, weight in linear.weights().items()}
+        assert set(weights) == names - {"lm_head.weight", "model.embed_tokens.weight"}
+        assert all(torch.equal(weight, model.get_parameter(name)) for name, weight in weights.items())

@@ -1,0 +1,131 @@
+"""Penalties: the arithmetic, and that speculation gives what penalising step by step gives."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from hotdraft.pipeline.models.loading import load_causal_lm
+from hotdraft.serving.messages.request import SamplingParams
+from hotdraft.serving.sampling.penalties import count_drafted, count_tokens, penalise
+from tests.unit.serving.decoders import (
+    GREEDY,
+    NEW_TOKENS,
+    PROMPTS,
+    batch,
+    greedy_reference,
+    make_decoder,
+    run,
+    start,
+)
+
+PARAMS = [
+    SamplingParams(temperature=0, presence_penalty=2.0, frequency_penalty=1.0),
+    GREEDY,
+    SamplingParams(temperature=0, frequency_penalty=0.5),
+    SamplingParams(temperature=0, presence_penalty=-1.5),
+]
+"""One for each of `PROMPTS`."""
+
+
+def test_counting() -> None:
+    token_ids = torch.tensor([[3, 3, 1, 3, 0, 0], [2, 2, 2, 1, 4, 0]])
+    counts = count_tokens(token_ids, torch.tensor([[1], [3]]), torch.tensor([[4], [3]]), 5)
+    assert counts.tolist() == [[0, 1, 0, 2, 0], [0, 0, 0, 0, 0]]
+    drafted = count_drafted(counts, torch.tensor([[3, 0], [4, 4]]))
+    assert drafted[0].tolist() == [[0, 1, 0, 2, 0], [0, 1, 0, 3, 0], [1, 1, 0, 3, 0]]
+    assert drafted[1].tolist() == [[0, 0, 0, 0, 0], [0, 0, 0, 0, 1], [0, 0, 0, 0, 2]]
+
+
+def test_the_formula_and_that_other_rows_are_left_alone() -> None:
+    logits = torch.randn(2, 1, 4)
+    counts = torch.tensor([[[0.0, 1.0, 3.0, 0.0]]] * 2)
+    sampling = batch([SamplingParams(presence_penalty=0.5, frequency_penalty=-0.25), SamplingParams()])
+    assert sampling.any_penalised
+    penalised = penalise(logits, counts, sampling)
+    expected = logits[0, 0] - torch.tensor([0, 0.5 - 0.25, 0.5 - 0.75, 0])
+    torch.testing.assert_close(penalised[0, 0], expected)
+    assert torch.equal(penalised[1], logits[1])
+
+
+@torch.inference_mode()
+def penalised_reference(target: str) -> list[list[int]]:
+    """The likeliest token after penalties, one forward a token."""
+    model = load_causal_lm(target)
+    outputs: list[list[int]] = []
+    for prompt, params in zip(PROMPTS, PARAMS, strict=True):
+        output: list[int] = []
+        for _ in range(NEW_TOKENS):
+            logits = model(torch.tensor([prompt + output])).logits[0, -1].float()
+            for token, count in Counter(output).items():
+                logits[token] -= params.presence_penalty + params.frequency_penalty * count
+            output.append(int(logits.argmax()))
+        outputs.append(output)
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_target: str) -> list[list[int]]:
+    """It differs from the unpenalised answers, except in the row that has no penalty."""
+    penalised, plain = penalised_reference(tiny_target), greedy_reference(tiny_target, PROMPTS)
+    assert [ours == theirs for ours, theirs in zip(penalised, plain, strict=True)] == [False, True, False, False]
+    return penalised
+
+
+@pytest.mark.parametrize("ks", [[0], [1], [4], [3, 0, 0, 2, 1, 0, 4]], ids=str)
+@pytest.mark.parametrize("draft", ["other", "itself", "trimmed"])
+def test_greedy_equals_penalising_step_by_step(
+    tiny_target: str, tiny_draft: str, reference: list[list[int]], ks: list[int], draft: str
+) -> None:
+    decoder = make_decoder(
+        tiny_target,
+        tiny_draft if draft == "other" else tiny_target,
+        draft_vocabulary=torch.arange(0, 257, 2) if draft == "trimmed" else None,
+    )
+    start(decoder, PROMPTS)
+    assert run(decoder, ks, batch(PARAMS), len(PROMPTS)) == reference
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_draft_that_is_the_target_is_penalised_alike(tiny_target: str, sampled: bool) -> None:
+    """It is always accepted only if its counts at each position of a round are the target's."""
+    params = SamplingParams(temperature=0.5 if sampled else 0, presence_penalty=1.0, frequency_penalty=2.0, top_k=5)
+    decoder = make_decoder(tiny_target, tiny_target)
+    start(decoder, PROMPTS)
+    for k in (3, 0, 4, 2, 1, 4):
+        outcome = decoder.round(len(PROMPTS), k, batch([params] * len(PROMPTS)), log=False)
+        assert outcome.num_accepted.tolist() == [k] * len(PROMPTS)
+
+
+def test_so_is_one_that_knows_only_what_is_said(tiny_target: str, reference: list[list[int]]) -> None:
+    said = torch.tensor(sorted({token for output in reference for token in output}))
+    decoder = make_decoder(tiny_target, tiny_target, draft_vocabulary=said)
+    start(decoder, PROMPTS)
+    for k in (3, 0, 4, 2, 1, 4):
+        outcome = decoder.round(len(PROMPTS), k, batch(PARAMS), log=False)
+        assert outcome.num_accepted.tolist() == [k] * len(PROMPTS)
+
+
+def test_counts_follow_a_request_to_another_slot(tiny_target: str, tiny_draft: str, reference) -> None:
+    decoder = make_decoder(tiny_target, tiny_draft)
+    start(decoder, PROMPTS)
+    first = decoder.round(4, 2, batch(PARAMS), log=False)
+    for kept in (2, 3):
+        decoder.move(kept, kept - 2)
+    said = [first.token_ids[row, : first.num_accepted[row] + 1].tolist() for row in (2, 3)]
+    outputs = run(decoder, [2], batch(PARAMS[2:]), 2)
+    assert [(a + b)[:NEW_TOKENS] for a, b in zip(said, outputs, strict=True)] == reference[2:]
+
+
+def test_the_log_is_unpenalised(tiny_target: str, tiny_draft: str) -> None:
+    logs = []
+    for params in (PARAMS[0], GREEDY):
+        decoder = make_decoder(tiny_target, tiny_draft)
+        start(decoder, [PROMPTS[2]])
+        decoder.round(1, 0, batch([GREEDY]), log=False)
+        outcome = decoder.round(1, 0, batch([params]), log=True)
+        assert outcome.target_log is not None
+        logs.append(outcome.target_log)
+    np.testing.assert_array_equal(logs[0].top_ids, logs[1].top_ids)
+    np.testing.assert_array_equal(logs[0].top_logprobs, logs[1].top_logprobs)

@@ -1,0 +1,81 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from hotdraft.training.experiment.report import acceptance_rate, area_ratios, draw, figures, show
+
+
+def request(domain: str, accepted: int) -> dict:
+    return {"domain": domain, "drafted": 10, "accepted": accepted, "rounds": 4, "tokens": 4 + accepted}
+
+
+def run(*served: dict, lost: float = 0.0) -> dict:
+    domains = {r["domain"] for r in served}
+    jobs = [{"accepted": True, "steps": 60.0, "seconds": 2.0}, {"accepted": False, "steps": 60.0, "seconds": 3.0}]
+    return {
+        "served": list(served),
+        "jobs": jobs,
+        "probes_before": dict.fromkeys(domains, 0.5),
+        "probes_after": dict.fromkeys(domains, 0.5 - lost),
+    }
+
+
+SHIFT = run(*[request("sums", 6)] * 10, *[request("sql", 1)] * 5, *[request("sql", 4)] * 5, lost=0.1)
+MIXED = run(*[request("sums", 2), request("sql", 4)] * 5, *[request("sql", 6), request("sums", 4)] * 5)
+
+
+def test_figures_of_a_shift_are_those_of_the_new_domain():
+    run = {**SHIFT, "probes_after": {"sums": 0.4, "sql": 0.8}}
+    found = figures(run)
+    assert (found["first"], found["last"]) == pytest.approx((0.1, 0.4))
+    assert (found["gain"], found["lost"]) == pytest.approx((0.3, 0.1))
+    assert found["area"] == pytest.approx(0.425)
+    assert found["tokens_per_round"] == pytest.approx(2)
+    assert (found["jobs"], found["promoted"], found["steps"], found["seconds"]) == (2, 1, 120, 5)
+
+
+def test_figures_of_mixed_domains_are_those_of_the_whole_stream():
+    found = figures({**MIXED, "probes_after": {"sums": 0.6, "sql": 0.8}})
+    assert (found["first"], found["last"]) == pytest.approx((0.3, 0.5))
+    assert (found["gain"], found["lost"]) == pytest.approx((0.2, 0))
+
+
+def test_areas_are_compared_seed_by_seed():
+    better = run(*[request("sql", 6)] * 20)
+    results = {"paper": [SHIFT, SHIFT], "ours": [better, SHIFT]}
+    assert area_ratios(results, "paper") == {"ours": pytest.approx([0.6 / 0.425, 1.0])}
+    assert area_ratios(results, None) == area_ratios({"ours": [SHIFT]}, "paper") == {}
+
+
+def test_nothing_drafted_is_no_acceptance():
+    assert acceptance_rate([{"drafted": 0, "accepted": 0}]) == 0
+
+
+def test_the_tables_fit_80_columns():
+    out = io.StringIO()
+    long = {**SHIFT, "jobs": [{"accepted": True, "steps": 12_000.0, "seconds": 40_000.0}] * 100}
+    results = {"paper": [SHIFT, MIXED], "ours": [SHIFT, SHIFT], "an-update-every-8-requests": [long, long]}
+    show(
+        Console(file=out, width=80),
+        results,
+        {"paper": 0.5, "ours": 0.4, "an-update-every-8-requests": 1e-4},
+        "paper",
+    )
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if "…" in line]
+    rows = [line.split() for line in lines]
+    assert ["policy", "fifth", "fifth", "stream", "unseen", "earlier"] in rows
+    assert ["ours", "0.100", "0.400", "0.425", "-0.100", "+0.100"] in rows
+    assert ["±", "0.000"] * 5 in rows
+    assert ["policy", "at", "last", "promoted", "jobs", "steps", "s"] in rows
+    assert ["ours", "5.0", "1", "2", "120", "5"] in rows, "2 tokens a round of 0.4 s"
+    assert ["an-update-every-8-requests", "20000.0", "100", "100", "1200000", "4000000"] in rows
+    assert "ours: 1.03 times the area under the acceptance curve of paper (1.00, 1.06)" in lines
+
+
+def test_the_chart(tmp_path):
+    for name, result in (("shift", SHIFT), ("mixed", MIXED)):
+        draw({"ours": [result, result]}, tmp_path / f"{name}.png")
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")

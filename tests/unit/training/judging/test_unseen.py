@@ -1,0 +1,49 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hotdraft.training.judging.unseen import unlike
+
+TOKENS = np.random.default_rng(0).integers(0, 1000, 10_000)
+
+
+def ids(start: int, length: int = 40) -> np.ndarray:
+    return TOKENS[start : start + length].astype(np.int32)
+
+
+def nearly(tokens: np.ndarray) -> np.ndarray:
+    """The same with another nonce."""
+    return np.concatenate([tokens[:-1], [1001]]).astype(np.int32)
+
+
+@pytest.fixture
+def request_of(make_llama, serve):
+    made = serve(make_llama(0), 1)[0]
+
+    def of(name: str, prompt_ids: np.ndarray, output_ids: np.ndarray):
+        return replace(made, request_id=name, prompt_ids=prompt_ids, output_ids=output_ids)
+
+    return of
+
+
+def test_what_was_asked_before_is_left_out_and_what_only_resembles_it_is_not(request_of):
+    known = [(ids(0), ids(100))]
+    told = {
+        "same prompt, other answer": (ids(0), ids(200), False),
+        "nearly the same": (nearly(ids(0)), nearly(ids(100)), False),
+        "same instruction, other question": (nearly(ids(0)), ids(200), True),
+        "other question, same answer": (ids(300), ids(100), True),
+        "other": (ids(400), ids(500), True),
+        "nothing but a word": (ids(600, 1), ids(700, 1), True),
+    }
+    samples = [request_of(name, prompt, answer) for name, (prompt, answer, _) in told.items()]
+    expected = [name for name, (*_, kept) in told.items() if kept]
+    assert [sample.request_id for sample in unlike(samples, known)] == expected
+
+
+def test_a_family_of_requests_counts_once_and_by_its_newest(request_of):
+    family = [request_of(f"f{index}", np.append(ids(0), index).astype(np.int32), ids(100)) for index in range(20)]
+    other = request_of("other", ids(300), ids(400))
+    assert [sample.request_id for sample in unlike([*family[:10], other, *family[10:]], [])] == ["other", "f19"]
+    assert unlike([], [(ids(0), ids(1))]) == []

@@ -1,0 +1,169 @@
+import threading
+from types import SimpleNamespace
+
+import pytest
+from mlflow.exceptions import MlflowException
+
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.loop.controls import ControlFile
+from hotdraft.pipeline.loop.jobs import JobRecords
+from hotdraft.pipeline.replay.buffer import ReplayBuffer
+from hotdraft.pipeline.store.connection import StoreError
+from hotdraft.pipeline.store.registry import AdapterRegistry
+from hotdraft.training.fit.run import JobInterruptedError
+from hotdraft.training.online import follow as follow_module
+from hotdraft.training.online.follow import follow
+from hotdraft.training.online.interruption import JobCancelledError
+from hotdraft.training.online.job import JobError
+from hotdraft.training.online.journal import JobJournal
+
+
+@pytest.fixture
+def config(tmp_path):
+    return HotdraftConfig(
+        target="t",
+        draft="d",
+        run_dir=tmp_path,
+        replay={"held_out_fraction": 0.3},
+        gate={"min_requests": 2},
+        distill={"trigger": {"min_new_requests": 5, "min_new_rejected": 5, "poll_seconds": 0.01}},
+    )
+
+
+class StopAfterPolls(threading.Event):
+    def __init__(self, polls: int) -> None:
+        super().__init__()
+        self.polls = polls
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.polls -= 1
+        if self.polls == 0:
+            self.set()
+        return super().wait(timeout)
+
+
+@pytest.fixture
+def jobs(monkeypatch):
+    """Calls of `run_job`, each ending as the list `outcomes` says."""
+    calls = SimpleNamespace(count=0, outcome=None, outages=0)
+
+    def run_job(config, *, job, **kwargs):
+        calls.count += 1
+        with job:
+            if calls.outages:
+                calls.outages -= 1
+                raise StoreError("the store is away")
+            if calls.outcome is not None:
+                raise calls.outcome
+            job.end("accepted", "better", version=1)
+        return SimpleNamespace(version=1, seconds=0.0, verdict=SimpleNamespace(accepted=True, reason="better"))
+
+    monkeypatch.setattr(follow_module, "run_job", run_job)
+    return calls
+
+
+def test_waits_for_traffic_and_runs_one_job_for_it(config, jobs, make_llama, serve):
+    follow(config, StopAfterPolls(3))
+    assert jobs.count == 0
+    ReplayBuffer(config.replay_url).append(serve(make_llama(0), 20))
+    follow(config, StopAfterPolls(3))
+    assert jobs.count == 1
+
+
+@pytest.mark.parametrize("outcome", [JobError("no draft"), JobCancelledError("cancelled")])
+def test_a_job_without_a_verdict_is_logged_and_following_goes_on(config, jobs, make_llama, serve, caplog, outcome):
+    buffer = ReplayBuffer(config.replay_url)
+    buffer.append(serve(make_llama(0), 20))
+    jobs.outcome = outcome
+
+    class MoreTraffic(StopAfterPolls):
+        def wait(self, timeout=None):
+            if self.polls == 10:
+                assert jobs.count == 1, "the trigger counts anew"
+                buffer.append(serve(make_llama(0), 20, prefix="late"))
+            return super().wait(timeout)
+
+    follow(config, MoreTraffic(20))
+    assert jobs.count == 2
+    assert str(outcome) in caplog.text
+    assert {job.origin for job in JobRecords(config.run_dir).jobs()} == {"loop"}
+
+
+def test_an_interrupted_job_ends_following(config, jobs, make_llama, serve):
+    ReplayBuffer(config.replay_url).append(serve(make_llama(0), 20))
+    jobs.outcome = JobInterruptedError("asked to stop")
+    stop = StopAfterPolls(50)
+    follow(config, stop)
+    assert stop.polls == 50
+
+
+class Watch(StopAfterPolls):
+    """Does something at one of the polls."""
+
+    def __init__(self, polls, at, act):
+        super().__init__(polls)
+        self.at, self.act = at, act
+
+    def wait(self, timeout=None):
+        if self.polls == self.at:
+            self.act()
+        return super().wait(timeout)
+
+
+def test_no_job_begins_while_the_loop_is_off(config, jobs, make_llama, serve, caplog):
+    caplog.set_level("INFO")
+    ReplayBuffer(config.replay_url).append(serve(make_llama(0), 20))
+    controls = ControlFile(config.run_dir)
+    controls.switch_loop(False)
+
+    def switch_on():
+        assert jobs.count == 0
+        controls.switch_loop(True)
+
+    follow(config, Watch(20, 10, switch_on))
+    assert jobs.count == 1, "what was recorded meanwhile counts"
+    assert caplog.text.count("the loop is off") == caplog.text.count("the loop is on again") == 1
+
+
+def test_a_job_of_another_process_is_waited_for_and_takes_what_was_due(config, jobs, make_llama, serve):
+    ReplayBuffer(config.replay_url).append(serve(make_llama(0), 20))
+    running = JobRecords(config.run_dir).begin("api")
+
+    def finish():
+        assert jobs.count == 0
+        (config.run_dir / "jobs" / "last.json").write_text('{"last_request": "r19"}')
+        running.end("accepted", "better")
+
+    follow(config, Watch(20, 10, finish))
+    assert jobs.count == 0
+    assert JobJournal(config).last_job().request == "r19"
+
+
+def test_a_cancelled_job_of_another_process_leaves_its_traffic_to_the_loop(config, jobs, make_llama, serve):
+    ReplayBuffer(config.replay_url).append(serve(make_llama(0), 20))
+    running = JobRecords(config.run_dir).begin("api")
+    follow(config, Watch(20, 10, lambda: running.end("cancelled", "cancelled")))
+    assert jobs.count == 1
+
+
+def test_a_job_waits_for_a_store_that_goes_away_and_that_is_told_once(config, jobs, make_llama, serve, caplog):
+    ReplayBuffer(config.replay_url).append(serve(make_llama(0), 20))
+    jobs.outages = 3
+    follow(config, StopAfterPolls(8))
+    assert jobs.count == 4
+    assert sum(record.name == follow_module.__name__ and "away" in record.message for record in caplog.records) == 1
+
+
+def test_an_outage_puts_no_jobs_on_record(config, jobs, make_llama, serve, monkeypatch):
+    ReplayBuffer(config.replay_url).append(serve(make_llama(0), 20))
+
+    def refuse(registry):
+        raise MlflowException("no route to the store")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(AdapterRegistry, "champion", refuse)
+        follow(config, StopAfterPolls(4))
+    assert jobs.count == 0
+    assert JobRecords(config.run_dir).jobs() == []
+    follow(config, StopAfterPolls(4))
+    assert jobs.count == 1

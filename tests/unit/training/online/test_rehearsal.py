@@ -1,0 +1,29 @@
+import pytest
+import torch
+
+from hotdraft.training.batches.packing import pack
+from hotdraft.training.online.rehearsal import rehearsed
+from hotdraft.training.scoring.forward import OutputHead, hidden_states
+from hotdraft.training.scoring.position_scores import position_scores
+
+
+def pull(model, samples):
+    """Norm of the gradient by which `samples` would change `model`."""
+    model.zero_grad()
+    batch = pack(samples)
+    scores = position_scores(
+        hidden_states(model, batch), OutputHead(model), batch=batch, loss="forward_kl", measure=False,
+        greedy_temperature=0.5,
+    )  # fmt: skip
+    scores.loss.backward()
+    return torch.stack([parameter.grad.norm() for parameter in model.parameters()]).norm().item()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_champion_rehearses_what_it_says_itself(make_llama, serve, temperature):
+    champion, target = make_llama(0, scale=0.3), make_llama(1, scale=0.3)
+    samples = serve(target, 4, temperature=temperature)
+    own = rehearsed(champion, samples)
+    assert [sample.request_id for sample in own] == [sample.request_id for sample in samples]
+    assert own[0].target_top_ids.shape == samples[0].target_top_ids.shape
+    assert pull(champion, own) < 0.02 * pull(champion, samples)

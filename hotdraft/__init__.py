@@ -1,1 +1,32 @@
-"""Speculative decoding whose draft model learns from the traffic it serves."""
+"""Speculative decoding whose draft model learns from the traffic it serves.
+
+>>> from hotdraft import LLM, ReplayBuffer, SamplingParams, distill
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hotdraft.distillation import Distilled, distill
+    from hotdraft.llm import LLM, CompletionOutput, RequestOutput
+    from hotdraft.pipeline.replay.buffer import ReplayBuffer
+    from hotdraft.serving.messages.request import SamplingParams
+
+__all__ = ["LLM", "CompletionOutput", "Distilled", "ReplayBuffer", "RequestOutput", "SamplingParams", "distill"]
+
+_HOMES = {
+    "LLM": "hotdraft.llm",
+    "CompletionOutput": "hotdraft.llm",
+    "RequestOutput": "hotdraft.llm",
+    "Distilled": "hotdraft.distillation",
+    "distill": "hotdraft.distillation",
+    "ReplayBuffer": "hotdraft.pipeline.replay.buffer",
+    "SamplingParams": "hotdraft.serving.messages.request",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The library's names, imported when they are first used: `hotdraft --help` needs no torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'hotdraft' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -10,8 +10,6 @@ from hotdraft.serving.messages.request import GenerationRequest, OutputDelta
 
 PREFILL_TOKENS = 4096
 """Prompt tokens read between two rounds: enough to fill all free slots, as nobody waits for the next token."""
-
-
 IN_FLIGHT = 3
 """Requests that the engine is given for each slot, so that none of them waits for the next."""
 SHARD_REQUESTS = 256

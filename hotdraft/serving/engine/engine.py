@@ -80,7 +80,6 @@ class Engine:
         self.max_logprobs = min(MAX_LOGPROBS, decoder.log_top_k)
         """Likeliest tokens that a request may ask for at a position."""
         self.draft_version = 0
-        self.recorder = recorder
         self._max_queue = max_queue
         self._prefill_chunk = prefill_chunk
         self._wake = threading.Condition()
@@ -120,6 +119,15 @@ class Engine:
         if k != "auto" and not 0 <= k <= self.decoder.max_k:
             raise ValueError(f"k must be 'auto' or between 0 and {self.decoder.max_k}, not {k}")
         self._k = k
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """Who is handed finished requests; may be set at any time and holds for those that end from then on."""
+        return self._outputs.recorder
+
+    @recorder.setter
+    def recorder(self, recorder: Recorder | None) -> None:
+        self._outputs.recorder = recorder
 
     @property
     def num_running(self) -> int:

@@ -25,7 +25,7 @@ class OutputThread:
 
     def __init__(self, recorder: Recorder | None, failures: Failures) -> None:
         self.listeners: list[EngineListener] = []
-        self._recorder = recorder
+        self.recorder = recorder
         self._failures = failures
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine-output", daemon=True)
@@ -95,8 +95,9 @@ class OutputThread:
     def _finish(self, output: Output, reason: FinishReason) -> None:
         if output.finish_reason is not None:
             return
-        if reason in ("stop", "length") and self._recorder is not None:
-            self._record(output, self._recorder)
+        recorder = self.recorder
+        if reason in ("stop", "length") and recorder is not None:
+            self._record(output, recorder)
         self._count(output, reason)
         try:
             output.send(reason)

@@ -1,0 +1,97 @@
+"""`from hotdraft import LLM`: what is generated, recorded and swapped in one process."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hotdraft import LLM, ReplayBuffer, SamplingParams
+from hotdraft.pipeline.models.adapter_folder import AdapterError
+from hotdraft.pipeline.models.loading import ModelError
+from tests.integration.adapters import write_adapter
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+PROMPTS = ["what is this", "and that", "or those then"]
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_target: str, tiny_draft: str) -> Iterator[LLM]:
+    with LLM(tiny_target, tiny_draft, dtype="float32", device="cpu", k=2, num_slots=2, max_model_len=64) as llm:
+        yield llm
+
+
+def test_answers_come_in_the_order_of_the_prompts_and_are_the_target_s_own(llm: LLM, tiny_target: str) -> None:
+    with LLM(tiny_target, dtype="float32", device="cpu", num_slots=1, max_model_len=64) as plain:
+        expected = [output.outputs[0] for output in plain.generate(PROMPTS, GREEDY)]
+    outputs = llm.generate(PROMPTS, GREEDY)
+    assert [output.outputs[0] for output in outputs] == expected
+    assert [output.prompt for output in outputs] == PROMPTS
+    assert all(0 <= output.acceptance_rate <= 1 for output in outputs if output.acceptance_rate is not None)
+    assert outputs[0].acceptance_rate is not None
+
+
+def test_a_text_its_token_ids_and_each_one_s_own_parameters(llm: LLM) -> None:
+    [whole] = llm.generate(PROMPTS[0], GREEDY)
+    short = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logprobs=1)
+    ids = list(whole.prompt_token_ids)
+    again, three = llm.generate([ids, ids], [GREEDY, short])
+    assert again.outputs == whole.outputs
+    assert again.prompt is None
+    assert three.outputs[0].token_ids == whole.outputs[0].token_ids[:3]
+    assert [one.token_id for one in three.outputs[0].logprobs or ()] == list(three.outputs[0].token_ids)
+
+
+def test_a_stream_brings_the_same_text_and_may_be_left(llm: LLM) -> None:
+    [whole] = llm.generate(PROMPTS[0], GREEDY)
+    assert "".join(delta.text for delta in llm.stream(PROMPTS[0], GREEDY)) == whole.outputs[0].text
+    for _ in llm.stream(PROMPTS[0], GREEDY):
+        break
+    assert llm.generate(PROMPTS[0], GREEDY)[0].outputs == whole.outputs
+
+
+def test_one_prompt_that_cannot_be_taken_says_so_and_the_next_call_works(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="maximum context length is 64"):
+        llm.generate(["fine", "far too long " * 30], GREEDY)
+    assert len(llm.generate("fine", GREEDY)) == 1
+
+
+def test_what_is_answered_between_two_calls_is_recorded(llm: LLM, tmp_path: Path) -> None:
+    buffer = ReplayBuffer(str(tmp_path))
+    llm.generate("before", GREEDY)
+    llm.record_to(buffer)
+    answered = llm.generate(PROMPTS, GREEDY, domain="mine")
+    llm.record_to(None)
+    llm.generate("after", GREEDY)
+    samples = buffer.load()
+    assert sorted(samples["request_id"]) == sorted(output.request_id for output in answered)
+    assert set(samples["domain"]) == {"mine"}
+
+
+def test_an_adapter_changes_what_is_drafted_and_nothing_that_is_answered(
+    llm: LLM, tiny_draft: str, tmp_path: Path
+) -> None:
+    before = llm.generate(PROMPTS, GREEDY)
+    assert llm.swap(write_adapter(tmp_path / "adapter", tiny_draft, scale=1.0)).version == 1
+    swapped = llm.generate(PROMPTS, GREEDY)
+    with pytest.raises(AdapterError):
+        llm.swap(tmp_path)
+    assert llm.generate(PROMPTS, GREEDY)[0].stats.draft_version == 1
+    assert llm.swap(None).version == 0
+    after = llm.generate(PROMPTS, GREEDY)
+    assert [one.outputs for one in before] == [one.outputs for one in swapped] == [one.outputs for one in after]
+    assert [one.stats.rounds for one in before] != [one.stats.rounds for one in swapped]
+
+
+def test_without_a_draft_there_is_nothing_to_swap(tiny_target: str, tmp_path: Path) -> None:
+    with (
+        LLM(tiny_target, dtype="float32", device="cpu", max_model_len=64) as plain,
+        pytest.raises(ValueError, match="no draft"),
+    ):
+        plain.swap(tmp_path)
+
+
+def test_a_wrong_option_or_model_is_named(tiny_target: str) -> None:
+    with pytest.raises(ValueError, match="nun_slots"):
+        LLM(tiny_target, nun_slots=3)
+    with pytest.raises(ModelError, match="absent"):
+        LLM("./absent")

@@ -8,13 +8,13 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-import hotdraft.serving.http.dashboard
 from hotdraft.pipeline.store.curves import History, Point, Swap
+from hotdraft.serving.http import dashboard
 from hotdraft.serving.http.admin.history import history_router
 from hotdraft.serving.http.dashboard.router import dashboard_router
 from hotdraft.serving.http.errors import add_error_handlers
 
-STATIC = Path(hotdraft.serving.dashboard.__file__).with_name("static")
+STATIC = Path(dashboard.__file__).with_name("static")
 
 
 @pytest.fixture(scope="module")

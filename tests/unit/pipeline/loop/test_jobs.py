@@ -13,7 +13,7 @@ import pytest
 from hotdraft.pipeline.loop import jobs as jobs_module
 from hotdraft.pipeline.loop.jobs import JobEndedError, JobRecords, JobRunningError, UnknownJobError
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[4]
 HOLDER = """
 import sys, time
 from pathlib import Path

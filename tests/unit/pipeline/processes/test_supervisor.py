@@ -11,7 +11,7 @@ from hotdraft.pipeline.config.learning import DistillConfig
 from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
 from hotdraft.pipeline.processes.supervisor import TrainerSupervisor, environment_of
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[4]
 SLEEP = [sys.executable, "-S", "-c", "import time; print('up', flush=True); time.sleep(60)"]
 
 

@@ -203,7 +203,7 @@ while True:
 
 @pytest.mark.slow
 def test_kill_in_mid_write_loses_no_committed_shard(tmp_path):
-    repository = Path(__file__).parents[3]
+    repository = Path(__file__).parents[4]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(repository), str(Path(__file__).parent)])}
     committed: list[str] = []
     for life in range(3):

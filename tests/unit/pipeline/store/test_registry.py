@@ -12,7 +12,7 @@ from hotdraft.pipeline.store import registry as registry_module
 from hotdraft.pipeline.store.connection import StoreError, experiment_id, open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry, ChampionMovedError, RegistryError
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[4]
 
 
 class Publisher:

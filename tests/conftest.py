@@ -1,6 +1,8 @@
 """Tiny random models on disk, as a user would name them in a configuration."""
 
 import copy
+import os
+import random
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,8 @@ from transformers import (
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store.connection import open_client
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start, beside those of another worker
+
 CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -25,7 +29,10 @@ CHAT_TEMPLATE = (
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> None:
+def _alike() -> None:
+    """Every test draws what it drew before, whatever ran ahead of it, and computes in one thread."""
+    random.seed(0)
+    torch.manual_seed(0)
     torch.set_num_threads(1)
 
 
@@ -106,8 +113,9 @@ def tiny_neox_target(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def empty_mlflow_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated SQLite store to copy: making one takes seconds."""
-    run_dir = tmp_path_factory.mktemp("mlflow")
+def empty_mlflow_db(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A migrated SQLite store to copy, one for all workers: making it takes seconds."""
+    folder = tmp_path_factory.getbasetemp()
+    run_dir = (folder if worker_id == "master" else folder.parent) / "mlflow"
     open_client(HotdraftConfig(target="tiny", run_dir=run_dir))
     return run_dir / "mlflow.db"

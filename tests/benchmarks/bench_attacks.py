@@ -15,8 +15,8 @@ import psutil
 import yaml
 
 from tests.conftest import disturbed, save, tiny_llama
-from tests.integration.attacks import ATTACKS, others, p99
 from tests.integration.processes import MODEL, Server
+from tests.scenarios.attacks import ATTACKS, others, p99
 
 PATIENCE_SECONDS = 60.0
 """What a request that failed or was not answered counts as; the patience of `others`."""

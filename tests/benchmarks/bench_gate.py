@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.gate_simulation import Lineage, Setting, lineages
+from tests.scenarios.gate_simulation import Lineage, Setting, lineages
 
 
 def main(count: int) -> None:

@@ -8,7 +8,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.kills import kill_at_random
+from tests.scenarios.kills import kill_at_random
 
 
 def main() -> None:

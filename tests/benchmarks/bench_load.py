@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hotdraft.pipeline.config.settings import load_config
 from hotdraft.pipeline.processes.local_server import wait_until_healthy
 from hotdraft.pipeline.system.ports import free_port
-from tests.load import Outcome, load
+from tests.scenarios.load import Outcome, load
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from hotdraft.pipeline.config.settings import load_config
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, sample_from_row
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.training.fit.progress_bar import quiet_trainer
-from tests.poisoned_jobs import POISONS, Case, Outcome, run_case
+from tests.scenarios.poisoned_jobs import POISONS, Case, Outcome, run_case
 
 CLEAN = "none"
 

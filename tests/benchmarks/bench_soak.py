@@ -23,7 +23,7 @@ from hotdraft.pipeline.store.connection import create_run, experiment_id, open_c
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from tests.benchmarks.bench_load import served, usage, waiting
 from tests.integration.adapters import write_adapter
-from tests.load import load
+from tests.scenarios.load import load
 
 SWAP_SECONDS = 60.0
 SAMPLE_SECONDS = 30.0

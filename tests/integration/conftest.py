@@ -1,5 +1,6 @@
 """A pair that learns within seconds, and configurations of it."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="session")
-def write_config(pair: tuple[str, str]) -> Callable[..., Path]:
-    """`write_config(folder, section={...})` writes a configuration whose run is in `folder`."""
+def write_config(pair: tuple[str, str], empty_mlflow_db: Path) -> Callable[..., Path]:
+    """`write_config(folder, section={...})` writes a configuration of a run in `folder`, whose store is empty."""
 
     def write(folder: Path, **changes: Any) -> Path:
+        (folder / "run").mkdir(exist_ok=True)
+        shutil.copy(empty_mlflow_db, folder / "run")
         content: dict[str, Any] = {
             "target": pair[0],
             "draft": pair[1],

@@ -3,12 +3,14 @@
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,21 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hotdraft.pipeline.processes.local_server import wait_until_healthy
 from hotdraft.pipeline.system.log_tail import log_tail
-from hotdraft.pipeline.system.ports import free_port
 
 MODEL = "tiny"
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
+
+PORTS = range(10_000, 32_000)
+"""Below those that the system gives to clients' connections, of which tests have hundreds."""
+
+
+def free_port() -> int:
+    """One at which nobody listens, by chance, so that two workers hardly ever take the same."""
+    while True:
+        port = random.SystemRandom().choice(PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_for(what: str, reached: Callable[[], Any], seconds: float = 60.0) -> Any:

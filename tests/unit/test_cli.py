@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from hotdraft.cli import app
-from tests.command_lines import command_lines, parse
+from tests.unit.command_lines import command_lines, parse
 
 ROOT = Path(__file__).parents[2]
 

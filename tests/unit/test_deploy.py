@@ -19,7 +19,7 @@ from hotdraft.pipeline.config.serving import ServerConfig
 from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
 from hotdraft.serving.http.access import read_admin_keys
 from hotdraft.serving.http.drain import LAST_WORDS_SECONDS
-from tests.command_lines import parse
+from tests.unit.command_lines import parse
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -5,6 +5,7 @@ Few prompts say little of their own spread, so intervals are Student's, of varia
 often this errs stands in docs/learning.md.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -59,20 +60,21 @@ class Estimate:
     freedom: float
 
     @classmethod
-    def of(cls, strata: Sequence[tuple[float, np.ndarray]]) -> Self:
-        """Of the sum over strata of weight times mean of gains [n]; freedom by Welch and Satterthwaite."""
-        weights = np.array([weight for weight, _ in strata])
-        counts = np.array([len(gains) for _, gains in strata])
-        freedom = counts - 1 + SPREAD_WEIGHT
-        squares = np.array([np.square(gains - gains.mean()).sum() for _, gains in strata])
-        parts = weights**2 * (SPREAD_WEIGHT * SPREAD**2 + squares) / freedom / counts
-        value = sum(weight * gains.mean() for weight, gains in strata)
-        return cls(float(value), float(np.sqrt(parts.sum())), float(parts.sum() ** 2 / (parts**2 / freedom).sum()))
+    def plain(cls, gains: np.ndarray) -> Self:
+        """Of the mean of gains [n] alike."""
+        count, mean = len(gains), gains.sum() / len(gains)
+        freedom = count - 1 + SPREAD_WEIGHT
+        squares = SPREAD_WEIGHT * SPREAD**2 + np.square(gains - mean).sum()
+        return cls(float(mean), math.sqrt(squares / freedom / count), freedom)
 
     @classmethod
-    def plain(cls, gains: np.ndarray) -> Self:
-        """Of the mean of all gains alike."""
-        return cls.of([(1.0, gains)])
+    def of(cls, strata: Sequence[tuple[float, np.ndarray]]) -> Self:
+        """Of the sum over strata of weight times mean of gains [n]; freedom by Welch and Satterthwaite."""
+        weighted = [(weight, cls.plain(gains)) for weight, gains in strata]
+        value = sum(weight * mean.value for weight, mean in weighted)
+        parts = [(weight * mean.error) ** 2 for weight, mean in weighted]
+        shares = sum(part**2 / mean.freedom for part, (_, mean) in zip(parts, weighted, strict=True))
+        return cls(value, math.sqrt(sum(parts)), sum(parts) ** 2 / shares)
 
     def margin(self, tail: float) -> float:
         """Half the width of the interval that leaves `tail` of the chance on either side."""

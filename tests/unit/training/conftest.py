@@ -15,11 +15,6 @@ UNKNOWN_DRAFT = 99
 """The version that drafted what these samples make up."""
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def tiny_llama(seed: int, layers: int = 2, scale: float = 0.02) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     config = LlamaConfig(

@@ -1,4 +1,4 @@
-"""Starting a job's process; what the process then does is `tests/integration/test_admin.py`'s."""
+"""Starting a job's process; what the process then does is `tests/integration/http/test_admin.py`'s."""
 
 import json
 import os

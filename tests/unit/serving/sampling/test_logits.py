@@ -11,7 +11,7 @@ from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.sampling.distributions import Distributions, sample
 from hotdraft.serving.sampling.logits import SamplingBatch
 from hotdraft.serving.sampling.rejection import rejection_sample
-from tests.served_probs import served_probs
+from tests.unit.served_probs import served_probs
 
 
 def batch(*params: SamplingParams) -> SamplingBatch:

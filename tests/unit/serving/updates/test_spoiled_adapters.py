@@ -26,7 +26,7 @@ from hotdraft.serving.updates.adapter_sync import AdapterSync
 from hotdraft.serving.updates.hot_swap import HotSwapper
 from hotdraft.serving.updates.last_served import LastServedFile
 from tests.integration.adapters import write_adapter
-from tests.spoiled_adapters import ODD_TAGS, SPOILED_FILES, SPOILED_SOURCES
+from tests.scenarios.spoiled_adapters import ODD_TAGS, SPOILED_FILES, SPOILED_SOURCES
 from tests.unit.serving.clients import ask, greedy, request
 
 GOOD = 1

@@ -12,7 +12,7 @@ from hotdraft.training.batches.sampling import (
     tail_at,
     unfiltered,
 )
-from tests.served_probs import served_probs
+from tests.unit.served_probs import served_probs
 
 VOCABULARY = 2000
 FILTERS = [

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.gate_simulation import Setting, lineages
+from tests.scenarios.gate_simulation import Setting, lineages
 
 FALSE_ACCEPT = 0.05
 LOSS = 0.05 - 1e-9

@@ -7,7 +7,7 @@ import torch
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.sampling.logits import SamplingBatch
 from hotdraft.training.scoring.evaluate import by_request, expected_acceptance_by_position
-from tests.served_probs import served_probs
+from tests.unit.served_probs import served_probs
 
 
 def acceptance_by_request(*arguments, **options):

@@ -1,0 +1,75 @@
+"""Many clients at once: what they are told, what is left of them, and what they hear when the server ends."""
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.integration.processes import MODEL, Server, is_running, wait_for
+from tests.scenarios.load import Outcome, load
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+def idle(server: Server) -> bool:
+    return server.metric("vllm:num_requests_running") == server.metric("vllm:num_requests_waiting") == 0
+
+
+def test_a_crowd_is_answered_or_sent_away(write_config: Callable[..., Path], tmp_path: Path) -> None:
+    config = write_config(tmp_path, engine={"max_queue": 20})
+    server = Server(config, tmp_path / "server.log")
+    try:
+        outcome = asyncio.run(load(server.url, MODEL, clients=80, seconds=5))
+        assert outcome.counts.keys() <= {"200", "503", "left"}
+        assert outcome.counts["200"] > 20
+        assert outcome.counts["503"], "80 clients do not fit 8 slots and 20 in the queue"
+        assert outcome.counts["left"]
+        wait_for("every slot free", lambda: idle(server), 10)
+        server.ask(1)
+        assert server.stop() == 0
+    finally:
+        server.kill()
+
+
+class Background:
+    """A crowd that asks while the test does something."""
+
+    def __init__(self, url: str, seconds: float, max_tokens: int) -> None:
+        self.outcome = Outcome()
+        self._thread = threading.Thread(target=self._run, args=(url, seconds, max_tokens))
+        self._thread.start()
+
+    def _run(self, url: str, seconds: float, max_tokens: int) -> None:
+        self.outcome = asyncio.run(load(url, MODEL, clients=40, seconds=seconds, max_tokens=max_tokens))
+
+    def join(self) -> Outcome:
+        self._thread.join()
+        return self.outcome
+
+
+@pytest.mark.parametrize(("drain_seconds", "told"), [(30, False), (0.2, True)])
+def test_sigterm_under_load(
+    write_config: Callable[..., Path], tmp_path: Path, drain_seconds: float, told: bool
+) -> None:
+    config = write_config(tmp_path, server={"drain_seconds": drain_seconds})
+    server = Server(config, tmp_path / "server.log", "--self-improve")
+    try:
+        trainer = wait_for("a trainer", server.trainer_pid)
+        crowd = Background(server.url, seconds=20, max_tokens=100)
+        wait_for("a queue", lambda: server.metric("vllm:num_requests_waiting") > 10)
+        server.process.send_signal(signal.SIGTERM)
+        if not told:
+            wait_for("not ready", lambda: httpx.get(f"{server.url}/ready").status_code == 503, 5)
+            assert httpx.get(f"{server.url}/health").status_code == 200
+        assert server.process.wait(60) == 0
+        counts = crowd.join().counts
+        assert counts.keys() <= {"200", "503", "told 503", "left", "refused"}
+        assert counts["200"] + counts["told 503"] > 0
+        assert bool(counts["told 503"]) == told, counts
+        assert not is_running(trainer)
+    finally:
+        server.kill()

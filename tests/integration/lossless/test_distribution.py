@@ -1,0 +1,166 @@
+"""At a temperature, speculation draws from the target's own distribution, whichever draft is live."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch.nn.functional import one_hot
+
+from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
+from hotdraft.serving.decoding.adaptive_k import AdaptiveK
+from hotdraft.serving.decoding.costs import RoundCosts
+from hotdraft.serving.decoding.decoder import SpeculativeDecoder
+from hotdraft.serving.engine.engine import Engine
+from hotdraft.serving.messages.events import RoundStats
+from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
+from hotdraft.serving.models.attention import ATTENTION, register_attention
+from hotdraft.serving.updates.hot_swap import HotSwapper
+from tests.conftest import tiny_llama, tiny_tokenizer
+from tests.integration.adapters import write_adapter
+from tests.integration.conftest import disturbed
+from tests.integration.lossless.stepping import run, swap
+
+VOCABULARY = 12
+LENGTH = 4
+SAMPLES = 4000
+PLAIN = SamplingParams(max_tokens=LENGTH, temperature=0.8, ignore_eos=True)
+PENALISED = replace(PLAIN, presence_penalty=0.5, frequency_penalty=-1.5)
+"""Which makes an answer repeat itself."""
+PROMPT = (1, 2, 3, 4)
+RANK = 4
+KNOWN = torch.tensor([0, 2, 3, 5, 8, 10])
+"""All that a trimmed draft knows."""
+MAX_K = 3
+COSTS = RoundCosts({64: [1.0, 1.2, 1.4, 1.6]}, {64: 0.15})
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("small")
+    target = tiny_llama(layers=2, seed=1, vocab_size=VOCABULARY)
+    for model, name in ((target, "target"), (disturbed(target), "draft")):
+        model.save_pretrained(folder / name)
+    return str(folder / "target"), str(folder / "draft")
+
+
+def exact_marginals(target: str, params: SamplingParams) -> torch.Tensor:
+    """[LENGTH, V]: the probability of each token at each output position, summed over all that may precede it."""
+    model = load_causal_lm(target)
+    contexts, weights = torch.tensor([PROMPT]), torch.ones(1, dtype=torch.float64)
+    marginals = []
+    for _ in range(LENGTH):
+        with torch.no_grad():
+            logits = model(contexts).logits[:, -1].double()
+        counts = one_hot(contexts[:, len(PROMPT) :], VOCABULARY).sum(1)
+        logits -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
+        probs = (logits / params.temperature).softmax(-1)
+        joint = weights[:, None] * probs
+        marginals.append(joint.sum(0))
+        tokens = torch.arange(VOCABULARY).repeat(len(contexts))[:, None]
+        contexts = torch.cat([contexts.repeat_interleave(VOCABULARY, 0), tokens], 1)
+        weights = joint.flatten()
+    return torch.stack(marginals)
+
+
+def frequencies(
+    target: str,
+    draft: str,
+    k: int | Literal["auto"],
+    trimmed: bool,
+    adapters: list[Path],
+    params: SamplingParams,
+    seeded: bool,
+    first_seed: int,
+) -> tuple[torch.Tensor, float]:
+    """How often each token came at each position, [LENGTH, V], and the acceptance rate; a swap every 20 turns."""
+    register_attention()
+    decoder = SpeculativeDecoder(
+        load_causal_lm(target, attn_implementation=ATTENTION),
+        load_causal_lm(draft, attn_implementation=ATTENTION),
+        num_slots=64,
+        max_model_len=16,
+        max_k=MAX_K,
+        log_top_k=4,
+        draft_vocabulary=KNOWN if trimmed else None,
+    )
+    engine = Engine(decoder, tiny_tokenizer(), k=k, num_slots=64, max_model_len=16, max_queue=SAMPLES)
+    engine.adaptive_k = Unlearning(COSTS)
+    swapper = HotSwapper(engine, fingerprint(draft), KNOWN if trimmed else None)
+    drafts = [swapper.stage(version, folder) for version, folder in enumerate([None, *adapters])]
+    seeds = range(first_seed, first_seed + SAMPLES)
+    each = [replace(params, seed=seed) if seeded else params for seed in seeds]
+    requests = [GenerationRequest(f"r{number}", PROMPT, params) for number, params in enumerate(each)]
+    random.seed(first_seed)  # of which the engine makes seeds for requests without
+    counts = Counts()
+    engine.listeners.append(counts)
+
+    def swap_now_and_then(step: int) -> None:
+        if step % 20 == 0:
+            swap(engine, swapper, drafts[(swapper.live_version + 1) % len(drafts)])
+
+    outputs = torch.tensor(run(engine, requests, swap_now_and_then))
+    assert counts.swaps >= 5
+    found = torch.stack([outputs[:, position].bincount(minlength=VOCABULARY) for position in range(LENGTH)])
+    return found, counts.accepted / max(counts.drafted, 1)
+
+
+class Unlearning(AdaptiveK):
+    """Chooses k whatever rounds take, so that every run is the same."""
+
+    def observe(self, *_: object) -> None: ...
+
+
+class Counts:
+    """An `EngineListener`."""
+
+    def __init__(self) -> None:
+        self.swaps = self.drafted = self.accepted = 0
+
+    def on_round(self, stats: RoundStats) -> None:
+        self.drafted += stats.drafted_tokens
+        self.accepted += stats.accepted_tokens
+
+    def on_finish(self, *_: object) -> None: ...
+
+    def on_swap(self, event: object) -> None:
+        self.swaps += 1
+
+
+@pytest.mark.parametrize(
+    ("k", "trimmed", "params", "seeded"),
+    [
+        (0, False, PLAIN, False),
+        (3, False, PLAIN, False),
+        ("auto", True, PLAIN, False),
+        (0, False, PENALISED, True),
+        (3, False, PENALISED, False),
+        (3, True, PENALISED, False),
+        (3, True, PENALISED, True),
+    ],
+)
+def test_tokens_come_as_often_as_the_target_says(
+    pair: tuple[str, str],
+    tmp_path: Path,
+    k: int | Literal["auto"],
+    trimmed: bool,
+    params: SamplingParams,
+    seeded: bool,
+) -> None:
+    target, draft = pair
+    adapters = [write_adapter(tmp_path / f"a{seed}", draft, seed=seed, rank=RANK) for seed in (1, 2)]
+    found, rate = frequencies(target, draft, k, trimmed, adapters, params, seeded, first_seed=30_000 if k else 0)
+    assert k == 0 or 0.2 < rate < 0.9, "a draft that is never or always right shows little"
+    for position, (observed, exact) in enumerate(zip(found, exact_marginals(target, params), strict=True)):
+        expected = SAMPLES * exact.numpy()
+        common = expected >= 5
+        pooled = [observed.numpy()[~common].sum(), *observed.numpy()[common]]
+        wanted = [expected[~common].sum(), *expected[common]]
+        if wanted[0] < 1:  # nothing rare to speak of
+            pooled, wanted = pooled[1:], [value * sum(pooled[1:]) / sum(wanted[1:]) for value in wanted[1:]]
+        assert len(wanted) >= 4
+        pvalue = chisquare(pooled, wanted).pvalue
+        assert pvalue > 1e-4, f"position {position}: p = {pvalue:.2g}"

@@ -1,0 +1,87 @@
+"""Two processes that share the work learn what one does alone."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hotdraft.training.fit.processes import TrainingProcessError
+from tests.integration.predistill.tiny_run import command, curve, train_in
+from tests.integration.processes import is_running, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]
+
+SETTINGS: dict[str, Any] = {
+    "max_steps": 20, "batch_tokens": 64, "learning_rate": 1e-2, "warmup_steps": 2, "validation_steps": 12,
+    "validation_requests": 6, "checkpoint_steps": 5, "lora": {"rank": 4, "alpha": 8},
+}  # fmt: skip
+START_SECONDS = 120.0
+
+
+@pytest.fixture
+def folder_for(tmp_path, empty_mlflow_db):
+    def make(name):
+        folder = tmp_path / name
+        folder.mkdir()
+        shutil.copy(empty_mlflow_db, folder)
+        return folder
+
+    return make
+
+
+def assert_same(first, second):
+    for name in ("loss", "validation/loss", "validation/overlap", "validation/greedy_agreement"):
+        truth, found = curve(first, name), curve(second, name)
+        assert len(truth) > 1
+        assert set(found) == set(truth), name
+        for step, (value, *_) in truth.items():
+            assert found[step][-1] == pytest.approx(value, rel=1e-3), f"{name} at {step}"
+    weights = [torch.load(folder / "trained.pt")["weights"] for folder in (first, second)]
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, msg=name, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changes"),
+    [
+        ("ddp", {}),
+        ("ddp", {"method": "qlora", "accumulate": 2}),
+        ("fsdp", {"activation_checkpointing": True}),
+        ("fsdp", {"method": "lora", "accumulate": 2}),
+    ],
+)
+def test_two_processes_take_the_steps_of_one_with_twice_the_batches(folder_for, strategy, changes):
+    alone, shared = folder_for("alone"), folder_for("shared")
+    train_in(alone, SETTINGS | changes | {"accumulate": 2 * changes.get("accumulate", 1)})
+    train_in(shared, SETTINGS | changes | {"devices": 2, "strategy": strategy})
+    assert_same(alone, shared)
+    artifacts = sorted(path.name for path in (shared / "artifacts").rglob("step-*.txt"))
+    assert artifacts == ["step-0000012.txt", "step-0000020.txt"]
+
+
+def children(pid: int) -> list[int]:
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for text in lists for child in text.read_text().split()]
+
+
+def test_killed_processes_leave_none_behind_and_go_on_where_they_were(folder_for):
+    whole, broken = folder_for("whole"), folder_for("broken")
+    settings = SETTINGS | {"max_steps": 40, "devices": 2, "strategy": "fsdp"}
+    train_in(whole, settings)
+    process = subprocess.Popen(command(broken, settings), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for("a checkpoint", (broken / "checkpoints" / "last.ckpt").exists, START_SECONDS)
+    workers = children(process.pid)
+    assert len(workers) >= 2
+    process.kill()
+    assert process.wait() == -9, "ended before it could be killed"
+    wait_for("the end of its processes", lambda: not any(map(is_running, workers)), 10)
+    train_in(broken, settings)
+    assert_same(whole, broken)
+
+
+def test_a_failure_in_one_process_ends_all_and_is_told(folder_for):
+    with pytest.raises(TrainingProcessError, match="NonFiniteLossError: the loss is nan"):
+        train_in(folder_for("failed"), SETTINGS | {"devices": 2, "learning_rate": 1e30})

@@ -113,7 +113,7 @@ class ServingTracker:
         self._ticker.start()
         self._sender.start()
 
-    def close(self, patience: float = 10.0) -> None:
+    def stop(self, patience: float = 10.0) -> None:
         """Send what is left and end the run; gives up after `patience` seconds."""
         self._stopping.set()
         if self._sender.is_alive():

@@ -66,10 +66,10 @@ def create_app(
         if not engine.is_alive:
             cause = f" It ended by {engine.fatal_error}" if engine.fatal_error else ""
             raise ApiError(503, f"The engine is not running.{cause}", code="engine_dead")
-        state = metrics.state
+        adapters, recorder = metrics.sources.adapters, metrics.sources.recorder
         amiss = {
-            "unusable_adapters": state.unusable_adapters,
-            "recording": state.recorder.problem if state.recorder else None,
+            "unusable_adapters": adapters.unusable if adapters else None,
+            "recording": recorder.problem if recorder else None,
         }
         return {"status": "ok", **{name: what for name, what in amiss.items() if what}}
 

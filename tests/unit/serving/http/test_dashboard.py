@@ -14,7 +14,7 @@ from hotdraft.serving.http.admin.history import history_router
 from hotdraft.serving.http.dashboard.router import dashboard_router
 from hotdraft.serving.http.errors import add_error_handlers
 
-STATIC = Path(hotdraft.serving.dashboard.__file__).with_name("static")
+STATIC = Path(hotdraft.serving.http.dashboard.__file__).with_name("static")
 
 
 @pytest.fixture(scope="module")

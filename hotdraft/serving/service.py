@@ -32,7 +32,7 @@ from hotdraft.serving.http.logs import configure_logging
 from hotdraft.serving.metrics.listener import ServingMetrics
 from hotdraft.serving.metrics.replay_watch import ReplayWatch
 from hotdraft.serving.metrics.state_metrics import Sources
-from hotdraft.serving.metrics.tracking import TrackingListener
+from hotdraft.serving.metrics.tracking_listener import TrackingListener
 from hotdraft.serving.updates.acceptance_watch import AcceptanceWatch
 from hotdraft.serving.updates.adapter_sync import AdapterSync
 from hotdraft.serving.updates.hot_swap import HotSwapper

@@ -14,9 +14,9 @@ from hotdraft.pipeline.system.version import installed_version
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.http.access import ApiKeyGuard, BodyLimit
 from hotdraft.serving.http.errors import ApiError, add_error_handlers, error_responses
+from hotdraft.serving.http.foreign_pages import AllowedHosts, OwnPagesOnly
 from hotdraft.serving.http.logs import PROBES
 from hotdraft.serving.http.openai.routes import openai_router
-from hotdraft.serving.http.origins import AllowedHosts, OwnPagesOnly
 from hotdraft.serving.metrics.listener import ServingMetrics
 
 _PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"

@@ -130,7 +130,7 @@ def _serving_listeners(engine: Engine, config: HotdraftConfig) -> list[EngineLis
     from hotdraft.pipeline.store.tracking import ServingTracker
     from hotdraft.serving.metrics.listener import ServingMetrics
     from hotdraft.serving.metrics.state_metrics import Sources
-    from hotdraft.serving.metrics.tracking import TrackingListener
+    from hotdraft.serving.metrics.tracking_listener import TrackingListener
 
     tracker = ServingTracker(config)
     tracker.start()

@@ -14,7 +14,7 @@ from hotdraft.serving.http.openai.logprobs import TokenText
 from hotdraft.serving.http.openai.response_builder import ChatBuilder, TextBuilder
 from hotdraft.serving.http.openai.schema import ChatCompletionRequest, CompletionRequest, GenerationOptions
 from hotdraft.serving.http.openai.token_stream import unless_gone
-from hotdraft.serving.messages.prompts import PromptEncoder, decode
+from hotdraft.serving.messages.prompt_encoder import PromptEncoder, decode
 from hotdraft.serving.messages.request import DEFAULT_DOMAIN, UNRECORDED_DOMAIN, GenerationRequest
 
 DEFAULT_COMPLETION_TOKENS = 16

@@ -19,7 +19,7 @@ from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.serving.engine.load import build_engine, draft_ranking
 from hotdraft.serving.engine.recorder import Recorder
 from hotdraft.serving.messages.events import SwapEvent
-from hotdraft.serving.messages.prompts import encode_chat, encode_text
+from hotdraft.serving.messages.prompt_encoder import encode_chat, encode_text
 from hotdraft.serving.messages.request import (
     DEFAULT_DOMAIN,
     FinishReason,

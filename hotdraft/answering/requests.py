@@ -14,7 +14,7 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.traffic.prompts import Prompt
 from hotdraft.pipeline.traffic.sources import Text
 from hotdraft.serving.engine.batch import CollectError
-from hotdraft.serving.messages.prompts import PromptError, encode_chat
+from hotdraft.serving.messages.prompt_encoder import PromptError, encode_chat
 from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
 from hotdraft.training.scoring.target_scores import ScoredText
 

@@ -3,10 +3,11 @@
 import logging
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
@@ -30,7 +31,8 @@ from hotdraft.serving.http.drain import DrainingServer
 from hotdraft.serving.http.logs import configure_logging
 from hotdraft.serving.metrics.listener import ServingMetrics
 from hotdraft.serving.metrics.replay_watch import ReplayWatch
-from hotdraft.serving.metrics.tracking import TrackingListener
+from hotdraft.serving.metrics.state_metrics import Sources
+from hotdraft.serving.metrics.tracking_listener import TrackingListener
 from hotdraft.serving.updates.acceptance_watch import AcceptanceWatch
 from hotdraft.serving.updates.adapter_sync import AdapterSync
 from hotdraft.serving.updates.hot_swap import HotSwapper
@@ -51,26 +53,30 @@ def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, 
     config.run_dir.mkdir(parents=True, exist_ok=True)
     buffer = ReplayBuffer.of(config)
     engine = build_engine(config, buffer)
-    metrics = ServingMetrics(engine, config.served_model_name, recorder=engine.recorder)
-    tracker = metrics.state.tracker = ServingTracker(config)
-    replay_watch = metrics.state.replay = ReplayWatch(ReplayBuffer.of(config), writer=buffer)
-    engine.listeners += [metrics, TrackingListener(tracker)]
-    registry = AdapterRegistry(config)
-    records = metrics.state.jobs = JobRecords(config.run_dir)
-    controls = ControlFile(config.run_dir)
+    replay_watch = ReplayWatch(ReplayBuffer.of(config), writer=buffer)
+    tracker = ServingTracker(config)
+    registry, records, controls = AdapterRegistry(config), JobRecords(config.run_dir), ControlFile(config.run_dir)
     k_override = KOverride(engine, controls)
-    sync = None
+    connections = Connections(config.server, connection_limit(config.server.max_connections))
+    sync = supervisor = None
     if config.draft is not None:
-        ranking = draft_ranking(config, engine.decoder.vocab_size)
-        swapper = HotSwapper(engine, fingerprint(config.draft), ranking)
-        last_served = LastServedFile(config.run_dir)
         watch = AcceptanceWatch(Trials(config, server=uuid4().hex[:8]), registry)
         engine.listeners.append(watch)
-        sync = AdapterSync(swapper, registry, last_served, watch, metrics)
-    supervisor = None
-    if self_improve and config.draft is not None:
-        supervisor = metrics.state.trainer = TrainerSupervisor(config_path, config, overrides)
+        swapper = HotSwapper(engine, fingerprint(config.draft), draft_ranking(config, engine.decoder.vocab_size))
+        sync = AdapterSync(swapper, registry, LastServedFile(config.run_dir), watch)
+        supervisor = TrainerSupervisor(config_path, config, overrides) if self_improve else None
 
+    sources = Sources(
+        recorder=engine.recorder,
+        replay=replay_watch,
+        trainer=supervisor,
+        jobs=records,
+        tracker=tracker,
+        connections=connections,
+        adapters=sync,
+    )
+    metrics = ServingMetrics(engine, config.served_model_name, sources)
+    engine.listeners += [metrics, TrackingListener(tracker)]
     admin = admin_router(
         engine,
         config,
@@ -83,29 +89,29 @@ def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, 
     )
     routers = [admin, history_router(tracker.history), dashboard_router()]
     app = create_app(engine, config, metrics=metrics, api_keys=api_keys, admin_keys=admin_keys, routers=routers)
+    server = DrainingServer(app, config.server, engine, connections)
 
-    engine.start()
-    tracker.start()
-    replay_watch.start()
-    try:
-        k_override.start()
-        if sync is not None:
-            sync.start()
-        if supervisor is not None:
-            supervisor.start()
+    recorder = nullcontext() if engine.recorder is None else closing(engine.recorder)
+    with _running(replay_watch, tracker), recorder, _running(engine, k_override, sync, supervisor):
         logger.info("serving %s at http://%s:%d", config.served_model_name, config.server.host, config.server.port)
-        connections = Connections(config.server, connection_limit(config.server.max_connections))
-        metrics.state.connections = connections
-        DrainingServer(app, config.server, engine, connections).run()
+        server.run()
+
+
+class _Part(Protocol):
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+@contextmanager
+def _running(*parts: _Part | None) -> Iterator[None]:
+    """Starts those that there are, and stops what was started, the last first."""
+    started: list[_Part] = []
+    try:
+        for part in filter(None, parts):
+            part.start()
+            started.append(part)
+        yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are about to end
-        if supervisor is not None:
-            supervisor.stop()
-        if sync is not None:
-            sync.stop()
-        k_override.stop()
-        engine.stop()
-        if engine.recorder is not None:
-            engine.recorder.close()
-        tracker.close()
-        replay_watch.stop()
+        for part in reversed(started):
+            part.stop()

@@ -44,7 +44,7 @@ def main() -> None:
     arguments = parse()
     from hotdraft.pipeline.models.loading import load_tokenizer
     from hotdraft.pipeline.traffic.generators.varied import varied
-    from hotdraft.serving.messages.prompts import encode_chat
+    from hotdraft.serving.messages.prompt_encoder import encode_chat
 
     tokenizer = load_tokenizer(arguments.target)
     texts = varied(arguments.prompts * (arguments.repeats + 1), seed=0)

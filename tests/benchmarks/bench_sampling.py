@@ -22,7 +22,7 @@ from hotdraft.pipeline.models.loading import load_tokenizer, resolve
 from hotdraft.pipeline.traffic.generators.varied import varied
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.engine.load import build_engine
-from hotdraft.serving.messages.prompts import encode_chat
+from hotdraft.serving.messages.prompt_encoder import encode_chat
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.sampling.logits import SamplingBatch
 

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hotdraft.serving.messages.events import RoundStats, SwapEvent
 from hotdraft.serving.messages.request import GenerationRequest, RequestStats, SamplingParams
 from hotdraft.serving.metrics.listener import ServingMetrics
+from hotdraft.serving.metrics.state_metrics import Sources
 from tests.unit.promql import names_of
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -56,12 +57,12 @@ def exported() -> dict[str, set[str]]:
     engine = SimpleNamespace(
         draft_version=1, num_running=0, num_waiting=0, num_slots=2, max_model_len=64, failures={"round": 0}
     )
-    metrics = ServingMetrics(engine, "tiny")
+    adapters = SimpleNamespace(refused=0, unusable={2: "out of memory"}, swap_failures=0, errors=0)
+    metrics = ServingMetrics(engine, "tiny", Sources(adapters=adapters))
     metrics.on_round(RoundStats(2, 1, 2, 1, (1, 0), 2, 0.1, 1, (0.1,)))
     request = GenerationRequest("r", (1,), SamplingParams())
     metrics.on_finish(request, RequestStats(1, 2, 1, 2, 2, 1, 1, 0.0, 0.1, 0.2), "stop")
     metrics.on_swap(SwapEvent(1, 0, "promotion", 0.01))
-    metrics.state.unusable_adapters = {2: "out of memory"}
     found: dict[str, set[str]] = {"up": set()}
     for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):
         for sample in family.samples:

@@ -19,7 +19,7 @@ from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store.connection import ABSENT, name_part
-from hotdraft.pipeline.store.curves import Swap
+from hotdraft.pipeline.store.history import Swap
 from hotdraft.pipeline.store.served import TAG, DomainCounts, Served, served, served_by_run
 
 GATE_BY_DOMAIN = "gate_by_domain"

@@ -16,8 +16,8 @@ from mlflow.entities import Metric
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store.connection import STORE_ERRORS, create_run, experiment_id, log_params, open_client
-from hotdraft.pipeline.store.curves import History, Point, Swap
 from hotdraft.pipeline.store.domains import MAX_DOMAINS, DomainNames
+from hotdraft.pipeline.store.history import History, Point, Swap
 from hotdraft.pipeline.store.lineage import Lineage
 from hotdraft.pipeline.store.served import DomainCounts, Served
 
@@ -30,7 +30,7 @@ LONGEST_RETRY_SECONDS = 60.0
 
 
 @dataclass
-class _Window:
+class _Sums:
     """Sums since the last point."""
 
     requests: int = 0
@@ -65,7 +65,7 @@ class ServingTracker:
         self._connect = connect
         self._interval = config.tracking.interval_seconds
         self._lock = threading.Lock()
-        self._window = _Window()
+        self._window = _Sums()
         self._domains = DomainNames()
         self._points: deque[Point] = deque(maxlen=POINTS_IN_HISTORY)
         self._requests = 0
@@ -113,7 +113,7 @@ class ServingTracker:
         self._ticker.start()
         self._sender.start()
 
-    def close(self, patience: float = 10.0) -> None:
+    def stop(self, patience: float = 10.0) -> None:
         """Send what is left and end the run; gives up after `patience` seconds."""
         self._stopping.set()
         if self._sender.is_alive():
@@ -167,7 +167,7 @@ class ServingTracker:
             self._swaps.append(Swap(seconds, self._requests, version, reason))
 
     def _end_window(self) -> None:
-        window, self._window = self._window, _Window()
+        window, self._window = self._window, _Sums()
         if not (window.requests or window.rounds or window.tokens):
             return
         point = Point(

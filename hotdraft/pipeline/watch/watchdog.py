@@ -59,7 +59,7 @@ class Fall:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     looks: int
     """Done by now."""
     fall: Fall | None = None
@@ -156,7 +156,7 @@ class Samples:
         return Samples(self.stratum[rows], self.client[rows], self.old[:, rows], self.new[:, rows])
 
 
-def judge(samples: Samples, looks_done: int, config: WatchdogConfig) -> Verdict:
+def judge(samples: Samples, looks_done: int, config: WatchdogConfig) -> Judgement:
     """Look if one of the planned looks is due that was not done, and say what it found.
 
     A client's requests of one kind are compared with its own of before. Where clients seldom come again,
@@ -165,20 +165,20 @@ def judge(samples: Samples, looks_done: int, config: WatchdogConfig) -> Verdict:
     """
     planned = looks(config.min_requests, config.max_requests)
     if not len(samples.client):
-        return Verdict(looks_done)
+        return Judgement(looks_done)
     alone = samples.is_of_one_client(config.max_requests)
     matched, comparable = samples.by_client_and_kind(), samples.by_kind()
     enough = MATCHED_SHARE * comparable.requests(alone)
     chosen = matched if matched.requests(alone) >= enough else comparable
     due = sum(look <= chosen.requests(alone) for look in planned)
     if due <= looks_done:
-        return Verdict(looks_done)
+        return Judgement(looks_done)
     critical = CRITICAL[len(planned) - 1]
     fall = chosen.fall(critical, config.max_fall)
     if fall is not None and not alone:
         stands = all(chosen.without(c).fall(critical, config.max_fall) for c in chosen.largest_clients())
         fall = fall if stands else None
-    return Verdict(due, fall)
+    return Judgement(due, fall)
 
 
 def looks(first: int, last: int) -> list[int]:

@@ -11,7 +11,7 @@ from hotdraft.pipeline.traffic.generators import arithmetic, varied
 from hotdraft.pipeline.traffic.prompts import Prompt, read_traffic
 from hotdraft.serving.benchmark.engines.engine import EngineSettings
 from hotdraft.serving.benchmark.engines.weights import BENCH_FOLDER, complete_folder
-from hotdraft.serving.messages.prompts import encode_chat
+from hotdraft.serving.messages.prompt_encoder import encode_chat
 
 OURS = "hotdraft"
 ASSISTED = "transformers-assisted"

@@ -15,7 +15,7 @@ WARM_UP_TOKENS = 16
 
 
 @dataclass
-class Outcome:
+class Measured:
     """All that was measured. Figures of hotdraft's own are lists with a value for each repeat."""
 
     measurements: list[Measurement] = field(default_factory=list)
@@ -32,9 +32,9 @@ class Outcome:
     """hotdraft's worker once its imports were done, and after its last run."""
 
 
-def run(plan: Plan, log_folder: Path, tell: Callable[[str], None]) -> Outcome:
+def run(plan: Plan, log_folder: Path, tell: Callable[[str], None]) -> Measured:
     """Measure; `tell` hears what comes next. Raises `WorkerError` if hotdraft's own worker fails."""
-    outcome = Outcome()
+    measured = Measured()
     with ExitStack() as stack:
         tell("loading")
         workers = {}
@@ -42,23 +42,23 @@ def run(plan: Plan, log_folder: Path, tell: Callable[[str], None]) -> Outcome:
             worker = Worker(name, _settings_of(name, plan), log_folder / f"{name}.log", os.environ)
             workers[name] = stack.enter_context(worker)
         for name in list(workers):
-            with _Leaving(name, workers, outcome):
+            with _Leaving(name, workers, measured):
                 workers[name].wait_ready()
-                outcome.versions[name] = workers[name].version
+                measured.versions[name] = workers[name].version
         for concurrency in plan.settings.concurrency:
             for name, mode in _turns(plan, workers, concurrency):
                 tell(f"warming up: {name}, {describe(mode)}, {concurrency} at once")
-                with _Leaving(name, workers, outcome):
+                with _Leaving(name, workers, measured):
                     warm_up = min(WARM_UP_TOKENS, plan.max_tokens)
                     workers[name].run(mode, plan.prompts[:concurrency], warm_up, concurrency)
         for repeat in range(plan.repeats):
-            _repeat(plan, workers, repeat, outcome, tell)
+            _repeat(plan, workers, repeat, measured, tell)
         ours = workers[OURS]
-        outcome.imported_mb, outcome.memory = ours.rss_imported_mb, ours.memory
+        measured.imported_mb, measured.memory = ours.rss_imported_mb, ours.memory
         if plan.swap:
             tell("swapping under a running stream")
-            outcome.swap = ours.measure("swap", 1)
-    return outcome
+            measured.swap = ours.measure("swap", 1)
+    return measured
 
 
 def describe(mode: Mode) -> str:
@@ -68,24 +68,24 @@ def describe(mode: Mode) -> str:
 
 
 def _repeat(
-    plan: Plan, workers: dict[str, Worker], repeat: int, outcome: Outcome, tell: Callable[[str], None]
+    plan: Plan, workers: dict[str, Worker], repeat: int, measured: Measured, tell: Callable[[str], None]
 ) -> None:
     """One interleaved repeat; every other one goes backwards, so that no engine always follows the same."""
     ours = workers[OURS]
-    outcome.bandwidths.append(ours.measure("bandwidth", 1)["bytes_per_second"])
+    measured.bandwidths.append(ours.measure("bandwidth", 1)["bytes_per_second"])
     for concurrency in plan.settings.concurrency:
         if plan.settings.draft_folder is not None:
-            outcome.costs.setdefault(concurrency, []).append(ours.measure("costs", concurrency))
+            measured.costs.setdefault(concurrency, []).append(ours.measure("costs", concurrency))
         turns = _turns(plan, workers, concurrency)
         for name, mode in reversed(turns) if repeat % 2 else turns:
             if name not in workers:
                 continue
             tell(f"repeat {repeat + 1} of {plan.repeats}: {name}, {describe(mode)}, {concurrency} at once")
-            with _Leaving(name, workers, outcome):
+            with _Leaving(name, workers, measured):
                 result = workers[name].run(mode, plan.prompts, plan.max_tokens, concurrency)
                 if any(len(output) != plan.max_tokens for output in result.outputs):
                     raise WorkerError(f"{name} gave outputs that are not of {plan.max_tokens} tokens")
-                outcome.measurements.append(Measurement(name, mode, concurrency, repeat, result))
+                measured.measurements.append(Measurement(name, mode, concurrency, repeat, result))
 
 
 def _settings_of(name: str, plan: Plan) -> EngineSettings:
@@ -106,10 +106,10 @@ def _turns(plan: Plan, workers: Mapping[str, Worker], concurrency: int) -> list[
 class _Leaving:
     """A peer that cannot go on leaves the benchmark and takes its measurements along; hotdraft must not."""
 
-    def __init__(self, name: str, workers: dict[str, Worker], outcome: Outcome) -> None:
+    def __init__(self, name: str, workers: dict[str, Worker], measured: Measured) -> None:
         self._name = name
         self._workers = workers
-        self._outcome = outcome
+        self._measured = measured
 
     def __enter__(self) -> None: ...
 
@@ -117,7 +117,7 @@ class _Leaving:
         if not isinstance(error, PeerUnavailable | WorkerError) or self._name == OURS:
             return False
         self._workers.pop(self._name, None)
-        self._outcome.left_out[self._name] = str(error)
-        kept = [item for item in self._outcome.measurements if item.engine != self._name]
-        self._outcome.measurements[:] = kept
+        self._measured.left_out[self._name] = str(error)
+        kept = [item for item in self._measured.measurements if item.engine != self._name]
+        self._measured.measurements[:] = kept
         return True

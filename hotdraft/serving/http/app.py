@@ -14,9 +14,9 @@ from hotdraft.pipeline.system.version import installed_version
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.http.access import ApiKeyGuard, BodyLimit
 from hotdraft.serving.http.errors import ApiError, add_error_handlers, error_responses
+from hotdraft.serving.http.foreign_pages import AllowedHosts, OwnPagesOnly
 from hotdraft.serving.http.logs import PROBES
 from hotdraft.serving.http.openai.routes import openai_router
-from hotdraft.serving.http.origins import AllowedHosts, OwnPagesOnly
 from hotdraft.serving.metrics.listener import ServingMetrics
 
 _PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -66,10 +66,10 @@ def create_app(
         if not engine.is_alive:
             cause = f" It ended by {engine.fatal_error}" if engine.fatal_error else ""
             raise ApiError(503, f"The engine is not running.{cause}", code="engine_dead")
-        state = metrics.state
+        adapters, recorder = metrics.sources.adapters, metrics.sources.recorder
         amiss = {
-            "unusable_adapters": state.unusable_adapters,
-            "recording": state.recorder.problem if state.recorder else None,
+            "unusable_adapters": adapters.unusable if adapters else None,
+            "recording": recorder.problem if recorder else None,
         }
         return {"status": "ok", **{name: what for name, what in amiss.items() if what}}
 

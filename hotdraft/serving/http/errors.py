@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from hotdraft.serving.messages.prompts import PromptError
+from hotdraft.serving.messages.prompt_encoder import PromptError
 
 
 class ErrorBody(BaseModel):

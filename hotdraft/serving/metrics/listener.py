@@ -11,7 +11,7 @@ from hotdraft.serving.messages.events import RoundStats, SwapEvent, SwapReason
 from hotdraft.serving.messages.request import GenerationRequest, RequestStats
 from hotdraft.serving.metrics.families import MetricFamilies
 from hotdraft.serving.metrics.request_metrics import TOKEN_BUCKETS, RequestMetrics
-from hotdraft.serving.metrics.state_metrics import EngineState, RecorderCounts, StateMetrics, TrainerState
+from hotdraft.serving.metrics.state_metrics import EngineState, Sources, StateMetrics
 
 _STALL_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
@@ -19,21 +19,14 @@ _STALL_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.
 class ServingMetrics:
     """An `EngineListener` with a registry of its own; every metric has the label `model_name`.
 
-    `state` reads what others count; those of them that are not given here may be set there later.
+    What others count is read from `sources`.
     """
 
-    def __init__(
-        self,
-        engine: EngineState,
-        model_name: str,
-        *,
-        recorder: RecorderCounts | None = None,
-        trainer: TrainerState | None = None,
-    ) -> None:
+    def __init__(self, engine: EngineState, model_name: str, sources: Sources | None = None) -> None:
         families = MetricFamilies(model_name)
         self.registry = families.registry
-        self.state = StateMetrics(families, engine)
-        self.state.recorder, self.state.trainer = recorder, trainer
+        self.sources = sources or Sources()
+        StateMetrics(families, engine, self.sources)
         self._requests = RequestMetrics(families, engine.max_model_len)
         self._domains = DomainNames()
 
@@ -61,8 +54,6 @@ class ServingMetrics:
         for reason in get_args(SwapReason):
             self._swaps(reason=reason)  # exported as 0 from the start, so that the first of each is an increase
         self._rollbacks = counter("hotdraft_rollbacks", "Swaps back to an older draft version.")
-        self._swap_failures = counter("hotdraft_swap_failures", "Attempts to swap an adapter in that failed.")
-        self._sync_errors = counter("hotdraft_adapter_sync_errors", "Failures in following the adapter registry.")
         self._swap_stall = families.histogram(
             "hotdraft_swap_stall_seconds", "Time decoding stood still for a swap.", _STALL_BUCKETS
         )
@@ -93,9 +84,3 @@ class ServingMetrics:
         if event.version < event.previous_version:
             self._rollbacks.inc()
         self._swap_stall.observe(event.stall_seconds)
-
-    def count_swap_failure(self) -> None:
-        self._swap_failures.inc()
-
-    def count_sync_error(self) -> None:
-        self._sync_errors.inc()

@@ -8,7 +8,7 @@ while the registry cannot be asked takes up what served last, until the registry
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from functools import partial
 
@@ -16,7 +16,6 @@ from hotdraft.pipeline.config.origins import without_password
 from hotdraft.pipeline.store.connection import STORE_ERRORS, StoreError
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.serving.messages.events import SwapReason
-from hotdraft.serving.metrics.listener import ServingMetrics
 from hotdraft.serving.updates.acceptance_watch import AcceptanceWatch
 from hotdraft.serving.updates.champion import ChampionFollower
 from hotdraft.serving.updates.hot_swap import HotSwapper
@@ -42,13 +41,15 @@ class AdapterSync:
         registry: AdapterRegistry,
         last_served: LastServedFile,
         watch: AcceptanceWatch,
-        metrics: ServingMetrics,
     ) -> None:
         self._swapper = swapper
         self._registry = registry
-        self._follower = ChampionFollower(swapper, registry, last_served, metrics)
+        self._follower = ChampionFollower(swapper, registry, last_served)
         self._watch = watch
-        self._metrics = metrics
+        self.refused = 0
+        """How many versions in the registry were refused, by the gate or after they served."""
+        self.errors = 0
+        """Failures in following the registry."""
         self._store_is_down = False
         self._counted: tuple[int | None, float] | None = None
         """With which champion, and when, refused versions were counted last."""
@@ -56,6 +57,15 @@ class AdapterSync:
         """The failure that was logged last, and when."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="adapter-sync", daemon=True)
+
+    @property
+    def unusable(self) -> Mapping[int, str]:
+        """Why, by version, of those that should serve and cannot do so here."""
+        return {version: mark.why for version, mark in self._follower.unusable.items()}
+
+    @property
+    def swap_failures(self) -> int:
+        return self._follower.failures
 
     def start(self) -> None:
         """Serve the champion, or what served last if nobody can say which that is, then keep following it."""
@@ -93,7 +103,7 @@ class AdapterSync:
         except CancelledError:  # the engine ends
             return False
         except Exception as error:  # noqa: BLE001 -- the top of a thread that must outlive whatever is in the registry
-            self._metrics.count_sync_error()
+            self.errors += 1
             self._say(f"{type(error).__name__}: {error}")
         return True
 
@@ -106,5 +116,5 @@ class AdapterSync:
     def _count_refused(self) -> None:
         champion, now = self._follower.champion, time.monotonic()
         if self._counted is None or self._counted[0] != champion or now - self._counted[1] > COUNT_SECONDS:
-            self._metrics.state.adapters_rejected = self._registry.count_refused()
+            self.refused = self._registry.count_refused()
             self._counted = champion, now

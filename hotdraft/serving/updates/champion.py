@@ -21,7 +21,6 @@ from hotdraft.pipeline.models.adapter_folder import AdapterError
 from hotdraft.pipeline.store.connection import STORE_ONLY_ERRORS, StoreError
 from hotdraft.pipeline.store.registry import ROLLED_BACK, AdapterRegistry, RegistryError
 from hotdraft.serving.messages.events import SwapReason
-from hotdraft.serving.metrics.listener import ServingMetrics
 from hotdraft.serving.updates.hot_swap import HotSwapper, SwapError
 from hotdraft.serving.updates.last_served import LastServedFile
 
@@ -64,18 +63,14 @@ class ChampionFollower:
     may pass by itself, and anew once another champion was in between.
     """
 
-    def __init__(
-        self,
-        swapper: HotSwapper,
-        registry: AdapterRegistry,
-        last_served: LastServedFile,
-        metrics: ServingMetrics,
-    ) -> None:
+    def __init__(self, swapper: HotSwapper, registry: AdapterRegistry, last_served: LastServedFile) -> None:
         self._swapper = swapper
         self._registry = registry
         self._last_served = last_served
-        self._metrics = metrics
-        self._unusable: dict[int, Unusable] = {}
+        self.unusable: dict[int, Unusable] = {}
+        """By version; put in place as a whole, as other threads read it."""
+        self.failures = 0
+        """Attempts to swap that failed."""
         self._stand_ins: list[tuple[int, Path | None]] | None = None
         self.champion: int | None = None
         """As the registry named it last; None until it was first asked."""
@@ -85,7 +80,7 @@ class ChampionFollower:
         champion, live = self._registry.champion(), self._swapper.live_version
         if champion != self.champion:
             self.champion, self._stand_ins = champion, None
-            self._set_unusable({})
+            self.unusable = {}
         if champion == live:
             if not champion:
                 self._last_served.write(0, None)
@@ -124,7 +119,7 @@ class ChampionFollower:
 
     def _serve(self, version: int, folder: Path | None, reason: SwapReason) -> bool:
         """Whether `version` serves now, from `folder` if that is given."""
-        known = self._unusable.get(version)
+        known = self.unusable.get(version)
         if known is not None and not known.is_due:
             return False
         try:
@@ -136,30 +131,26 @@ class ChampionFollower:
         except Exception as error:  # noqa: BLE001 -- whatever a version brings about is its own affair
             self._mark(version, folder, error)
             return False
-        self._set_unusable({other: mark for other, mark in self._unusable.items() if other != version})
+        self.unusable = {other: mark for other, mark in self.unusable.items() if other != version}
         self._last_served.write(version, folder)
         logger.info("draft version %d serves, after a stall of %.1f ms (%s)",
                     version, 1000 * event.stall_seconds, event.reason)  # fmt: skip
         return True
 
     def _mark(self, version: int, folder: Path | None, error: Exception) -> None:
-        known = self._unusable.get(version)
+        known = self.unusable.get(version)
         why, tries = _in_words(error), known.tries + 1 if known else 1
         if known is None or known.why != why:
             said = without_password(f"{type(error).__name__}: {error}")
             live = self._swapper.live_version
             logger.error("version %d is unusable here, version %d serves on: %s", version, live, said)
-        self._metrics.count_swap_failure()
+        self.failures += 1
         if isinstance(error, (AdapterError, SwapError)) and folder is not None:
             self._registry.discard(folder)
             mark = Unusable(why, tries, None, folder, files_in(folder))
         else:
             mark = Unusable(why, tries, time.monotonic() + min(2.0**tries, LONGEST_RETRY_SECONDS))
-        self._set_unusable({**self._unusable, version: mark})
-
-    def _set_unusable(self, unusable: dict[int, Unusable]) -> None:
-        self._unusable = unusable
-        self._metrics.state.unusable_adapters = {version: mark.why for version, mark in unusable.items()}
+        self.unusable = {**self.unusable, version: mark}
 
 
 def files_in(folder: Path) -> Files:

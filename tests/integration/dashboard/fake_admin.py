@@ -12,11 +12,11 @@ import uvicorn
 from fastapi import FastAPI, Request
 
 from hotdraft.pipeline.config.serving import ServerConfig
-from hotdraft.pipeline.store.curves import History, Point, Swap
+from hotdraft.pipeline.store.history import History, Point, Swap
 from hotdraft.serving.http.admin.history import history_router
 from hotdraft.serving.http.dashboard.router import dashboard_router
 from hotdraft.serving.http.errors import ApiError, add_error_handlers
-from hotdraft.serving.http.origins import AllowedHosts, OwnPagesOnly
+from hotdraft.serving.http.foreign_pages import AllowedHosts, OwnPagesOnly
 
 START = 1_700_000_000.0
 INTERVAL = 5.0

@@ -16,7 +16,6 @@ from hotdraft.pipeline.watch.trial import Trials
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.messages.events import SwapEvent
 from hotdraft.serving.messages.request import GenerationRequest, OutputDelta, SamplingParams
-from hotdraft.serving.metrics.listener import ServingMetrics
 from hotdraft.serving.updates import adapter_sync
 from hotdraft.serving.updates.acceptance_watch import AcceptanceWatch
 from hotdraft.serving.updates.adapter_sync import AdapterSync
@@ -35,10 +34,9 @@ class Server:
         self.engine = build_engine(config, None)
         registry = AdapterRegistry(config)
         watch = AcceptanceWatch(Trials(config, name), registry)
-        metrics = ServingMetrics(self.engine, name)
         self.engine.listeners += [watch, self]
         swapper = HotSwapper(self.engine, fingerprint(config.draft))
-        self.sync = AdapterSync(swapper, registry, LastServedFile(folder / name), watch, metrics)
+        self.sync = AdapterSync(swapper, registry, LastServedFile(folder / name), watch)
 
     def __enter__(self) -> "Server":
         self.engine.start()

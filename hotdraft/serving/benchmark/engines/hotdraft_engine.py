@@ -129,8 +129,10 @@ def _serving_listeners(engine: Engine, config: HotdraftConfig) -> list[EngineLis
     """What listens to the engine in `hotdraft serve`."""
     from hotdraft.pipeline.store.tracking import ServingTracker
     from hotdraft.serving.metrics.listener import ServingMetrics
-    from hotdraft.serving.metrics.tracking import TrackingListener
+    from hotdraft.serving.metrics.state_metrics import Sources
+    from hotdraft.serving.metrics.tracking_listener import TrackingListener
 
     tracker = ServingTracker(config)
     tracker.start()
-    return [ServingMetrics(engine, config.served_model_name, recorder=engine.recorder), TrackingListener(tracker)]
+    sources = Sources(recorder=engine.recorder, tracker=tracker)
+    return [ServingMetrics(engine, config.served_model_name, sources), TrackingListener(tracker)]

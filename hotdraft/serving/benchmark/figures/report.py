@@ -26,7 +26,7 @@ from hotdraft.serving.benchmark.figures.theory import (
     predicted_speed_up,
 )
 from hotdraft.serving.benchmark.plan import OURS, Plan
-from hotdraft.serving.benchmark.session import Outcome
+from hotdraft.serving.benchmark.session import Measured
 
 AUTO = Mode("speculative", "auto")
 RECORDED = Mode("speculative", "auto", recording=True)
@@ -53,38 +53,38 @@ class Sizes:
         )
 
 
-def build_report(plan: Plan, outcome: Outcome, sizes: Sizes, equalities: Sequence[Equality]) -> dict[str, Any]:
+def build_report(plan: Plan, measured: Measured, sizes: Sizes, equalities: Sequence[Equality]) -> dict[str, Any]:
     """Everything that was measured, computed and known about the run. Tokens' times are left out."""
-    rows = summarise(outcome.measurements)
+    rows = summarise(measured.measurements)
     best = best_rows(rows)
     equality = {(item.engine, item.mode, item.concurrency): item for item in equalities}
     return {
         "environment": environment(plan),
-        "versions": outcome.versions,
-        "left_out": outcome.left_out,
+        "versions": measured.versions,
+        "left_out": measured.left_out,
         "rows": [
             {
                 **asdict(row),
                 "shown": row in best,
                 "tokens_per_second_by_repeat": [
                     item.tokens_per_second
-                    for item in select(outcome.measurements, row.engine, row.mode, row.concurrency).values()
+                    for item in select(measured.measurements, row.engine, row.mode, row.concurrency).values()
                 ],
                 "equality": _equality(equality[row.engine, row.mode, row.concurrency]),
             }
             for row in rows
         ],
         "hotdraft": {
-            "bandwidth_gb_per_second": max(outcome.bandwidths) / 1e9,
-            "plain_bandwidth_share": plain_shares(rows, outcome, sizes.step),
+            "bandwidth_gb_per_second": max(measured.bandwidths) / 1e9,
+            "plain_bandwidth_share": plain_shares(rows, measured, sizes.step),
             "speculation": [
-                {"k": row.mode.k, "concurrency": row.concurrency, **theory(row, outcome.costs[row.concurrency])}
+                {"k": row.mode.k, "concurrency": row.concurrency, **theory(row, measured.costs[row.concurrency])}
                 for row in rows
                 if row.engine == OURS and row.mode.kind == "speculative" and not row.mode.recording
             ],
-            "memory_beyond_weights_and_kv_mb": memory_beyond(plan, outcome, sizes),
-            "recording_overhead_percent": overhead(plan, outcome),
-            "swap": outcome.swap,
+            "memory_beyond_weights_and_kv_mb": memory_beyond(plan, measured, sizes),
+            "recording_overhead_percent": overhead(plan, measured),
+            "swap": measured.swap,
         },
     }
 
@@ -148,31 +148,31 @@ def theory(row: Row, costs: Sequence[dict[str, float]]) -> dict[str, float | Non
     }
 
 
-def plain_shares(rows: Sequence[Row], outcome: Outcome, step_bytes: int) -> dict[str, float]:
+def plain_shares(rows: Sequence[Row], measured: Measured, step_bytes: int) -> dict[str, float]:
     """Concurrency → share of the memory bandwidth that our plain decoding reaches."""
     return {
         str(row.concurrency): bandwidth_share(
-            row.time_per_output_token.p50 / 1000, step_bytes, max(outcome.bandwidths)
+            row.time_per_output_token.p50 / 1000, step_bytes, max(measured.bandwidths)
         )
         for row in rows
         if row.engine == OURS and row.mode.kind == "plain" and row.time_per_output_token is not None
     }
 
 
-def memory_beyond(plan: Plan, outcome: Outcome, sizes: Sizes) -> float:
+def memory_beyond(plan: Plan, measured: Measured, sizes: Sizes) -> float:
     """MB after loading and running, less imports, weights, and the slots of keys and values."""
-    assert outcome.memory is not None, "hotdraft has run"
+    assert measured.memory is not None, "hotdraft has run"
     known = (sizes.weights + max(plan.settings.concurrency) * sizes.kv_slot) / 1e6
-    return outcome.memory.now - outcome.imported_mb - known
+    return measured.memory.now - measured.imported_mb - known
 
 
-def overhead(plan: Plan, outcome: Outcome) -> dict[str, Any] | None:
+def overhead(plan: Plan, measured: Measured) -> dict[str, Any] | None:
     """Concurrency → what recorder and metrics cost, in percent of tokens/s; None if it was not measured."""
     if not plan.settings.recording:
         return None
     found = {}
     for concurrency in plan.settings.concurrency:
-        on, off = (select(outcome.measurements, OURS, mode, concurrency) for mode in (RECORDED, AUTO))
+        on, off = (select(measured.measurements, OURS, mode, concurrency) for mode in (RECORDED, AUTO))
         ratio = paired(on, off)
         if ratio is not None:
             cost = {"median": ratio.median, "low": ratio.high, "high": ratio.low}

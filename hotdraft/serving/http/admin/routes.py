@@ -23,7 +23,7 @@ from hotdraft.serving.http.admin.schema import (
     AdapterDetail,
     Adapters,
     Champion,
-    Decision,
+    ChampionChange,
     JobDetail,
     JobId,
     Jobs,
@@ -101,19 +101,19 @@ def _add_adapter_routes(router: APIRouter, config: HotdraftConfig, registry: Ada
             return AdapterDetail(**vars(found), training_metrics=registry.training_metrics(version))
 
     @router.post("/adapters/{version:version}/promote", responses=error_responses(400, 404, 409, 503))
-    def promote(version: Version, body: Decision | None = None) -> Champion:
+    def promote(version: Version, body: ChampionChange | None = None) -> Champion:
         """Make a version the champion; it is swapped in between two rounds, within seconds."""
         _check_draft(config)
         with _answered("the adapter registry"):
-            registry.promote(version, reason=(body or Decision()).reason)
+            registry.promote(version, reason=(body or ChampionChange()).reason)
         return Champion(champion=version)
 
     @router.post("/adapters/rollback", responses=error_responses(400, 409, 503))
-    def rollback(body: Decision | None = None) -> Champion:
+    def rollback(body: ChampionChange | None = None) -> Champion:
         """Return to the champion before the current one, or to the draft without an adapter."""
         _check_draft(config)
         with _answered("the adapter registry"):
-            return Champion(champion=registry.rollback(reason=(body or Decision()).reason))
+            return Champion(champion=registry.rollback(reason=(body or ChampionChange()).reason))
 
 
 def _add_job_routes(

@@ -11,7 +11,7 @@ from hotdraft.pipeline.config.serving import KSetting
 from hotdraft.pipeline.loop.controls import k_setting
 from hotdraft.pipeline.loop.job_record import Job
 from hotdraft.pipeline.store.registry import AdapterVersion
-from hotdraft.serving.http.openai.schema import Text
+from hotdraft.serving.http.openai.schema import UnicodeText
 
 Version = Annotated[int, Path(ge=1, le=2**31 - 1, description="adapter version")]
 JobId = Annotated[str, Path(description="as `GET /admin/jobs` lists it")]
@@ -29,8 +29,8 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Decision(Body):
-    reason: Annotated[Text, Field(max_length=1000)] = Field("by hand", description="kept with the version")
+class ChampionChange(Body):
+    reason: Annotated[UnicodeText, Field(max_length=1000)] = Field("by hand", description="kept with the version")
 
 
 class LoopSwitch(Body):

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from hotdraft.serving.http.errors import ApiError
 from hotdraft.serving.http.openai.response_builder import ChoiceText, ResponseBuilder
-from hotdraft.serving.http.openai.responses import Envelope, FinishReason, combined, speculation, usage
+from hotdraft.serving.http.openai.responses import ClientFinishReason, Envelope, combined, speculation, usage
 from hotdraft.serving.http.openai.token_stream import TokenStream
 from hotdraft.serving.messages.request import OutputDelta, RequestStats
 
@@ -61,7 +61,7 @@ def in_order(by_index: Mapping[int, T]) -> list[T]:
     return [by_index[index] for index in sorted(by_index)]
 
 
-def finish_reason(delta: OutputDelta) -> FinishReason | None:
+def finish_reason(delta: OutputDelta) -> ClientFinishReason | None:
     """Why a choice ended well, None if it goes on. Raises `ApiError` if it ended otherwise."""
     if delta.finish_reason is None or delta.finish_reason == "stop" or delta.finish_reason == "length":
         return delta.finish_reason

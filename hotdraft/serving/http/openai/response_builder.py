@@ -12,9 +12,9 @@ from hotdraft.serving.http.openai.responses import (
     ChatChunkChoice,
     ChatCompletion,
     ChatCompletionChunk,
+    ClientFinishReason,
     Completion,
     Envelope,
-    FinishReason,
     MessageDelta,
     TextChoice,
     speculation,
@@ -28,7 +28,7 @@ class ChoiceText:
     """What a choice has said so far, or, in a stream, since its last chunk."""
 
     text: str = ""
-    finish_reason: FinishReason | None = None
+    finish_reason: ClientFinishReason | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from hotdraft.serving.http.openai.logprobs import ChatLogprobs, TextLogprobs
 from hotdraft.serving.messages.request import RequestStats
 
-FinishReason = Literal["stop", "length"]
+ClientFinishReason = Literal["stop", "length"]
 
 
 class CompletionTokensDetails(BaseModel):
@@ -46,7 +46,7 @@ class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ClientFinishReason
 
 
 class MessageDelta(BaseModel):
@@ -58,14 +58,14 @@ class ChatChunkChoice(BaseModel):
     index: int
     delta: MessageDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ClientFinishReason | None
 
 
 class TextChoice(BaseModel):
     index: int
     text: str
     logprobs: TextLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ClientFinishReason | None
 
 
 class Envelope(BaseModel):

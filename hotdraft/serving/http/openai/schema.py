@@ -68,7 +68,7 @@ def _encodable(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(_encodable)]
+UnicodeText = Annotated[str, AfterValidator(_encodable)]
 
 
 Item = TypeVar("Item")
@@ -117,7 +117,7 @@ class RequestModel(BaseModel):
 
 class TextPart(RequestModel):
     type: Literal["text"]
-    text: Text
+    text: UnicodeText
 
 
 Parts = Annotated[list[TextPart], Field(max_length=MAX_PARTS)]
@@ -154,7 +154,7 @@ class GenerationOptions(RequestModel):
     needs: ClassVar[dict[str, str]] = {"stream_options": "stream"}
     """Fields that go only with another one, which must be true."""
 
-    model: Text
+    model: UnicodeText
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1, description="newer name of max_tokens; wins over it")
     temperature: float | None = Field(1.0, ge=0, le=2)
@@ -173,10 +173,11 @@ class GenerationOptions(RequestModel):
     stream_options: StreamOptions | None = None
     store: bool | None = Field(None, description="false keeps the request out of the replay buffer")
     metadata: Annotated[
-        Annotated[dict[Text, Annotated[Text, Field(max_length=512)]], Field(max_length=MAX_METADATA)] | None,
+        Annotated[dict[UnicodeText, Annotated[UnicodeText, Field(max_length=512)]], Field(max_length=MAX_METADATA)]
+        | None,
         BeforeValidator(_few_entries),
     ] = Field(None, description='{"domain": name} tags the traffic')
-    user: Text | None = None
+    user: UnicodeText | None = None
 
     @model_validator(mode="after")
     def _refuse_what_is_not_built(self) -> Self:

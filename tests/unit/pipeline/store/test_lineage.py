@@ -7,7 +7,7 @@ import pytest
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store.connection import create_run, experiment_id, open_client
-from hotdraft.pipeline.store.curves import Swap
+from hotdraft.pipeline.store.history import Swap
 from hotdraft.pipeline.store.lineage import GATE_BY_DOMAIN, Lineage
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.store.served import DomainCounts, Served

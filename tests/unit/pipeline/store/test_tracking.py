@@ -94,7 +94,7 @@ def test_points_follow_their_definitions(fake, config):
     tracker.count(domain="math", rounds=4, drafted=12, accepted=9, tokens=13)
     tracker.count(domain="sql", rounds=2, drafted=6, accepted=0, tokens=2)
     tracker.count(domain="sql", requests=2)
-    tracker.close()
+    tracker.stop()
     assert fake.values("acceptance_rate") == [9 / 18]
     assert fake.values("acceptance_rate/math") == [9 / 12]
     assert fake.values("acceptance_rate/sql") == [0]
@@ -113,7 +113,7 @@ def test_history_has_the_points_and_swaps_that_mlflow_is_told(fake, config):
     tracker.mark_swap(3, reason="promotion")
     tracker.count(requests=1, rounds=2, tokens=2)
     before = tracker.history()
-    tracker.close()
+    tracker.stop()
     history = tracker.history()
     assert history.interval_seconds == 60
     assert before.points == history.points[:1], "what is not yet over is no point"
@@ -146,7 +146,7 @@ def test_idle_intervals_make_no_points(fake, config):
     tracker.count(rounds=1, drafted=2, accepted=1, tokens=2)
     wait_until(lambda: fake.metrics)
     time.sleep(0.1)
-    tracker.close()
+    tracker.stop()
     assert fake.values("acceptance_rate") == [0.5]
 
 
@@ -156,7 +156,7 @@ def test_a_swap_parts_the_points_and_is_noted(fake, config):
     tracker.count(requests=1, rounds=1, drafted=4, accepted=1, tokens=2)
     tracker.mark_swap(3, reason="promoted | gain\n+0.1")
     tracker.count(requests=1, rounds=1, drafted=4, accepted=3, tokens=4)
-    tracker.close()
+    tracker.stop()
     assert fake.values("acceptance_rate") == [0.25, 0.75]
     assert fake.values("draft_version") == [0, 0, 3, 3]
     assert fake.tags["hotdraft.draft_version"] == "3"
@@ -177,7 +177,7 @@ def test_an_outage_delays_points_and_loses_none(fake, config, caplog):
     assert len(fake.values("requests")) == 1
     fake.down = False
     wait_until(lambda: max(fake.values("requests")) == 6)
-    tracker.close()
+    tracker.stop()
     assert attempts >= 3
     assert tracker.dropped == 0
     assert fake.values("requests") == sorted(fake.values("requests"))
@@ -195,7 +195,7 @@ def test_a_store_that_is_away_from_the_start_is_found_later(fake, config):
     assert tracker.run_id is None
     fake.down = False
     wait_until(lambda: fake.values("requests") == [1])
-    tracker.close()
+    tracker.stop()
 
 
 def test_unsent_points_are_bounded_and_losses_counted_and_told_once(fake, config, caplog):
@@ -206,7 +206,7 @@ def test_unsent_points_are_bounded_and_losses_counted_and_told_once(fake, config
     assert (tracker.unsent, tracker.dropped) == (10, 20)
     fake.down = False
     tracker.start()
-    tracker.close()
+    tracker.stop()
     assert fake.values("draft_version")[-1] == 30
     assert len(fake.values("draft_version")) == 20  # two values a swap
     assert sum("dropped" in record.message for record in caplog.records) == 1
@@ -229,7 +229,7 @@ def test_counting_does_not_wait_for_a_store_that_hangs(fake, config):
     for _ in range(1000):
         tracker.count(domain="math", rounds=1, drafted=3, accepted=1, tokens=2)
     tracker.mark_swap(1, reason="test")
-    tracker.close(patience=0.1)
+    tracker.stop(patience=0.1)
     assert time.perf_counter() - started < 2
     free.set()
 
@@ -250,7 +250,7 @@ def test_a_store_that_hangs_makes_no_point_late(fake, config):
         time.sleep(0.1)
     released = time.time()
     free.set()
-    tracker.close()
+    tracker.stop()
     assert fake.values("requests") == [1, 2, 3, 4]
     assert all(metric.timestamp / 1000 < released - 0.02 for metric in fake.metrics)
 
@@ -266,7 +266,7 @@ def test_counts_from_many_threads_add_up(fake, config):
         counter.start()
     for counter in counters:
         counter.join()
-    tracker.close()
+    tracker.stop()
     assert fake.values("requests")[-1] == 8000
 
 
@@ -275,7 +275,7 @@ def test_any_domain_makes_a_name_that_mlflow_takes_and_their_number_is_bounded(s
     tracker.start()
     for domain in ["", "..", "a/../b", "Größe ☃", "x" * 400, *(f"d{i}" for i in range(2 * MAX_DOMAINS))]:
         tracker.count(domain=domain, rounds=1, drafted=2, accepted=1, tokens=2)
-    tracker.close()
+    tracker.stop()
     metrics = open_client(store_config).get_run(tracker.run_id).data.metrics
     names = [name for name in metrics if name.startswith("acceptance_rate/")]
     assert len(names) == MAX_DOMAINS + 1
@@ -301,7 +301,7 @@ def test_run_in_a_real_store_links_versions_to_their_training_runs(store_config,
     tracker.mark_swap(version, reason="promoted")
     time.sleep(0.01)  # MLflow's clock ticks in milliseconds
     tracker.mark_swap(0, reason="rolled back")
-    tracker.close()
+    tracker.stop()
     run = client.get_run(tracker.run_id)
     assert run.info.status == "FINISHED"
     assert before <= run.info.start_time / 1000 + 0.001 <= time.time()
@@ -340,7 +340,7 @@ def test_what_a_version_served_is_told_when_it_is_swapped_out_and_at_the_end(sto
     assert registry.version(version).served.requests == 1
     tracker.mark_swap(version, reason="promotion")
     serve()
-    tracker.close()
+    tracker.stop()
     found = registry.version(version)
     assert (found.served.requests, found.served.acceptance_rate) == (2, 0.6)
     assert found.served.by_domain["sql"].acceptance_of_examined == 0.75
@@ -350,7 +350,7 @@ def test_what_a_version_served_is_told_when_it_is_swapped_out_and_at_the_end(sto
     again.start()
     again.mark_swap(version, reason="startup")
     again.served(version, **one)
-    again.close()
+    again.stop()
     assert again.run_id != tracker.run_id
     assert registry.version(version).served.requests == 3, "a server that starts again adds to what was served"
 
@@ -370,6 +370,6 @@ def test_what_was_served_during_an_outage_is_told_after_it(fake, config):
     wait_until(lambda: fake.attempts >= 2)
     assert not told
     fake.down = False
-    tracker.close()
+    tracker.stop()
     assert told["served_requests"] == "5"
     assert told["served_acceptance_rate"] == "0.6"

@@ -3,7 +3,7 @@ import pytest
 
 from hotdraft.pipeline.config.learning import WatchdogConfig
 from hotdraft.pipeline.watch.evidence import Evidence, Tally, summed
-from hotdraft.pipeline.watch.watchdog import CRITICAL, Samples, Verdict, judge, looks
+from hotdraft.pipeline.watch.watchdog import CRITICAL, Judgement, Samples, judge, looks
 from tests.benchmarks.bench_watchdog import DOMAINS, REPLICAS, Traffic, undone_after
 
 CONFIG = WatchdogConfig(min_requests=10, max_requests=40, max_fall=0.03)
@@ -16,14 +16,14 @@ def served(
     return {(client, kind): Tally(requests, float(rates.sum()), float((rates**2).sum()))}
 
 
-def verdict(before: Evidence | list[Evidence], after: Evidence | list[Evidence], looks_done: int = 0) -> Verdict:
+def verdict(before: Evidence | list[Evidence], after: Evidence | list[Evidence], looks_done: int = 0) -> Judgement:
     sides = [summed(side if isinstance(side, list) else [side]) for side in (before, after)]
     return judge(Samples.of(*sides), looks_done, CONFIG)
 
 
 def test_a_real_fall_is_told_with_its_numbers():
     before = served("d", 0.6, 30)
-    assert verdict(before, served("d", 0.4, 9, seed=1)) == Verdict(0), "too few requests to tell"
+    assert verdict(before, served("d", 0.4, 9, seed=1)) == Judgement(0), "too few requests to tell"
     found = verdict(before, served("d", 0.4, 10, seed=1))
     assert found.looks == 1
     fall = found.fall
@@ -46,26 +46,28 @@ def test_rates_that_are_all_alike_can_fall():
 )
 def test_what_is_no_fall(after, noise):
     found = verdict(served("d", 0.6, 30, noise=noise), served("d", after, 20, seed=1, noise=noise))
-    assert found == Verdict(2)
+    assert found == Judgement(2)
 
 
 def test_another_mix_of_kinds_is_no_fall():
     before = [served("easy", 0.8, 30), served("hard", 0.3, 10)]
-    assert verdict(before, [served("hard", 0.3, 40, seed=1), served("new", 0.0, 20)]) == Verdict(5)
+    assert verdict(before, [served("hard", 0.3, 40, seed=1), served("new", 0.0, 20)]) == Judgement(5)
 
 
 def test_requests_without_a_past_are_not_judged():
-    assert verdict({}, served("d", 0.1, 30)) == Verdict(0)
-    assert verdict(served("d", 0.6, 30), {}) == Verdict(0)
-    assert verdict({}, {}) == Verdict(0)
-    assert verdict(served("e", 0.6, 30), served("d", 0.1, 30)) == Verdict(0)
+    assert verdict({}, served("d", 0.1, 30)) == Judgement(0)
+    assert verdict(served("d", 0.6, 30), {}) == Judgement(0)
+    assert verdict({}, {}) == Judgement(0)
+    assert verdict(served("e", 0.6, 30), served("d", 0.1, 30)) == Judgement(0)
 
 
 def test_a_look_that_was_done_is_not_done_again():
     before, after = served("d", 0.6, 30), served("d", 0.3, 16, seed=1)
     assert verdict(before, after, looks_done=1).fall is not None
-    assert verdict(before, after, looks_done=2) == Verdict(2)
-    assert verdict(before, served("d", 0.1, 400), looks_done=5) == Verdict(5), "trusted: it is not looked at again"
+    assert verdict(before, after, looks_done=2) == Judgement(2)
+    assert verdict(before, served("d", 0.1, 400), looks_done=5) == Judgement(5), (
+        "trusted: it is not looked at again"
+    )
 
 
 def test_a_client_seen_on_one_side_of_the_swap_says_nothing():
@@ -84,14 +86,14 @@ def test_one_client_alone_undoes_nothing_and_hides_nothing():
     good = [served("d", 0.5, 20, client=f"v{n}", seed=9 + n) for n in range(3)]
     bad = [served("d", 0.2, 20, client=f"v{n}", seed=9 + n) for n in range(3)]
     easy, hard = (served("d", mean, 60, client="h") for mean in (0.9, 0.1))
-    assert verdict([*victims, easy], [*good, hard]) == Verdict(5)
+    assert verdict([*victims, easy], [*good, hard]) == Judgement(5)
     assert verdict([*victims, hard], bad).fall is not None, "it sends nothing any more"
 
 
 def test_a_flood_does_not_use_up_the_looks_before_others_have_been_heard():
     before = [served("d", 0.5, 20, client="v"), served("d", 0.5, 60, client="flood")]
     flood = served("d", 0.5, 300, client="flood", seed=1)
-    assert verdict(before, [flood, served("d", 0.2, 4, client="v", seed=2)]) == Verdict(0)
+    assert verdict(before, [flood, served("d", 0.2, 4, client="v", seed=2)]) == Judgement(0)
 
 
 def test_a_server_of_one_client_is_judged_by_it_though_others_once_asked():

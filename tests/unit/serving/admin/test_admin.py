@@ -23,6 +23,9 @@ from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.http.admin.routes import admin_router
 from hotdraft.serving.http.errors import add_error_handlers
 from hotdraft.serving.updates.k_override import KOverride
+from tests.unit.serving import conftest
+
+engine = conftest.engine  # the real one, not this folder's
 
 
 @pytest.fixture

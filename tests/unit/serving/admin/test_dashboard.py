@@ -8,7 +8,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from hotdraft.pipeline.store.curves import History, Point, Swap
+from hotdraft.pipeline.store.history import History, Point, Swap
 from hotdraft.serving.http import dashboard
 from hotdraft.serving.http.admin.history import history_router
 from hotdraft.serving.http.dashboard.router import dashboard_router
@@ -57,8 +57,8 @@ def test_nothing_comes_from_elsewhere_and_nothing_is_inserted_as_markup() -> Non
 
 def test_history_has_the_shape_of_the_contract() -> None:
     points = [
-        Point(10.0, 3, 40.0, 0, None, None, {}),
-        Point(15.0, 9, 60.0, 1, 0.5, 2.0, {"math": 0.6, "sql": 0.4}),
+        Point(10.0, 3, 40.0, 0, {}),
+        Point(15.0, 9, 60.0, 1, {"math": 0.6, "sql": 0.4}, 0.5, 2.0),
     ]
     history = History(5.0, points, [Swap(12.0, 4, 1, "promotion")])
     app = FastAPI()

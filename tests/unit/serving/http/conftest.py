@@ -10,31 +10,25 @@ from tests.unit.serving.http.scripted import ScriptedEngine, served
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[tuple[ScriptedEngine, str, ServingMetrics]]:
+def server() -> Iterator[tuple[ScriptedEngine, str]]:
     engine = ScriptedEngine()
     config = HotdraftConfig(target="models/tiny-chat")
-    metrics = ServingMetrics(engine, config.served_model_name)
-    app = create_app(engine, config, metrics=metrics)
+    app = create_app(engine, config, metrics=ServingMetrics(engine, config.served_model_name))
     with served(app) as url:
-        yield engine, url, metrics
+        yield engine, url
 
 
 @pytest.fixture
-def engine(server: tuple[ScriptedEngine, str, ServingMetrics]) -> ScriptedEngine:
+def engine(server: tuple[ScriptedEngine, str]) -> ScriptedEngine:
     """The served engine, as new."""
-    engine, *_ = server
+    engine, _ = server
     vars(engine).update(vars(ScriptedEngine()))
     return engine
 
 
 @pytest.fixture
-def url(server: tuple[ScriptedEngine, str, ServingMetrics]) -> str:
+def url(server: tuple[ScriptedEngine, str]) -> str:
     return server[1]
-
-
-@pytest.fixture
-def metrics(server: tuple[ScriptedEngine, str, ServingMetrics]) -> ServingMetrics:
-    return server[2]
 
 
 @pytest.fixture

@@ -2,14 +2,19 @@
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from unittest.mock import Mock
 
 import httpx
 import openai
 import pytest
 
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.serving.http.app import create_app
 from hotdraft.serving.metrics.listener import ServingMetrics
-from tests.unit.serving.http.scripted import DRAFT_VERSION, USER, WORDS, ScriptedEngine
+from hotdraft.serving.metrics.state_metrics import Sources
+from tests.unit.serving.http.scripted import DRAFT_VERSION, USER, WORDS, ScriptedEngine, served
 
 
 def test_models(client: openai.OpenAI) -> None:
@@ -209,23 +214,30 @@ def test_a_finished_request_is_not_cancelled(client: openai.OpenAI, engine: Scri
 
 
 def test_a_version_that_cannot_serve_here_is_told_and_does_not_make_the_process_ill(
-    url: str, engine: ScriptedEngine, metrics: ServingMetrics
+    engine: ScriptedEngine,
 ) -> None:
-    assert httpx.get(f"{url}/health").json() == {"status": "ok"}
-    metrics.state.unusable_adapters = {5: "out of memory"}
-    reply = httpx.get(f"{url}/health")
+    adapters = Mock(refused=0, unusable={}, swap_failures=0, errors=0)
+    with watched(engine, Sources(adapters=adapters)) as url:
+        assert httpx.get(f"{url}/health").json() == {"status": "ok"}
+        adapters.unusable = {5: "out of memory"}
+        reply = httpx.get(f"{url}/health")
+        text = httpx.get(f"{url}/metrics").text
     assert (reply.status_code, reply.json()) == (200, {"status": "ok", "unusable_adapters": {"5": "out of memory"}})
-    assert 'hotdraft_adapter_unusable{model_name="tiny-chat",version="5"} 1.0' in httpx.get(f"{url}/metrics").text
-    metrics.state.unusable_adapters = {}
+    assert 'hotdraft_adapter_unusable{model_name="tiny-chat",version="5"} 1.0' in text
 
 
-def test_shards_that_cannot_be_written_are_told_and_do_not_make_the_process_ill(
-    url: str, metrics: ServingMetrics
-) -> None:
-    metrics.state.recorder = Mock(recorded=0, dropped=16, problem="ClientError: slow down")
-    reply = httpx.get(f"{url}/health")
+def test_shards_that_cannot_be_written_are_told_and_do_not_make_the_process_ill(engine: ScriptedEngine) -> None:
+    recorder = Mock(recorded=0, dropped=16, problem="ClientError: slow down")
+    with watched(engine, Sources(recorder=recorder)) as url:
+        reply = httpx.get(f"{url}/health")
     assert (reply.status_code, reply.json()) == (200, {"status": "ok", "recording": "ClientError: slow down"})
-    metrics.state.recorder = None
+
+
+@contextmanager
+def watched(engine: ScriptedEngine, sources: Sources) -> Iterator[str]:
+    config = HotdraftConfig(target="tiny-chat")
+    with served(create_app(engine, config, metrics=ServingMetrics(engine, "tiny-chat", sources))) as url:
+        yield url
 
 
 def test_health_version_and_metrics(url: str, engine: ScriptedEngine) -> None:

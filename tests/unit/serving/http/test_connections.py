@@ -17,6 +17,7 @@ from hotdraft.serving.http.app import create_app
 from hotdraft.serving.http.connections import Connections
 from hotdraft.serving.http.logs import Throttle
 from hotdraft.serving.metrics.listener import ServingMetrics
+from hotdraft.serving.metrics.state_metrics import Sources
 from tests.unit.serving.http.scripted import ScriptedEngine
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -47,8 +48,8 @@ def guarded(limit: int, header_seconds: float = 60, body_seconds: float = 60) ->
     engine = ScriptedEngine()
     server = {"header_seconds": header_seconds, "body_seconds": body_seconds}
     config = HotdraftConfig(target="tiny-chat", server=server)
-    metrics = ServingMetrics(engine, "tiny-chat")
-    connections = metrics.state.connections = Connections(config.server, limit)
+    connections = Connections(config.server, limit)
+    metrics = ServingMetrics(engine, "tiny-chat", Sources(connections=connections))
     app = create_app(engine, config, metrics=metrics)
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))

@@ -7,7 +7,7 @@ import time
 import httpx
 import pytest
 
-from hotdraft.serving.messages.prompts import PromptEncoder, encode_text
+from hotdraft.serving.messages.prompt_encoder import PromptEncoder, encode_text
 from tests.unit.serving.http.scripted import ScriptedEngine
 
 LONG = "hello " * 300

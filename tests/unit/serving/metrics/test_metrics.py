@@ -12,6 +12,7 @@ from hotdraft.pipeline.store.domains import MAX_DOMAINS
 from hotdraft.serving.messages.events import RoundStats, SwapEvent
 from hotdraft.serving.messages.request import GenerationRequest, RequestStats, SamplingParams
 from hotdraft.serving.metrics.listener import ServingMetrics
+from hotdraft.serving.metrics.state_metrics import Sources
 
 
 @dataclass
@@ -28,6 +29,9 @@ class State:
     errors: int = 0
     size: ReplaySize = field(default_factory=lambda: ReplaySize(0, 0, 0))
     unsent: int = 0
+    refused: int = 0
+    swap_failures: int = 0
+    unusable: dict[int, str] = field(default_factory=dict)
     job_states: tuple[str, ...] = ()
     failures: dict[str, int] = field(default_factory=lambda: {"round": 0})
 
@@ -42,9 +46,8 @@ def state() -> State:
 
 @pytest.fixture
 def metrics(state: State) -> ServingMetrics:
-    metrics = ServingMetrics(state, "tiny", recorder=state, trainer=state)
-    metrics.state.replay = metrics.state.tracker = metrics.state.jobs = state
-    return metrics
+    sources = Sources(recorder=state, replay=state, trainer=state, jobs=state, tracker=state, adapters=state)
+    return ServingMetrics(state, "tiny", sources)
 
 
 def read(metrics: ServingMetrics) -> dict[str, float]:
@@ -220,12 +223,10 @@ def test_swaps(metrics: ServingMetrics) -> None:
     metrics.on_swap(SwapEvent(version=1, previous_version=0, reason="promotion", stall_seconds=0.002))
     metrics.on_swap(SwapEvent(version=2, previous_version=1, reason="promotion", stall_seconds=0.002))
     metrics.on_swap(SwapEvent(version=1, previous_version=2, reason="rollback", stall_seconds=0.002))
-    metrics.count_swap_failure()
     values = read(metrics)
     assert values["hotdraft_swaps_total/promotion"] == 2
     assert values["hotdraft_swaps_total/rollback"] == 1
     assert values["hotdraft_rollbacks_total"] == 1
-    assert values["hotdraft_swap_failures_total"] == 1
     assert values["hotdraft_swap_stall_seconds_count"] == 3
     assert values["hotdraft_swap_stall_seconds_sum"] == pytest.approx(0.006)
 
@@ -236,7 +237,7 @@ def test_what_lives_elsewhere_is_read_at_scrape_time(metrics: ServingMetrics, st
     state.recorded, state.dropped, state.state, state.restarts = 20, 3, "running", 1
     state.size, state.unsent, state.errors = ReplaySize(2, 4096, 20, quarantined=6), 7, 8
     state.job_states = ("running", "accepted", "accepted")
-    metrics.state.adapters_rejected = 5
+    state.refused, state.swap_failures = 5, 11
     after = read(metrics)
     expected = {
         "hotdraft_draft_version": 4,
@@ -257,6 +258,8 @@ def test_what_lives_elsewhere_is_read_at_scrape_time(metrics: ServingMetrics, st
         "hotdraft_trainer_running": 1,
         "hotdraft_trainer_restarts_total": 1,
         "hotdraft_adapters_rejected_total": 5,
+        "hotdraft_swap_failures_total": 11,
+        "hotdraft_adapter_sync_errors_total": 8,
     }
     assert {name: before[name] for name in expected} == dict.fromkeys(expected, 0)
     assert {name: after[name] for name in expected} == expected

@@ -1,7 +1,7 @@
 """The thread that follows the champion, over a real engine and a registry that obeys the test."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -14,6 +14,7 @@ from hotdraft.pipeline.store.connection import StoreError
 from hotdraft.pipeline.store.registry import RETIRED, ROLLED_BACK, AdapterVersion, RegistryError
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.metrics.listener import ServingMetrics
+from hotdraft.serving.metrics.state_metrics import Sources
 from hotdraft.serving.updates import adapter_sync, champion
 from hotdraft.serving.updates.acceptance_watch import AcceptanceWatch
 from hotdraft.serving.updates.adapter_sync import AdapterSync
@@ -102,11 +103,6 @@ def swapper(engine: Engine) -> Swapper:
 
 
 @pytest.fixture
-def metrics(engine: Engine) -> ServingMetrics:
-    return ServingMetrics(engine, "tiny")
-
-
-@pytest.fixture
 def last_served(tmp_path: Path) -> LastServedFile:
     return LastServedFile(tmp_path / "run")
 
@@ -121,16 +117,21 @@ def sync(
     engine: Engine,
     swapper: Swapper,
     registry: Registry,
-    metrics: ServingMetrics,
     last_served: LastServedFile,
     watch: Mock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[AdapterSync]:
     monkeypatch.setattr(adapter_sync, "POLL_SECONDS", 0.01)
-    sync = AdapterSync(swapper, registry, last_served, watch, metrics)
-    engine.listeners += [metrics]
+    sync = AdapterSync(swapper, registry, last_served, watch)
     yield sync
     sync.stop()
+
+
+@pytest.fixture
+def metrics(engine: Engine, sync: AdapterSync) -> ServingMetrics:
+    metrics = ServingMetrics(engine, "tiny", Sources(adapters=sync))
+    engine.listeners.append(metrics)
+    return metrics
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
@@ -142,10 +143,6 @@ def eventually(condition: Callable[[], bool]) -> bool:
 
 def count(metrics: ServingMetrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(name, {"model_name": "tiny", **labels})
-
-
-def unusable(sync: AdapterSync) -> Mapping[int, str]:
-    return sync._metrics.state.unusable_adapters
 
 
 def test_the_champion_serves_from_the_start_and_is_followed(engine, sync, registry, metrics):
@@ -176,7 +173,7 @@ def test_a_version_that_does_not_fit_is_unusable_here_and_the_alias_stays(
     assert engine.draft_version == 1
     assert registry.champion() == 2
     assert not registry.rolled_back
-    assert metrics.state.unusable_adapters == {2: str(BROKEN)}
+    assert sync.unusable == {2: str(BROKEN)}
     assert swapper.staged.count(2) == count(metrics, "hotdraft_swap_failures_total") == 1, "it stays what it is"
     assert caplog.text.count("version 2 is unusable here, version 1 serves on") == 1
     registry.promote(3)
@@ -199,9 +196,9 @@ def test_a_champion_that_comes_back_is_tried_again(engine, sync, registry, swapp
     registry.promote(1)
     sync.start()
     registry.promote(2)
-    assert eventually(lambda: unusable(sync).keys() == {2})
+    assert eventually(lambda: sync.unusable.keys() == {2})
     registry.promote(1)
-    assert eventually(lambda: not unusable(sync))
+    assert eventually(lambda: not sync.unusable)
     swapper.broken = {}
     registry.promote(2)
     assert eventually(lambda: engine.draft_version == 2)
@@ -212,7 +209,7 @@ def test_a_version_is_tried_again_when_its_files_change(engine, sync, registry, 
     monkeypatch.setattr(swapper, "stage", lambda version, folder: stage(swapper, folder / "weights", version))
     registry.promote(1)
     sync.start()
-    assert eventually(lambda: unusable(sync).keys() == {1})
+    assert eventually(lambda: sync.unusable.keys() == {1})
     time.sleep(0.1)
     assert swapper.staged == [1]
     (tmp_path / "weights").touch()
@@ -243,10 +240,10 @@ def test_what_may_pass_is_tried_again_after_a_while(engine, sync, registry, swap
     sync.start()
     registry.promote(2)
     assert eventually(lambda: swapper.staged.count(2) > 2)
-    assert eventually(lambda: unusable(sync) == {2: why})
+    assert eventually(lambda: sync.unusable == {2: why})
     swapper.broken = {}
     assert eventually(lambda: engine.draft_version == 2)
-    assert eventually(lambda: not unusable(sync))
+    assert eventually(lambda: not sync.unusable)
     assert registry.champions == [1, 2]
 
 
@@ -289,7 +286,7 @@ def test_else_it_serves_the_newest_champion_that_it_can(engine, sync, registry, 
     last_served.write(9, Path("/adapters/9"))
     sync.start()
     assert engine.draft_version == 1
-    assert unusable(sync).keys() == {2, 3, 4}
+    assert sync.unusable.keys() == {2, 3, 4}
 
 
 def test_whatever_is_odd_in_the_registry_the_thread_goes_on(engine, sync, registry, metrics, caplog):
@@ -337,7 +334,7 @@ def test_a_version_whose_files_are_kept_back_waits_for_them(engine, sync, regist
     assert eventually(lambda: "version 1 serves on: StoreError: s3://" in caplog.text)
     assert "secret" not in caplog.text
     assert not registry.rolled_back
-    assert eventually(lambda: unusable(sync) == {2: "its files cannot be had"})
+    assert eventually(lambda: sync.unusable == {2: "its files cannot be had"})
     registry.keeps_files_back = False
     assert eventually(lambda: engine.draft_version == 2)
 

@@ -19,7 +19,6 @@ from hotdraft.pipeline.store.served import Served
 from hotdraft.pipeline.watch.trial import Trials
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.load import build_engine
-from hotdraft.serving.metrics.listener import ServingMetrics
 from hotdraft.serving.updates import adapter_sync
 from hotdraft.serving.updates.acceptance_watch import AcceptanceWatch
 from hotdraft.serving.updates.adapter_sync import AdapterSync
@@ -40,12 +39,11 @@ class Replica:
     def __init__(self, config: HotdraftConfig, draft_fingerprint: str) -> None:
         self.engine = build_engine(config, None)
         self.engine.start()
-        self.metrics = ServingMetrics(self.engine, "tiny")
         registry = AdapterRegistry(config)
         watch = AcceptanceWatch(Trials(config, "here"), registry)
         swapper, last_served = HotSwapper(self.engine, draft_fingerprint), LastServedFile(config.run_dir)
-        self.sync = AdapterSync(swapper, registry, last_served, watch, self.metrics)
-        self.engine.listeners += [self.metrics, watch]
+        self.sync = AdapterSync(swapper, registry, last_served, watch)
+        self.engine.listeners += [watch]
         self.sync.start()
 
     def stop(self) -> None:
@@ -140,24 +138,18 @@ def test_a_spoiled_champion_is_served_by_nobody_and_harms_nobody(world: World, c
     replica = world.replica
     assert replica.engine.draft_version == GOOD
     world.make_champion(version, by_hand=CASES.index(case) % 2 == 0)
-    serve_until(replica.engine, answer, lambda: version in replica.metrics.state.unusable_adapters)
+    serve_until(replica.engine, answer, lambda: version in replica.sync.unusable)
 
     world.restart()
     restarted = world.replica
     assert restarted.engine.draft_version == GOOD, "before the first request"
-    assert version in restarted.metrics.state.unusable_adapters
+    assert version in restarted.sync.unusable
     serve_until(restarted.engine, answer, lambda: True)
     assert world.registry.champion() == version, "moved by nobody"
-    assert not errors(replica) + errors(restarted)
+    assert not replica.sync.errors + restarted.sync.errors
 
     world.registry.promote(GOOD, reason="by a person")
-    serve_until(restarted.engine, answer, lambda: not restarted.metrics.state.unusable_adapters)
-
-
-def errors(replica: Replica) -> float:
-    value = replica.metrics.registry.get_sample_value("hotdraft_adapter_sync_errors_total", {"model_name": "tiny"})
-    assert value is not None
-    return value
+    serve_until(restarted.engine, answer, lambda: not restarted.sync.unusable)
 
 
 def test_all_of_them_are_listed_and_told_of(world: World, tmp_path: Path):
@@ -191,7 +183,7 @@ def test_a_good_adapter_with_odd_tags_serves(world: World, tags: dict[str, str])
     world.registry.promote(GOOD, reason="by a person")
     world.restart()
     assert world.replica.engine.draft_version == GOOD
-    assert not errors(world.replica)
+    assert not world.replica.sync.errors
 
 
 def test_a_version_without_a_run_has_no_training_metrics(world: World):

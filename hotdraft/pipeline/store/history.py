@@ -13,10 +13,12 @@ class Point:
     """Requests finished since the server's start."""
     tokens_per_second: float
     draft_version: int
-    acceptance_rate: float | None
-    mean_acceptance_length: float | None
     domains: dict[str, float]
     """Acceptance rate by domain."""
+    acceptance_rate: float | None = None
+    """Accepted / drafted tokens; None if none was drafted."""
+    mean_acceptance_length: float | None = None
+    """1 + accepted / rounds."""
 
     def values(self) -> dict[str, float]:
         """By metric name, for MLflow."""

@@ -1,0 +1,109 @@
+"""From what a client asks to what the engine is asked, and to who builds the answer of what it says."""
+
+import time
+import uuid
+from collections.abc import Sequence
+
+from fastapi import Request
+
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.serving.engine.engine import Engine
+from hotdraft.serving.http.client_identity import client_identity
+from hotdraft.serving.http.errors import ApiError, context_length_exceeded, unknown_model
+from hotdraft.serving.http.openai.logprobs import TokenText
+from hotdraft.serving.http.openai.response_builder import ChatBuilder, TextBuilder
+from hotdraft.serving.http.openai.schema import ChatCompletionRequest, CompletionRequest, GenerationOptions
+from hotdraft.serving.http.openai.token_stream import unless_gone
+from hotdraft.serving.messages.prompt_encoder import PromptEncoder, decode
+from hotdraft.serving.messages.request import DEFAULT_DOMAIN, UNRECORDED_DOMAIN, GenerationRequest
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's default `max_tokens` of /v1/completions."""
+
+
+class RequestPreparer:
+    """Gives one request to the engine for every answer that a client wants, those of each prompt in a row.
+
+    Raises `ApiError` and `PromptError` for what cannot be answered.
+    """
+
+    def __init__(self, engine: Engine, config: HotdraftConfig) -> None:
+        self._engine = engine
+        self._config = config
+        self._encoder = PromptEncoder(engine)
+
+    async def chat(
+        self, body: ChatCompletionRequest, client: Request, domain: str | None
+    ) -> tuple[list[GenerationRequest], ChatBuilder]:
+        self._check(body, prompts=1)
+        messages = [message.for_template() for message in body.messages]
+        prompt_ids = await unless_gone(client, self._encoder.chat(messages))
+        left = self._engine.max_model_len - len(prompt_ids)
+        max_tokens = self._max_tokens(body, [prompt_ids], default=left, param="messages")
+        builder = ChatBuilder(*self._about("chatcmpl", body))
+        return self._requests(body, client, domain, builder.request_id, [prompt_ids], max_tokens), builder
+
+    async def text(
+        self, body: CompletionRequest, client: Request, domain: str | None
+    ) -> tuple[list[GenerationRequest], TextBuilder]:
+        self._check(body, prompts=len(body.prompt))
+        prompts = await unless_gone(client, self._encoder.texts(body.prompt))
+        left = self._engine.max_model_len - max(map(len, prompts))
+        max_tokens = self._max_tokens(body, prompts, default=min(DEFAULT_COMPLETION_TOKENS, left), param="prompt")
+        texts = [p if isinstance(p, str) else self._text_of(*p) for p in body.prompt] if body.echo else []
+        echoed = [text for text in texts for _ in range(body.choices)]
+        builder = TextBuilder(*self._about("cmpl", body), echoed)
+        return self._requests(body, client, domain, builder.request_id, prompts, max_tokens), builder
+
+    def _about(self, kind: str, body: GenerationOptions) -> tuple[str, str, int, TokenText, bool]:
+        """What a builder has to know: a new id, the model, now, how tokens read, and whether log-probs are told."""
+        wants_logprobs = body.wanted_logprobs is not None
+        return f"{kind}-{uuid.uuid4().hex}", body.model, int(time.time()), self._text_of, wants_logprobs
+
+    def _text_of(self, *token_ids: int) -> str:
+        return decode(self._engine.tokenizer, token_ids)
+
+    def _check(self, body: GenerationOptions, prompts: int) -> None:
+        """What is wrong with a request whatever its prompts say."""
+        if body.model != self._config.served_model_name:
+            raise unknown_model(body.model)
+        answers, allowed = prompts * body.choices, self._config.engine.max_queue
+        if answers > allowed:
+            raise ApiError(400, f"{answers} answers are asked for at once, {allowed} are allowed.", param="n")
+
+    def _max_tokens(
+        self, body: GenerationOptions, prompts: Sequence[Sequence[int]], *, default: int, param: str
+    ) -> int:
+        """Of each answer, where there is room for it."""
+        max_tokens = body.requested_tokens or max(default, 1)
+        longest, limit = max(map(len, prompts)), self._engine.max_model_len
+        if longest + max_tokens > limit:
+            raise context_length_exceeded(limit, longest, max_tokens, param=param)
+        return max_tokens
+
+    def _requests(
+        self,
+        body: GenerationOptions,
+        client: Request,
+        domain: str | None,
+        response_id: str,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+    ) -> list[GenerationRequest]:
+        try:
+            params = [body.sampling_params(max_tokens, choice) for choice in range(body.choices)]
+        except ValueError as error:
+            raise ApiError(400, str(error)) from error
+        answers = [(prompt_ids, one) for prompt_ids in prompts for one in params]
+        record = body.store is not False
+        return [
+            GenerationRequest(
+                request_id=response_id if len(answers) == 1 else f"{response_id}-{index}",
+                prompt_ids=tuple(prompt_ids),
+                params=one,
+                domain=(body.domain or domain or DEFAULT_DOMAIN) if record else UNRECORDED_DOMAIN,
+                record=record,
+                client=client_identity(client, self._config.server),
+            )
+            for index, (prompt_ids, one) in enumerate(answers)
+        ]

@@ -1,4 +1,4 @@
-"""`kill -9` of server and trainer at random moments, twenty times; `tests.benchmarks.bench_kills` has more."""
+"""`kill -9` of server and trainer at random moments, twenty times; `bench_kills` has more."""
 
 from collections.abc import Callable
 from pathlib import Path

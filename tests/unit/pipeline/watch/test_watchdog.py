@@ -4,7 +4,7 @@ import pytest
 from hotdraft.pipeline.config.learning import WatchdogConfig
 from hotdraft.pipeline.watch.evidence import Evidence, Tally, summed
 from hotdraft.pipeline.watch.watchdog import CRITICAL, Judgement, Samples, judge, looks
-from tests.benchmarks.bench_watchdog import DOMAINS, REPLICAS, Traffic, undone_after
+from tests.benchmarks.operating.bench_watchdog import DOMAINS, REPLICAS, Traffic, undone_after
 
 CONFIG = WatchdogConfig(min_requests=10, max_requests=40, max_fall=0.03)
 

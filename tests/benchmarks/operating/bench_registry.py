@@ -1,6 +1,6 @@
 """What following the adapter registry costs a server, by the number of versions in it.
 
-    python -m tests.benchmarks.bench_registry
+    python -m tests.benchmarks.operating.bench_registry
 
 A poll is what `serving.updates.adapter_sync` asks each second while nothing changes; a listing of all
 versions, which it once asked as well, stands beside it. The store is a local SQLite file, whose queries hold

@@ -1,6 +1,6 @@
 """Streaming clients by the hundred against a server of a small pair: what they are told and what they leave.
 
-python -m tests.benchmarks.bench_load --config my-small-pair.yaml --clients 200 --seconds 60
+python -m tests.benchmarks.serving.bench_load --config my-small-pair.yaml --clients 200 --seconds 60
 """
 
 import argparse

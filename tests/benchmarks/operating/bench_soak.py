@@ -1,6 +1,6 @@
 """Mixed clients for hours with a swap a minute, and what grows meanwhile: memory, threads, files, shards.
 
-python -m tests.benchmarks.bench_soak --config my-small-pair.yaml --minutes 120 --out soak.json
+python -m tests.benchmarks.operating.bench_soak --config my-small-pair.yaml --minutes 120 --out soak.json
 
 The swaps go round adapters that change the draft a little. `grown` compares the medians of the last
 quarter with those of the second: the first fills pools, caches and retention.
@@ -21,7 +21,7 @@ from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import create_run, experiment_id, open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry
-from tests.benchmarks.bench_load import served, usage, waiting
+from tests.benchmarks.serving.bench_load import served, usage, waiting
 from tests.integration.adapters import write_adapter
 from tests.scenarios.load import load
 

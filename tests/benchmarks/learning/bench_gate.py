@@ -1,6 +1,6 @@
 """How often the gate errs: the tables of docs/learning.md.
 
-python -m tests.benchmarks.bench_gate --lineages 200
+python -m tests.benchmarks.learning.bench_gate --lineages 200
 """
 
 import argparse

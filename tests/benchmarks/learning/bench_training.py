@@ -1,6 +1,6 @@
 """Training tokens/s of the Lightning run beside a plain PyTorch loop of the same steps.
 
-    python -m tests.benchmarks.bench_training --model smollm2 --layers 4 --threads 2
+    python -m tests.benchmarks.learning.bench_training --model smollm2 --layers 4 --threads 2
 
 Both train a cut of the model on the same made-up batches with the same loss, optimiser, schedule and clipping,
 in one process, and take turns of a few steps. With `--chunks` the time of the loss and its gradient, from the

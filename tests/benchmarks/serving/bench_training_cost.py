@@ -1,6 +1,6 @@
 """What a job beside the server costs those it serves: tokens/s and time per output token, with and without one.
 
-    python -m tests.benchmarks.bench_training_cost --config configs/demo.yaml --turns 3 --out cost.json
+    python -m tests.benchmarks.serving.bench_training_cost --config configs/demo.yaml --turns 3 --out cost.json
 
 Each turn serves the same prompts twice, once while a job trains for as long as it takes, once without a trainer's
 job, in changing order. The trainer has the threads and the niceness of the configuration.

@@ -1,6 +1,7 @@
 """Poisoned jobs on a real pair: how many adapters that are worse than the champion does the gate let through?
 
-    python -m tests.benchmarks.bench_poison --config configs/experiment-shift.yaml --answers OUT/answers/replay
+    python -m tests.benchmarks.learning.bench_poison --config configs/experiment-shift.yaml \\
+        --answers OUT/answers/replay
 
 OUT is where `hotdraft experiment --config … --out OUT` left its answers. Every job begins with the draft without
 an adapter and has the gate of the configuration; jobs on clean requests come first and do not count.

@@ -1,6 +1,6 @@
 """How far the draft of a small GPT-NeoX pair follows a shift of traffic, with default settings.
 
-    python -m tests.benchmarks.bench_second_pair --out second-pair.json
+    python -m tests.benchmarks.learning.bench_second_pair --out second-pair.json
 
 Trains the pair, plays the built-in shift under several seeds, and shows the figures of each and of all.
 """
@@ -17,7 +17,7 @@ import yaml
 
 from hotdraft.commands.experiment import experiment
 from hotdraft.training.experiment.report import figures
-from tests.benchmarks.second_pair import train_pair
+from tests.benchmarks.learning.second_pair import train_pair
 
 POLICY = "ours"
 

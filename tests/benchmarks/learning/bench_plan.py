@@ -1,6 +1,6 @@
 """The plan's memory beside what training on the CPU takes.
 
-    python tests/benchmarks/bench_plan.py [smollm2]
+    python tests/benchmarks/learning/bench_plan.py [smollm2]
 
 The draft is a cut of the model that is named, with random weights. Every case runs in a process of its own,
 three steps and a checkpoint long; measured is the peak of its resident memory (Linux) beyond what it was

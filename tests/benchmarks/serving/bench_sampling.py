@@ -1,6 +1,6 @@
 """What sampling costs: rounds with temperature, filters and seeds over greedy ones; and what a seed accepts.
 
-    python -m tests.benchmarks.bench_sampling --config configs/smollm2.yaml --prompts 64 --json sampling.json
+    python -m tests.benchmarks.serving.bench_sampling --config configs/smollm2.yaml --prompts 64 --json out.json
 
 Rounds of each kind take turns over the same prompts, in an order drawn anew for each repeat. Ratios are of medians
 of a repeat, in wall time and in that of the decoding thread, which others on the machine disturb less. Acceptance

@@ -1,4 +1,6 @@
-"""How often the watchdog undoes a swap, over simulated servers: `python -m tests.benchmarks.bench_watchdog`.
+"""How often the watchdog undoes a swap, over simulated servers.
+
+    python -m tests.benchmarks.operating.bench_watchdog
 
 A request's acceptance is drawn from a beta distribution about a mean of its domain (0.35 to 0.75), client,
 client in the domain and length. Clients send different shares of the requests, and each prefers some domains.

@@ -1,6 +1,6 @@
 """What a large replay buffer costs: the trigger's start, a job's set-up, appends, a first start on old shards.
 
-    python -m tests.benchmarks.bench_buffer --requests 1000000 --old-shards 10000 --out result.json
+    python -m tests.benchmarks.operating.bench_buffer --requests 1000000 --old-shards 10000 --out result.json
 
 Requests are synthetic and short (8 tokens), in as many shards and row groups as merging leaves requests of 25 kB in
 (`--shard-requests`, `--group-rows`). Each figure is that of a process of its own:
@@ -184,7 +184,15 @@ PARTS = {part.__name__: part for part in (trigger, job, stats, append)}
 
 def measured(part: str, run_dir: Path, repeats: int = 1) -> dict[str, float]:
     """Of `repeats` the one that took the processor least: others had the machine at the same time."""
-    command = [sys.executable, "-m", "tests.benchmarks.bench_buffer", "--part", part, "--run-dir", str(run_dir)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.benchmarks.operating.bench_buffer",
+        "--part",
+        part,
+        "--run-dir",
+        str(run_dir),
+    ]
     turns = []
     for _ in range(repeats):
         done = subprocess.run(command, capture_output=True, text=True, check=True)

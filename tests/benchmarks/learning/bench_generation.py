@@ -1,6 +1,6 @@
 """How fast pre-distillation makes its data: `collect`'s engine beside transformers' batched `generate`.
 
-    python tests/benchmarks/bench_generation.py --target smollm2 --threads 2 --json out.json
+    python tests/benchmarks/learning/bench_generation.py --target smollm2 --threads 2 --json out.json
 
 Both answer the same prompts greedily, with exactly as many tokens each whatever the end of text, so that
 static batches lose nothing to answers that end early; ours also records the target's distributions, as

@@ -1,6 +1,6 @@
 """SIGKILL of server and trainer at random moments under load, and what it cost.
 
-python -m tests.benchmarks.bench_kills --config my-small-pair.yaml --kills 200 --out kills.json
+python -m tests.benchmarks.operating.bench_kills --config my-small-pair.yaml --kills 200 --out kills.json
 """
 
 import argparse

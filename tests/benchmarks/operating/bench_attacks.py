@@ -1,6 +1,6 @@
 """What an attack does to another client's requests, and what it leaves in memory, with a tiny pair.
 
-python -m tests.benchmarks.bench_attacks --out tests/benchmarks/results/attacks.json
+python -m tests.benchmarks.operating.bench_attacks --out tests/benchmarks/results/attacks.json
 """
 
 import argparse

@@ -9,12 +9,11 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-import hotdraft.training.online.job
 from hotdraft.cli import app
 from hotdraft.pipeline.loop.jobs import JobRecords
-from hotdraft.training.fit.run import JobInterruptedError
-from hotdraft.training.online.interruption import JobCancelledError
-from hotdraft.training.online.job import JobError, JobResult
+from hotdraft.training.fit.resume import JobInterruptedError
+from hotdraft.training.online.context import JobCancelledError, JobError
+from hotdraft.training.online.job import JobResult
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def job_that(monkeypatch):
                 job.end("accepted" if result.verdict.accepted else "rejected", result.verdict.reason)
                 return result
 
-        monkeypatch.setattr(hotdraft.training.job, "run_job", run_job)
+        monkeypatch.setattr("hotdraft.training.online.job.run_job", run_job)
 
     return use
 

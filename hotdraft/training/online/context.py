@@ -11,7 +11,7 @@ from hotdraft.training.online.journal import JobJournal
 
 
 class JobError(ValueError):
-    """A job that cannot start: nothing to train on, nothing to judge by, no draft, no turn."""
+    """A job that cannot start: nothing to train on, nothing to judge by, no draft."""
 
 
 class JobCancelledError(RuntimeError):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from filelock import FileLock, Timeout
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.job_record import RunningJob
@@ -22,7 +21,7 @@ from hotdraft.training.fit.resume import JobInterruptedError, StopSignal
 from hotdraft.training.judging.gate import Verdict
 from hotdraft.training.online.begin import begin, kept_or_dropped, take_up
 from hotdraft.training.online.compare import compare
-from hotdraft.training.online.context import Interruption, JobCancelledError, JobContext, JobError
+from hotdraft.training.online.context import Interruption, JobCancelledError, JobContext
 from hotdraft.training.online.journal import JobJournal, JobState
 from hotdraft.training.online.offer import offer
 from hotdraft.training.online.publish import Judged, log_inputs
@@ -71,13 +70,12 @@ def run_job(
         began = time.monotonic()
         journal = JobJournal(config)
         context = JobContext(config, buffer, registry, journal, job, Interruption(job, stop), progress)
-        with _turn(journal):
-            with store_errors(config):
-                registry.champion()  # no job trains that could not be told of
-            state, judged = _judged(context)
-            with store_errors(config):
-                version, judged = offer(judged, state.run_id, journal.job_folder(state), config, registry)
-            journal.finish(state, accepted=judged.verdict.accepted)
+        with store_errors(config):
+            registry.champion()  # no job trains that could not be told of
+        state, judged = _judged(context)
+        with store_errors(config):
+            version, judged = offer(judged, state.run_id, journal.job_folder(state), config, registry)
+        journal.finish(state, accepted=judged.verdict.accepted)
         result = JobResult(version, judged.verdict, judged.metrics, state.run_id, time.monotonic() - began)
         verdict = result.verdict
         outcome: Literal["accepted", "rejected"] = "accepted" if verdict.accepted else "rejected"
@@ -115,15 +113,6 @@ def _interruption_on_record(job: RunningJob) -> Iterator[None]:
     except (JobInterruptedError, JobCancelledError, StoreError) as end:
         job.end("cancelled" if isinstance(end, JobCancelledError) else "interrupted", str(end))
         raise
-
-
-@contextmanager
-def _turn(journal: JobJournal) -> Iterator[None]:
-    try:
-        with FileLock(journal.folder / ".lock", timeout=0):
-            yield
-    except Timeout as error:
-        raise JobError(f"another process runs a job in {journal.folder.parent}") from error
 
 
 def _verdict_in(folder: Path) -> Judged | None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from filelock import FileLock
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from safetensors.torch import load_file, save_file
@@ -633,13 +632,11 @@ def test_jobs_that_cannot_start_say_why(config, target, serve):
     buffer.append(serve(target, 5))
     with pytest.raises(JobError, match="held-out prompts in 5 requests"):
         run_job(config, buffer=buffer, registry=registry)
-    with FileLock(config.run_dir / "jobs" / ".lock"), pytest.raises(JobError, match="another process"):
-        run_job(config, buffer=buffer, registry=registry)
     running = JobRecords(config.run_dir).begin("loop")
     with pytest.raises(JobRunningError, match=running.id):
         run_job(config, buffer=buffer, registry=registry)
     states = [(job.origin, job.state) for job in JobRecords(config.run_dir).jobs()]
-    assert states == [("loop", "running"), *3 * [("command", "failed")]]
+    assert states == [("loop", "running"), *2 * [("command", "failed")]]
 
 
 def test_nan_weights_in_the_draft_are_noticed_before_the_first_step(config, buffer, make_llama):

@@ -3,7 +3,7 @@
 import logging
 import time
 
-from hotdraft.training.judging.evidence import Evidence, VersionScores
+from hotdraft.training.judging.evidence import GateEvidence, VersionScores
 from hotdraft.training.judging.gate import refused
 from hotdraft.training.online.contest import contest
 from hotdraft.training.online.context import JobContext
@@ -34,7 +34,7 @@ def compare(context: JobContext, recorded: Recorded, state: JobState, trained: T
     return judged
 
 
-def _evidence(context: JobContext, recorded: Recorded, state: JobState, trained: Trained) -> Evidence:
+def _evidence(context: JobContext, recorded: Recorded, state: JobState, trained: Trained) -> GateEvidence:
     """The held-out requests and those that came since the job began, and what the candidates do on them."""
     newcomers = Newcomers(context.buffer, recorded.data, state.last_request, context.config)
     fresh, mix = newcomers.wait(recorded.held_out, context.interruption)
@@ -45,4 +45,4 @@ def _evidence(context: JobContext, recorded: Recorded, state: JobState, trained:
         one.blend: by_request(trained.draft.chances(one.adapter, samples, batch_tokens))
         for one in trained.candidates
     }
-    return Evidence(samples, mix, scores)
+    return GateEvidence(samples, mix, scores)

@@ -11,14 +11,14 @@ from hotdraft.pipeline.store.connection import name_part
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.judging.anchors import anchors_tag, read_anchors
 from hotdraft.training.judging.candidate import candidate_folder
-from hotdraft.training.judging.evidence import Evidence, VersionScores
+from hotdraft.training.judging.evidence import GateEvidence, VersionScores
 from hotdraft.training.judging.gate import Estimate, judge, tail_of
 from hotdraft.training.online.publish import Judged, gain_metrics, gate_tags
 
 
 def contest(
     judged: Judged,
-    evidence: Evidence,
+    evidence: GateEvidence,
     scores: VersionScores,
     job_folder: Path,
     registry: AdapterRegistry,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store.registry import CANDIDATE, AdapterRegistry, ChampionMovedError
-from hotdraft.training.judging.evidence import Evidence, VersionScores
+from hotdraft.training.judging.evidence import GateEvidence, VersionScores
 from hotdraft.training.judging.served_draft import load_draft
 from hotdraft.training.online.contest import contest
 from hotdraft.training.online.publish import Judged, publish
@@ -42,7 +42,7 @@ def _judge_anew(
 ) -> Judged:
     """`contest` without what the job had in memory."""
     assert config.draft is not None
-    evidence = Evidence.load(job_folder)
+    evidence = GateEvidence.load(job_folder)
     draft = load_draft(config.draft, config)
     scores = VersionScores(draft, registry, config.distill, evidence.samples)
     return contest(judged, evidence, scores, job_folder, registry, config, blends)

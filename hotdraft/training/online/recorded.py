@@ -29,7 +29,7 @@ def open_recorded(context: JobContext, unfinished: JobState | None) -> Recorded:
         rows = rows.up_to(unfinished.last_request)
     vocab_size = None if config.draft is None else read_config(config.draft).get_text_config().vocab_size
     try:
-        data = ReplayDataModule.online(rows, config.distill, config.replay.held_out_fraction, vocab_size)
+        data = ReplayDataModule.for_job(rows, config.distill, config.replay.held_out_fraction, vocab_size)
     except DataError as error:
         raise JobError(str(error)) from error
     held_out = data.held_out_by_domain(mix_of(data.domains, config.distill), config.gate)

@@ -10,8 +10,8 @@ import numpy as np
 from hotdraft.pipeline.models.adapter_folder import AdapterError
 from hotdraft.training.fit.lora import build_lora, card_of, resolve_quantization
 from hotdraft.training.fit.module import NonFiniteLossError
-from hotdraft.training.fit.run import train
-from hotdraft.training.judging.candidate import Candidate, candidates, trainable
+from hotdraft.training.fit.run import FitOptions, RunPlace, train
+from hotdraft.training.judging.candidate import Candidate, candidates, copy_trainable
 from hotdraft.training.judging.parent import initial_adapter, with_parent
 from hotdraft.training.judging.served_check import UnlikeServedError, check_served
 from hotdraft.training.judging.served_draft import ServedDraft, load_draft
@@ -68,21 +68,13 @@ def _candidates(
     quantization = resolve_quantization(distill.quantization, draft.base)
     initial = initial_adapter(draft, distill, quantization)
     model = build_lora(draft.base, distill.lora, quantization, initial=initial)
-    start = trainable(model)
+    start = copy_trainable(model)
     ranking = None if draft.head_size is None else draft.rank(data.drawn(distill.window_requests))
     if distill.older_targets == "champion":
         data.rehearse(partial(rehearsed, draft.model(draft.parent)))
-    metrics |= train(
-        model,
-        data,
-        distill,
-        tracking_uri=context.config.tracking_uri,
-        run_id=state.run_id,
-        checkpoints=folder / "checkpoints",
-        progress=context.progress,
-        stop=context.interruption,
-        vocabulary=draft.covered(ranking),
-    )
+    uri, stop = context.config.tracking_uri, context.interruption
+    place = RunPlace(uri, state.run_id, folder / "checkpoints", context.progress, stop)
+    metrics |= train(model, data, distill, place, FitOptions(vocabulary=draft.covered(ranking)))
     context.interruption.check("the candidates were judged")
     parent = 0 if initial is None else state.parent_version
     card = card_of(draft.base, draft.fingerprint, distill.lora, quantization, data.train_rows, parent)

@@ -3,7 +3,6 @@
 import shutil
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.training.batches.replay_data import ReplayDataModule
 from hotdraft.training.fit.lora import build_lora, card_of, merged_model, save_lora
 from hotdraft.training.fit.processes import check_devices, in_processes, strategy_of
-from hotdraft.training.fit.run import train
+from hotdraft.training.fit.run import FitOptions, RunPlace, train
 from hotdraft.training.fit.validation import BEST, Validation
 
 PARAMETER_PREFIX = "draft.model."
@@ -27,17 +26,6 @@ UNNAMED = "untrained"
 """The fingerprint of a draft that exists in memory only."""
 
 Fit = Callable[[PreTrainedModel | PeftModel, torch.dtype], dict[str, float]]
-
-
-@dataclass(frozen=True)
-class RunPlace:
-    """Where a run leaves its traces, and whether it shows itself."""
-
-    tracking_uri: str
-    run_id: str
-    """The MLflow run."""
-    checkpoints: Path
-    progress: bool
 
 
 def train_draft(
@@ -101,20 +89,14 @@ def _fit(
     tokenizer: PreTrainedTokenizerBase,
     place: RunPlace,
 ) -> dict[str, float]:
-    return train(
-        model,
-        data,
-        settings,
-        tracking_uri=place.tracking_uri,
-        run_id=place.run_id,
-        checkpoints=place.checkpoints,
-        progress=place.progress,
+    options = FitOptions(
         compute=compute,
         warmup_steps=settings.warmup_steps,
         validation=Validation(settings.validation_steps, settings.patience, tokenizer),
         processes=settings.devices,
         strategy=strategy_of(settings),
     )
+    return train(model, data, settings, place, options)
 
 
 def _fit_in_processes(

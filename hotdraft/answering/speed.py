@@ -29,7 +29,7 @@ from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.messages.request import GenerationRequest
 from hotdraft.training.drafts.draft_init import make_draft
 from hotdraft.training.planning.plan_time import Speed
-from hotdraft.training.predistill.finished_draft import Outcome
+from hotdraft.training.predistill.finished_draft import PredistillResult
 from hotdraft.training.predistill.step_speed import train_tokens_per_second
 
 MEASURED_PROMPTS = 8
@@ -60,7 +60,7 @@ def measure_speed(config: HotdraftConfig, items: Sequence[Prompt | Text]) -> Spe
     return Speed(sum(tokens) / seconds, train_tokens_per_second(draft, settings, samples))
 
 
-def show_speed_up(config: HotdraftConfig, out: Path, outcome: Outcome, prompts: Sequence[Prompt]) -> None:
+def show_speed_up(config: HotdraftConfig, out: Path, outcome: PredistillResult, prompts: Sequence[Prompt]) -> None:
     """Answer held-out `prompts` with and without the draft, one at a time; print ratio and prediction.
 
     It goes into the MLflow run as `measured_speed_up` and `predicted_speed_up`.

@@ -66,9 +66,9 @@ def _once(settings: "HotdraftConfig", as_json: bool, job_id: str | None) -> None
     from hotdraft.pipeline.replay.buffer import ReplayBuffer
     from hotdraft.pipeline.store.registry import AdapterRegistry
     from hotdraft.training.fit.progress_bar import quiet_trainer
-    from hotdraft.training.fit.run import JobInterruptedError
-    from hotdraft.training.online.interruption import JobCancelledError
-    from hotdraft.training.online.job import JobError, run_job
+    from hotdraft.training.fit.resume import JobInterruptedError
+    from hotdraft.training.online.context import JobCancelledError, JobError
+    from hotdraft.training.online.job import run_job
 
     quiet_trainer()
     console = Console(stderr=as_json)

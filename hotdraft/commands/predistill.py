@@ -72,9 +72,9 @@ def predistill(
     from hotdraft.answering.speed import measure_speed
     from hotdraft.pipeline.traffic.prompts import Prompt
     from hotdraft.training.drafts.draft_cost import predicted_cost, show_cost
-    from hotdraft.training.planning.plan_table import make_plan, print_plan
+    from hotdraft.training.planning.plan_table import plan_predistill, print_plan
 
-    planned = make_plan(
+    planned = plan_predistill(
         settings,
         prompts=sum(isinstance(item, Prompt) for item in items),
         text_tokens=text_tokens(items),
@@ -105,9 +105,8 @@ def _make(settings: Any, items: Any, out: Path, *, slim: bool) -> None:
     from hotdraft.pipeline.system.disk import replay_bytes, require_disk
     from hotdraft.pipeline.traffic.prompts import Prompt
     from hotdraft.training.fit.progress_bar import quiet_trainer
+    from hotdraft.training.predistill import make
     from hotdraft.training.predistill.finished_draft import FinishedDraft
-    from hotdraft.training.predistill.make import conclude
-    from hotdraft.training.predistill.make import predistill as train
 
     quiet_trainer()
     prompts = [item for item in items if isinstance(item, Prompt)]
@@ -115,7 +114,7 @@ def _make(settings: Any, items: Any, out: Path, *, slim: bool) -> None:
     outcome = finished.read()
     if outcome is not None:
         typer.echo(f"The draft in {out} is finished; going on from there.")
-        conclude(settings, outcome)
+        make.conclude(settings, outcome)
     else:
         check_out(out)
         needed = replay_bytes(output_tokens(settings, items), settings.recorder.top_k)
@@ -124,6 +123,6 @@ def _make(settings: Any, items: Any, out: Path, *, slim: bool) -> None:
         buffer = ReplayBuffer.of(settings)
         on_policy = chosen.draft if chosen.on_policy_fraction else None
         kinds = collect(settings, items, buffer, None if on_policy is None else local_folder(on_policy))
-        outcome = train(settings, buffer, out, kinds=kinds, slim=slim)
+        outcome = make.predistill(settings, buffer, out, kinds=kinds, slim=slim)
     show_speed_up(settings, out, outcome, prompts)
     finished.forget()

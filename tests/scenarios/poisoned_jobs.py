@@ -13,7 +13,8 @@ from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.experiment.play import play
 from hotdraft.training.judging.served_draft import ServedDraft, load_draft
-from hotdraft.training.online.job import JobError, run_job
+from hotdraft.training.online.context import JobError
+from hotdraft.training.online.job import run_job
 from hotdraft.training.scoring.evaluate import by_request
 from tests.scenarios.poison import (
     Poison,

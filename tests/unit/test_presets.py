@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 from hotdraft.cli import app
 from hotdraft.pipeline.config.settings import load_config
 from hotdraft.training.planning.machine import Available
-from hotdraft.training.planning.memory_plan import Plan
+from hotdraft.training.planning.memory_plan import MemoryPlan
 from hotdraft.training.planning.plan_check import PlanError, check
-from hotdraft.training.planning.plan_table import make_plan
+from hotdraft.training.planning.plan_table import plan_predistill
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GPU = Available(80 * 10**9, None, "a GPU of 80 GB")
@@ -42,16 +42,16 @@ def folders(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def qwen(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Plan:
+def qwen(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> MemoryPlan:
     monkeypatch.setenv("HOTDRAFT_TARGET", folders["Qwen2.5-7B"])
     monkeypatch.setenv("HOTDRAFT_PREDISTILL__DRAFT", folders["Qwen2.5-0.5B"])
-    return make_plan(load_config(CONFIGS / "predistill-qwen2.5-7b.yaml"), elsewhere=True)
+    return plan_predistill(load_config(CONFIGS / "predistill-qwen2.5-7b.yaml"), elsewhere=True)
 
 
 @pytest.fixture
-def yi(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Plan:
+def yi(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> MemoryPlan:
     monkeypatch.setenv("HOTDRAFT_TARGET", folders["Yi-1.5-6B"])
-    return make_plan(load_config(CONFIGS / "predistill-6b-to-1.5b.yaml"), elsewhere=True)
+    return plan_predistill(load_config(CONFIGS / "predistill-6b-to-1.5b.yaml"), elsewhere=True)
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)

@@ -17,7 +17,6 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 Origin = Literal["loop", "command", "api"]
 """`distill --follow`, a command of a person or a scheduler, or a request to the server."""
-Verdict = Literal["accepted", "rejected"]
 State = Literal["running", "cancelling", "accepted", "rejected", "failed", "interrupted", "cancelled", "died"]
 
 
@@ -85,7 +84,7 @@ class RunningJob:
 
     def end(
         self,
-        state: Verdict | Literal["failed", "interrupted", "cancelled"],
+        state: Literal["accepted", "rejected", "failed", "interrupted", "cancelled"],
         reason: str,
         *,
         version: int | None = None,

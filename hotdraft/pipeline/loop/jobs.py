@@ -2,8 +2,9 @@
 
 `<run_dir>/jobs/records/<id>.json` is the record of one. A running job holds a lock on `<id>.lock`
 beside it, which the kernel frees when the process ends, however it ends: a record that says
-`running` without the lock is of a job that died. The file `<id>.cancel` asks a job to end, and may be
-written by any process that shares the folder. What a job says is in `<run_dir>/jobs/logs/<id>.log`.
+`running` without the lock is of a job that died. While one is held, no other job begins. The file
+`<id>.cancel` asks a job to end, and may be written by any process that shares the folder. What a job says
+is in `<run_dir>/jobs/logs/<id>.log`.
 """
 
 import fcntl
@@ -78,9 +79,11 @@ class JobRecords:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._logs.mkdir(parents=True, exist_ok=True)
         with FileLock(self._folder / ".begin"):
-            running = self.running()
-            if running is not None:
-                raise JobRunningError(f"job {running.id} is running already (origin: {running.origin})")
+            held = next((path.stem for path in self._folder.glob("*.lock") if self._is_locked(path.stem)), None)
+            if held is not None:
+                running = self._stored(held)  # which may be broken: the lock decides
+                origin_of_it = "unknown" if running is None else running.origin
+                raise JobRunningError(f"job {held} is running already (origin: {origin_of_it})")
             self._forget_oldest()
             now = time.time()
             job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{uuid.uuid4().hex[:6]}"

@@ -25,7 +25,7 @@ BLOCK = 8
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedRequest:
     """What speculation did for one request."""
 
     domain: str
@@ -37,7 +37,7 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Job:
+class JobDone:
     """One distillation job, which came after `request` requests."""
 
     request: int
@@ -50,8 +50,8 @@ class Job:
 
 @dataclass
 class StreamResult:
-    served: list[Served] = field(default_factory=list)
-    jobs: list[Job] = field(default_factory=list)
+    served: list[ServedRequest] = field(default_factory=list)
+    jobs: list[JobDone] = field(default_factory=list)
     probes_before: dict[str, float] = field(default_factory=dict)
     """Acceptance rate by domain, of the draft that the stream began with, on requests that are not in it."""
     probes_after: dict[str, float] = field(default_factory=dict)
@@ -76,7 +76,7 @@ def study(
             job = run_job(config, buffer=stream.buffer, registry=stream.registry, stop=_Meanwhile(stream))
             stream.trigger.reset(new_draft=job.verdict.accepted)
             result.jobs.append(
-                Job(
+                JobDone(
                     len(result.served), job.version, job.verdict.accepted, job.verdict.reason,
                     job.metrics.get("steps", 0.0), job.seconds,
                 )
@@ -97,7 +97,7 @@ class _Stream:
         self.registry = AdapterRegistry(config)
         self.trigger = DistillTrigger(config, self.buffer)
         self.draft = _Draft(config, self.registry)
-        self.served: list[Served] = []
+        self.served: list[ServedRequest] = []
         self._samples = samples
         self._on_served = on_served
 
@@ -108,7 +108,9 @@ class _Stream:
             return False
         self.buffer.append([played.sample for played in block])
         self.served += [
-            Served(p.sample.domain, p.rounds, p.drafted, p.accepted, len(p.sample.output_ids), self.draft.version)
+            ServedRequest(
+                p.sample.domain, p.rounds, p.drafted, p.accepted, len(p.sample.output_ids), self.draft.version
+            )
             for p in block
         ]
         self._on_served(len(block))

@@ -2,6 +2,8 @@
 
 import copy
 import shutil
+import time
+from collections import Counter
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +25,7 @@ from hotdraft.pipeline.models.adapter_folder import (
     write_card,
     write_probe,
 )
+from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.replay.sample import ReplaySample
 
 NF4_PARAMETERS = 500_000_000
@@ -108,6 +111,29 @@ def merged_model(base: PreTrainedModel, adapter: LoadedAdapter) -> PreTrainedMod
         module = model.get_submodule(name.removesuffix(".weight"))
         module.weight = nn.Parameter(weight, requires_grad=False)
     return model
+
+
+def card_of(
+    base: PreTrainedModel,
+    base_fingerprint: str,
+    section: LoraSection,
+    quantization: Quantization,
+    learned: ReplayRows,
+    parent_version: int = 0,
+) -> AdapterCard:
+    """Of an adapter that `build_lora` made and `learned` taught."""
+    return AdapterCard(
+        base_fingerprint=base_fingerprint,
+        quantization=quantization,
+        rank=section.rank,
+        alpha=section.alpha,
+        target_modules=target_modules(base, section.target_modules),
+        parent_version=parent_version,
+        requests=len(learned),
+        tokens=int(learned.column("output_tokens").sum()),
+        domains=dict(Counter(learned["domain"])),
+        created_at=time.time(),
+    )
 
 
 @torch.no_grad()

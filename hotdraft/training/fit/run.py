@@ -1,5 +1,6 @@
 """Running the Lightning trainer: budget, precision, logging, checkpoints, and stopping."""
 
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
@@ -30,46 +31,56 @@ PRECISION: dict[torch.dtype, Literal["bf16-mixed", "16-mixed", "32-true"]] = {
 """How to compute on a frozen base of each dtype; trainable parameters are float32."""
 
 
+@dataclass(frozen=True)
+class RunPlace:
+    """Where a run leaves its traces, whether it shows itself, and what ends it before its time."""
+
+    tracking_uri: str
+    run_id: str
+    """The MLflow run."""
+    checkpoints: Path
+    progress: bool
+    stop: StopSignal | None = None
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    compute: torch.dtype | None = None
+    """To compute in; the embedding's if None."""
+    warmup_steps: int = WARMUP_STEPS
+    validation: Validation | None = None
+    """Looks at `data.validation_samples`; the model still ends with its last weights."""
+    vocabulary: Tensor | None = None
+    """int64 [S]: what the draft's head covers when served; everything if None."""
+    processes: int = 1
+    """Of which this is one, each on a device of its own and under `strategy`."""
+    strategy: Strategy | Literal["auto"] = "auto"
+
+
 def train(
     model: PeftModel | PreTrainedModel,
     data: ReplayDataModule,
     settings: TrainingSection,
-    *,
-    tracking_uri: str,
-    run_id: str,
-    checkpoints: Path,
-    progress: bool,
-    stop: StopSignal | None = None,
-    compute: torch.dtype | None = None,
-    warmup_steps: int = WARMUP_STEPS,
-    validation: Validation | None = None,
-    processes: int = 1,
-    strategy: Strategy | Literal["auto"] = "auto",
-    vocabulary: Tensor | None = None,
+    place: RunPlace,
+    options: FitOptions,
 ) -> dict[str, float]:
     """Train what is trainable of `model` for `max_steps` or `max_seconds`; gives the last loss and the steps.
 
-    Goes on from `checkpoints/last.ckpt` if there is one; without `max_seconds` it ends where it would have
-    ended unbroken. Raises `NonFiniteLossError`, and `JobInterruptedError` once `stop` is set, with a
+    Goes on from `last.ckpt` in `place.checkpoints` if there is one; without `max_seconds` it ends where it would
+    have ended unbroken. Raises `NonFiniteLossError`, and `JobInterruptedError` once `place.stop` is set, with a
     checkpoint written, or the process gets SIGTERM.
-
-    Args:
-        compute: dtype to compute in; that of the embedding if None.
-        validation: looks at `data.validation_samples`; `model` still ends with its last weights.
-        vocabulary: what the draft's head covers when served (int64 [S]); everything if None.
-        processes: of which this is one, each on a device of its own and under `strategy`.
     """
     device = next(model.parameters()).device
-    last = checkpoints / "last.ckpt"
+    last, validation = place.checkpoints / "last.ckpt", options.validation
     budget = settings.max_seconds
     timer = Timer(duration=None if budget is None else timedelta(seconds=budget))
     callbacks: list[Callback] = [
         timer,
         Throughput(LOG_EVERY_STEPS),
-        *(validation.callbacks(checkpoints, data.validation_samples) if validation else []),
-        ResumePoint(last, settings.checkpoint_steps, validation.every_steps if validation else None, stop),
+        *(validation.callbacks(place.checkpoints, data.validation_samples) if validation else []),
+        ResumePoint(last, settings.checkpoint_steps, validation.every_steps if validation else None, place.stop),
     ]
-    if progress:
+    if place.progress:
         callbacks.append(StepsBar())
     module = DistillationModule(
         model,
@@ -77,22 +88,22 @@ def train(
         learning_rate=settings.learning_rate,
         greedy_temperature=settings.greedy_temperature,
         max_steps=settings.max_steps,
-        warmup_steps=warmup_steps,
+        warmup_steps=options.warmup_steps,
         accumulate=data.accumulate,
-        vocabulary=vocabulary,
+        vocabulary=options.vocabulary,
         # One clock for all processes: they must not differ in their learning rates.
         elapsed_fraction=lambda: trainer.strategy.broadcast(timer.time_elapsed()) / budget if budget else 0.0,
     )
     trainer = lightning.Trainer(
         accelerator="gpu" if device.type == "cuda" else "cpu",
-        devices=[device.index or 0] if device.type == "cuda" and processes == 1 else processes,
-        strategy=strategy,
+        devices=[device.index or 0] if device.type == "cuda" and options.processes == 1 else options.processes,
+        strategy=options.strategy,
         plugins=[LightningEnvironment()],  # whatever scheduler the machine is under
-        precision=PRECISION[compute or next(model.get_input_embeddings().parameters()).dtype],
+        precision=PRECISION[options.compute or next(model.get_input_embeddings().parameters()).dtype],
         max_steps=settings.max_steps,
         accumulate_grad_batches=data.accumulate,
         gradient_clip_val=1.0,
-        logger=MLFlowLogger(tracking_uri=tracking_uri, run_id=run_id),
+        logger=MLFlowLogger(tracking_uri=place.tracking_uri, run_id=place.run_id),
         callbacks=callbacks,
         log_every_n_steps=LOG_EVERY_STEPS,
         limit_val_batches=None if validation else 0,
@@ -100,9 +111,9 @@ def train(
         val_check_interval=validation.every_steps * data.accumulate if validation else None,
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
-        enable_progress_bar=progress,
+        enable_progress_bar=place.progress,
         enable_model_summary=False,
-        default_root_dir=checkpoints,
+        default_root_dir=place.checkpoints,
     )
     try:
         trainer.fit(module.train(), data, ckpt_path=last if last.is_file() else None, weights_only=True)

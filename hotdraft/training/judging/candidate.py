@@ -47,7 +47,7 @@ def candidates(
 
     `probe` is what a server will check them by. Raises `AdapterError` if one cannot be served.
     """
-    end = trainable(model)
+    end = copy_trainable(model)
     found = []
     for share in blends:
         blend(model, start, end, share)
@@ -60,7 +60,7 @@ def candidates(
     return found
 
 
-def trainable(model: nn.Module) -> dict[str, Tensor]:
+def copy_trainable(model: nn.Module) -> dict[str, Tensor]:
     """A copy of the trainable parameters."""
     return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
 

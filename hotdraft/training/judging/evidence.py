@@ -30,7 +30,7 @@ FOLDER, SCORES = "evidence", "scores.json"
 
 
 @dataclass(frozen=True)
-class Evidence:
+class GateEvidence:
     samples: Sequence[ReplaySample]
     """R of them, each of another prompt."""
     mix: Mapping[str, float]

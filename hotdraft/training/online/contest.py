@@ -1,8 +1,8 @@
 """A job's candidates against the champion, and against the best that each domain ever had."""
 
-import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -10,34 +10,22 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store.connection import name_part
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.judging.anchors import anchors_tag, read_anchors
-from hotdraft.training.judging.evidence import Evidence, VersionScores
-from hotdraft.training.judging.gate import Estimate, Verdict, judge, tail_of
-from hotdraft.training.online.publish import gain_metrics, gate_tags
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """On the best of the candidates."""
-
-    blend: float
-    verdict: Verdict
-    champion: int
-    """The version that it was judged against."""
-    metrics: dict[str, float]
-    tags: dict[str, str]
-    """Of the version."""
+from hotdraft.training.judging.candidate import candidate_folder
+from hotdraft.training.judging.evidence import GateEvidence, VersionScores
+from hotdraft.training.judging.gate import Estimate, judge, tail_of
+from hotdraft.training.online.publish import Judged, gain_metrics, gate_tags
 
 
 def contest(
-    evidence: Evidence,
+    judged: Judged,
+    evidence: GateEvidence,
     scores: VersionScores,
+    job_folder: Path,
     registry: AdapterRegistry,
     config: HotdraftConfig,
     blends: Iterable[float] | None = None,
-) -> Outcome:
-    """Judge the candidates, or those at `blends` alone, against what is the champion now."""
+) -> Judged:
+    """`judged` with the verdict on the best candidate, or of those at `blends`, against what is champion now."""
     champion = registry.champion()
     of_champion = scores.of_champion(champion)
     domains = np.array([name_part(sample.domain) for sample in evidence.samples])
@@ -65,7 +53,14 @@ def contest(
     tags = {name: f"{value:.4f}" for name, value in metrics.items()}
     tags |= gate_tags(domains, of_champion, candidate) | anchors_tag(known | anchors, better)
     tags |= {"held_out_requests": str(verdict.requests), "judged_against": str(champion)}
-    return Outcome(blend, verdict, champion, metrics, tags)
+    return replace(
+        judged,
+        verdict=verdict,
+        metrics={**judged.metrics, **metrics},
+        tags={**judged.tags, **tags},
+        folder=candidate_folder(job_folder, blend),
+        champion=champion,
+    )
 
 
 def _best_scores(

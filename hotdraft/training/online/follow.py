@@ -10,9 +10,9 @@ from hotdraft.pipeline.loop.trigger import DistillTrigger
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import StoreError, store_errors
 from hotdraft.pipeline.store.registry import AdapterRegistry, RegistryError
-from hotdraft.training.fit.run import JobInterruptedError, StopSignal
-from hotdraft.training.online.interruption import JobCancelledError
-from hotdraft.training.online.job import JobError, run_job
+from hotdraft.training.fit.resume import JobInterruptedError, StopSignal
+from hotdraft.training.online.context import JobCancelledError, JobError
+from hotdraft.training.online.job import run_job
 from hotdraft.training.online.journal import JobJournal
 
 logger = logging.getLogger(__name__)

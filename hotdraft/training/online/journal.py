@@ -56,7 +56,7 @@ class JobState:
 
 
 class JobJournal:
-    """The jobs of one run directory. One process at a time."""
+    """The jobs of one run directory. Only whoever runs one, see `pipeline.loop.jobs`, may write."""
 
     def __init__(self, config: HotdraftConfig) -> None:
         self.folder = config.run_dir / "jobs"
@@ -121,7 +121,7 @@ class JobJournal:
         shutil.rmtree(dropped)
 
     def leftovers(self) -> list[Path]:
-        """Folders of jobs that are no more, or of which nothing is known. For who holds the lock of the jobs."""
+        """Folders of jobs that are no more, or of which nothing is known."""
         known = [path for path in self.folder.iterdir() if JOB_ID.fullmatch(path.name) and path.is_dir()]
         return [*self.folder.glob("dropped/*"), *(path for path in known if not (path / "job.json").is_file())]
 

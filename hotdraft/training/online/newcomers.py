@@ -13,7 +13,7 @@ from hotdraft.training.batches.pools import mix_of
 from hotdraft.training.batches.replay_data import ReplayDataModule
 from hotdraft.training.judging.gate import effective_prompts
 from hotdraft.training.judging.unseen import unlike
-from hotdraft.training.online.interruption import Interruption
+from hotdraft.training.online.context import Interruption
 
 POLL_SECONDS = 1.0
 ENOUGH = 2

@@ -1,14 +1,12 @@
-"""From candidates to the registry: what was judged against a champion that has moved is judged again."""
+"""The last stage of a job, to the registry: what was judged against a champion that has moved is judged again."""
 
 import logging
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store.registry import CANDIDATE, AdapterRegistry, ChampionMovedError
-from hotdraft.training.judging.candidate import candidate_folder
-from hotdraft.training.judging.evidence import Evidence, VersionScores
+from hotdraft.training.judging.evidence import GateEvidence, VersionScores
 from hotdraft.training.judging.served_draft import load_draft
 from hotdraft.training.online.contest import contest
 from hotdraft.training.online.publish import Judged, publish
@@ -35,27 +33,6 @@ def offer(
             logger.info("%s", error)
 
 
-def judge_again(
-    judged: Judged,
-    evidence: Evidence,
-    scores: VersionScores,
-    job_folder: Path,
-    registry: AdapterRegistry,
-    config: HotdraftConfig,
-    blends: Iterable[float] | None = None,
-) -> Judged:
-    """`judged` with the verdict on the best candidate, or of those at `blends`, against what is champion now."""
-    found = contest(evidence, scores, registry, config, blends)
-    return replace(
-        judged,
-        verdict=found.verdict,
-        metrics={**judged.metrics, **found.metrics},
-        tags={**judged.tags, **found.tags},
-        folder=candidate_folder(job_folder, found.blend),
-        champion=found.champion,
-    )
-
-
 def _judge_anew(
     judged: Judged,
     job_folder: Path,
@@ -63,9 +40,9 @@ def _judge_anew(
     registry: AdapterRegistry,
     blends: Iterable[float] | None,
 ) -> Judged:
-    """`judge_again` without what the job had in memory."""
+    """`contest` without what the job had in memory."""
     assert config.draft is not None
-    evidence = Evidence.load(job_folder)
+    evidence = GateEvidence.load(job_folder)
     draft = load_draft(config.draft, config)
     scores = VersionScores(draft, registry, config.distill, evidence.samples)
-    return judge_again(judged, evidence, scores, job_folder, registry, config, blends)
+    return contest(judged, evidence, scores, job_folder, registry, config, blends)

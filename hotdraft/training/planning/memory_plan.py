@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from hotdraft.pipeline.config.learning import PredistillConfig
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.system.disk import replay_bytes
-from hotdraft.training.drafts.model_size import Widths, linear_layers, meta_model, weights
+from hotdraft.training.drafts.model_size import Widths, linear_layers, weights
 from hotdraft.training.fit.lora import target_modules
 from hotdraft.training.planning.training_memory import (
     MASTER,
@@ -54,7 +54,7 @@ class Run:
     """cuda or cpu."""
     dtype: torch.dtype
     prompts: int
-    text_tokens: int
+    text_tokens: int = 0
 
     @property
     def settings(self) -> PredistillConfig:
@@ -92,7 +92,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     run: Run
     recording: tuple[Moment, ...]
     """Memory of a device while the target answers and scores."""
@@ -105,29 +105,10 @@ class Plan:
         return max((*self.recording, *self.training), key=lambda moment: moment.total)
 
 
-def plan_memory(
-    config: HotdraftConfig,
-    target_config: PreTrainedConfig,
-    draft_config: PreTrainedConfig,
-    *,
-    freeze_shared: bool,
-    device: str,
-    dtype: torch.dtype,
-    prompts: int,
-    text_tokens: int = 0,
-) -> Plan:
-    """The plan for `config.predistill` with `prompts` prompts on a `device` of the kind cuda or cpu.
-
-    `draft_config` is that of the draft to train, `freeze_shared` whether its embedding and head stay as they
-    are. Raises `ModelError` for a config of no causal LM, `LoraError` for adapters that the draft cannot carry.
-    """
-    target, draft = meta_model(target_config), meta_model(draft_config)
-    return plan_run(Run(config, target, draft, freeze_shared, device, dtype, prompts, text_tokens))
-
-
-def plan_run(run: Run) -> Plan:
+def plan_memory(run: Run) -> MemoryPlan:
+    """Raises `LoraError` for adapters that the draft cannot carry."""
     runtime = {"runtime": RUNTIME[run.device]}
-    return Plan(
+    return MemoryPlan(
         run,
         recording=tuple(Moment(m.name, m.parts | runtime) for m in _recording(run)),
         training=tuple(Moment(m.name, m.parts | runtime) for m in _training(run)),

@@ -11,15 +11,15 @@ from rich.text import Text
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.loading import ModelError, choose_device, choose_dtype, read_cut, resolve
 from hotdraft.training.drafts.draft_init import check_draft
-from hotdraft.training.drafts.model_size import Widths, read_config
+from hotdraft.training.drafts.model_size import Widths, meta_model, read_config
 from hotdraft.training.planning.machine import Available, this_machine
-from hotdraft.training.planning.memory_plan import Moment, Plan, plan_memory
+from hotdraft.training.planning.memory_plan import MemoryPlan, Moment, Run, plan_memory
 from hotdraft.training.planning.plan_check import check
 from hotdraft.training.planning.plan_time import Speed, hours
 
 
 def print_plan(
-    plan: Plan, memory_gb: float | None = None, *, speed: Speed | None = None, console: Console | None = None
+    plan: MemoryPlan, memory_gb: float | None = None, *, speed: Speed | None = None, console: Console | None = None
 ) -> None:
     """Print `plan`, and raise `PlanError` if it does not fit.
 
@@ -35,14 +35,14 @@ def print_plan(
     check(plan, available)
 
 
-def make_plan(
+def plan_predistill(
     config: HotdraftConfig, *, prompts: int | None = None, text_tokens: int = 0, elsewhere: bool = False
-) -> Plan:
+) -> MemoryPlan:
     """The plan for this machine or, `elsewhere`, for one that has the device that the configuration names.
 
     Nothing but the models' configurations is read and, unless `elsewhere`, the vocabularies of an existing draft
     and its target. `prompts` is how many there are, the built-in ones by default, beside texts of `text_tokens`.
-    Raises `ModelError` for models or devices that are not there, and as `check_draft` does.
+    Raises `ModelError` for models or devices that are not there, and as `check_draft` and `plan_memory` do.
     """
     device, dtype = _place(config, elsewhere)
     settings = config.predistill
@@ -51,19 +51,12 @@ def make_plan(
     else:
         draft_config = check_draft(config.target, settings)
     freeze_shared = settings.draft is None or read_cut(Path(resolve(settings.draft))) is not None
-    return plan_memory(
-        config,
-        read_config(config.target),
-        draft_config,
-        freeze_shared=freeze_shared,
-        device=device,
-        dtype=dtype,
-        prompts=settings.builtin_prompts if prompts is None else prompts,
-        text_tokens=text_tokens,
-    )
+    target, draft = meta_model(read_config(config.target)), meta_model(draft_config)
+    prompts = settings.builtin_prompts if prompts is None else prompts
+    return plan_memory(Run(config, target, draft, freeze_shared, device, dtype, prompts, text_tokens))
 
 
-def tables(plan: Plan, available: Available, speed: Speed | None) -> Group:
+def tables(plan: MemoryPlan, available: Available, speed: Speed | None) -> Group:
     """What is made, memory by moment, disk, time."""
     memory = _memory(plan, available)
     return Group(Text(_title(plan)), Text(), memory, Text(), _disk(plan, available), Text(_time(plan, speed)))
@@ -80,7 +73,7 @@ def _place(config: HotdraftConfig, elsewhere: bool) -> tuple[str, torch.dtype]:
     return kind, torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
 
 
-def _title(plan: Plan) -> str:
+def _title(plan: MemoryPlan) -> str:
     run, parameters = plan.run, plan.run.parameters
     widths = Widths.of(run.draft.config)
     origin = run.settings.draft or f"{widths.layers} layers of {run.config.target}"
@@ -92,7 +85,7 @@ def _title(plan: Plan) -> str:
     )
 
 
-def _memory(plan: Plan, available: Available) -> Table:
+def _memory(plan: MemoryPlan, available: Available) -> Table:
     moments = [*plan.recording, *plan.training]
     table = _table(f"Memory of a device in GB, of {available.memory / 1e9:.1f} ({available.name})", moments)
     for part in dict.fromkeys(part for moment in moments for part in moment.parts):
@@ -102,7 +95,7 @@ def _memory(plan: Plan, available: Available) -> Table:
     return table
 
 
-def _disk(plan: Plan, available: Available) -> Table:
+def _disk(plan: MemoryPlan, available: Available) -> Table:
     free = "" if available.disk is None else f", of {available.disk / 1e9:.1f} free"
     table = _table(f"Disk in GB{free}", [plan.disk])
     for part, number in plan.disk.parts.items():
@@ -119,7 +112,7 @@ def _table(title: str, moments: Sequence[Moment]) -> Table:
     return table
 
 
-def _time(plan: Plan, speed: Speed | None) -> str:
+def _time(plan: MemoryPlan, speed: Speed | None) -> str:
     run = plan.run
     tokens = f"{_millions(run.recorded_tokens)} tokens to record at most, {_millions(run.train_tokens)} to train on"
     if speed is None:

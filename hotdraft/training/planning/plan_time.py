@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hotdraft.training.planning.memory_plan import Plan
+from hotdraft.training.planning.memory_plan import MemoryPlan
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Hours:
         return self.answering + self.training
 
 
-def hours(plan: Plan, speed: Speed) -> Hours:
+def hours(plan: MemoryPlan, speed: Speed) -> Hours:
     """Hours to finish `plan` from the start."""
     training = plan.run.train_tokens / speed.train_tokens_per_second
     limit = plan.run.settings.max_seconds

@@ -15,7 +15,7 @@ from hotdraft.training.predistill.draft_card import Figures
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PredistillResult:
     """What a pre-distillation reached on prompts never trained on."""
 
     figures: Figures
@@ -35,14 +35,14 @@ class FinishedDraft:
         self._slim = slim
         self._path = config.run_dir / "finished.json"
 
-    def read(self) -> Outcome | None:
+    def read(self) -> PredistillResult | None:
         """None unless the same command has written this folder, and has not ended since."""
         if not self._path.is_file() or not self._out.is_dir() or not any(self._out.iterdir()):
             return None
         record = json.loads(self._path.read_text())
-        return Outcome(**record["outcome"]) if record["command"] == self._command() else None
+        return PredistillResult(**record["outcome"]) if record["command"] == self._command() else None
 
-    def write(self, outcome: Outcome) -> None:
+    def write(self, outcome: PredistillResult) -> None:
         write_json(self._path, {"command": self._command(), "outcome": asdict(outcome)})
 
     def forget(self) -> None:

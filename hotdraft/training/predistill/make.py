@@ -1,4 +1,4 @@
-"""Offline pre-distillation: a draft learns what its target said, as the replay buffer holds it."""
+"""Pre-distillation: a draft learns what its target said, as the replay buffer holds it."""
 
 import shutil
 import time
@@ -34,6 +34,7 @@ from hotdraft.pipeline.store.connection import experiment_id, name_part, open_cl
 from hotdraft.training.batches.replay_data import ReplayDataModule
 from hotdraft.training.drafts.draft_cost import predicted_cost
 from hotdraft.training.drafts.draft_init import make_draft
+from hotdraft.training.fit.run import RunPlace
 from hotdraft.training.predistill.draft_card import (
     CardFacts,
     Figures,
@@ -41,9 +42,9 @@ from hotdraft.training.predistill.draft_card import (
     table_rows,
     write_draft_card,
 )
-from hotdraft.training.predistill.finished_draft import FinishedDraft, Outcome, recipe
+from hotdraft.training.predistill.finished_draft import FinishedDraft, PredistillResult, recipe
 from hotdraft.training.predistill.run_record import begin_or_resume
-from hotdraft.training.predistill.train_draft import RunPlace, train_draft
+from hotdraft.training.predistill.train_draft import train_draft
 from hotdraft.training.scoring.evaluate import expected_acceptance_by_position
 
 EXPERIMENT = "hotdraft-predistillation"
@@ -59,7 +60,7 @@ def predistill(
     *,
     kinds: Mapping[str, Collection[str]] | None = None,
     slim: bool = False,
-) -> Outcome:
+) -> PredistillResult:
     """Make the draft that `config.predistill` asks for, train it on the buffer, and write it to `out`.
 
     With it goes the ranking of the tokens that its head may be cut to: those of the answers, then those
@@ -74,7 +75,7 @@ def predistill(
     target = load_causal_lm(config.target, dtype=choose_dtype(config.dtype, device), device=device)
     tokenizer = load_tokenizer(config.target)
     rows = buffer.load()
-    data = ReplayDataModule.offline(rows, settings, config.replay.held_out_fraction)
+    data = ReplayDataModule.for_predistill(rows, settings, config.replay.held_out_fraction)
     draft, layers = make_draft(target, settings, _texts(data.train_rows) if _measures(settings) else ())
     cost = predicted_cost(
         target.config,
@@ -110,7 +111,7 @@ def predistill(
         cost=cost,
     )
     predicted = cost.speed_up(figures["all"]["greedy_agreement"])
-    outcome = Outcome(figures, by_position, predicted, run_id)
+    outcome = PredistillResult(figures, by_position, predicted, run_id)
     with new_folder(out) as folder:
         save_draft(folder, draft, tokenizer, cut, slim=slim)
         vocab_size = draft.config.get_text_config().vocab_size
@@ -122,7 +123,7 @@ def predistill(
     return outcome
 
 
-def conclude(config: HotdraftConfig, outcome: Outcome) -> None:
+def conclude(config: HotdraftConfig, outcome: PredistillResult) -> None:
     """Tell MLflow, once, and print what the written draft reached; its checkpoints are needed no more."""
     checkpoints = _checkpoints(config)
     if checkpoints.exists():
@@ -206,7 +207,7 @@ def _tokens_by_kind(rows: Dataset, kinds: Mapping[str, Collection[str]]) -> dict
     return tokens
 
 
-def _log_figures(client: MlflowClient, outcome: Outcome) -> None:
+def _log_figures(client: MlflowClient, outcome: PredistillResult) -> None:
     """As metrics, and as tables among the run's artifacts."""
     run_id, figures, by_position = outcome.run_id, outcome.figures, outcome.by_position
     for domain, values in figures.items():

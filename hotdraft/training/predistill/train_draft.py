@@ -1,11 +1,8 @@
 """Training a draft by the method that pre-distillation is told: full parameters, LoRA, or LoRA on NF4."""
 
 import shutil
-import time
 import warnings
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,12 +12,12 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hotdraft.pipeline.config.learning import PredistillConfig
-from hotdraft.pipeline.models.adapter_folder import AdapterBase, AdapterCard, Quantization, load_adapter
+from hotdraft.pipeline.models.adapter_folder import AdapterBase, Quantization, load_adapter
 from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.training.batches.replay_data import ReplayDataModule
-from hotdraft.training.fit.lora import build_lora, merged_model, save_lora, target_modules
+from hotdraft.training.fit.lora import build_lora, card_of, merged_model, save_lora
 from hotdraft.training.fit.processes import check_devices, in_processes, strategy_of
-from hotdraft.training.fit.run import train
+from hotdraft.training.fit.run import FitOptions, RunPlace, train
 from hotdraft.training.fit.validation import BEST, Validation
 
 PARAMETER_PREFIX = "draft.model."
@@ -29,17 +26,6 @@ UNNAMED = "untrained"
 """The fingerprint of a draft that exists in memory only."""
 
 Fit = Callable[[PreTrainedModel | PeftModel, torch.dtype], dict[str, float]]
-
-
-@dataclass(frozen=True)
-class RunPlace:
-    """Where a run leaves its traces, and whether it shows itself."""
-
-    tracking_uri: str
-    run_id: str
-    """The MLflow run."""
-    checkpoints: Path
-    progress: bool
 
 
 def train_draft(
@@ -103,20 +89,14 @@ def _fit(
     tokenizer: PreTrainedTokenizerBase,
     place: RunPlace,
 ) -> dict[str, float]:
-    return train(
-        model,
-        data,
-        settings,
-        tracking_uri=place.tracking_uri,
-        run_id=place.run_id,
-        checkpoints=place.checkpoints,
-        progress=place.progress,
+    options = FitOptions(
         compute=compute,
         warmup_steps=settings.warmup_steps,
         validation=Validation(settings.validation_steps, settings.patience, tokenizer),
         processes=settings.devices,
         strategy=strategy_of(settings),
     )
+    return train(model, data, settings, place, options)
 
 
 def _fit_in_processes(
@@ -152,19 +132,7 @@ def _merged(
     draft: PreTrainedModel, model: PeftModel, data: ReplayDataModule, settings: PredistillConfig, folder: Path
 ) -> PreTrainedModel:
     """`draft` with the adapter in it, by way of the folder that a served adapter takes, and its checks."""
-    rows = data.train_rows
-    card = AdapterCard(
-        base_fingerprint=UNNAMED,
-        quantization=_quantization(settings),
-        rank=settings.lora.rank,
-        alpha=settings.lora.alpha,
-        target_modules=target_modules(draft, settings.lora.target_modules),
-        parent_version=0,
-        requests=len(rows),
-        tokens=int(rows.column("output_tokens").sum()),
-        domains=dict(Counter(rows["domain"])),
-        created_at=time.time(),
-    )
+    card = card_of(draft, UNNAMED, settings.lora, _quantization(settings), data.train_rows)
     save_lora(folder, model, card, data.validation_samples[0])
     return merged_model(draft, load_adapter(folder, AdapterBase.of(draft, UNNAMED)))
 

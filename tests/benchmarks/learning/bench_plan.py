@@ -28,7 +28,7 @@ from hotdraft.training.fit.lora import build_lora
 from hotdraft.training.fit.module import DistillationModule
 from hotdraft.training.fit.run import PRECISION
 from hotdraft.training.planning.memory_plan import RUNTIME
-from hotdraft.training.planning.plan_table import make_plan
+from hotdraft.training.planning.plan_table import plan_predistill
 
 CASES = {
     "full, bfloat16": {},
@@ -56,7 +56,7 @@ def main(target: str) -> None:
 
 def run_case(target: str, changes: dict) -> None:
     config = settings(target, **changes)
-    plan = make_plan(config)
+    plan = plan_predistill(config)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         train(settings(target, **changes | LEAST), plan.run.dtype, Path(folder))

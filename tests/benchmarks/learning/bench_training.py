@@ -29,7 +29,8 @@ from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample
 from hotdraft.pipeline.store.connection import open_client
 from hotdraft.training.batches.packing import PackedBatch
 from hotdraft.training.batches.pools import everything
-from hotdraft.training.batches.replay_data import ReplayDataModule
+from hotdraft.training.batches.replay_data import ReplayDataModule, Selection
+from hotdraft.training.batches.stream import Batching
 from hotdraft.training.drafts.draft_init import cut_layers, freeze_shared
 from hotdraft.training.fit import run
 from hotdraft.training.fit.module import WARMUP_STEPS, DistillationModule
@@ -150,9 +151,12 @@ def compare(arguments: argparse.Namespace, folder: Path) -> None:
     run.Throughput = lambda *_: turns  # type: ignore[assignment, misc]  # the one place where a callback goes in
     settings = TrainingSection(learning_rate=1e-3, max_steps=steps, max_seconds=None, checkpoint_steps=10 * steps)
     run.train(
-        draft, data, settings, tracking_uri=f"sqlite:///{folder}/mlflow.db", run_id=run_id, compute=dtype,
-        checkpoints=folder / "checkpoints", progress=False,
-    )  # fmt: skip
+        draft,
+        data,
+        settings,
+        run.RunPlace(f"sqlite:///{folder}/mlflow.db", run_id, folder / "checkpoints", progress=False),
+        run.FitOptions(compute=dtype),
+    )
     ratios = [plain / trainer for plain, trainer in zip(turns.plain, turns.trainer, strict=True)][1:]
     for name, seconds in (("lightning", turns.trainer), ("plain", turns.plain)):
         print(f"{name:>10}: {1 / statistics.median(seconds[1:]):8.1f} tokens/s")
@@ -180,9 +184,8 @@ def load(arguments: argparse.Namespace, draft: PreTrainedModel, folder: Path) ->
     buffer = ReplayBuffer(str(folder / "replay"))
     buffer.append([made_up(index, draft.config.vocab_size) for index in range(arguments.requests)])
     return ReplayDataModule(
-        buffer.load(), held_out_fraction=0.1, batch_tokens=arguments.batch_tokens,
-        pools=lambda rows: everything(len(rows)), seed=0,
-    )  # fmt: skip
+        buffer.load(), lambda rows: everything(len(rows)), Batching(arguments.batch_tokens, 0), Selection(0.1)
+    )
 
 
 if __name__ == "__main__":

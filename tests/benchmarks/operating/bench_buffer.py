@@ -143,7 +143,7 @@ def job(config: HotdraftConfig) -> dict[str, float]:
     from hotdraft.training.batches.replay_data import ReplayDataModule
 
     began, cpu = time.perf_counter(), time.process_time()
-    data = ReplayDataModule.online(
+    data = ReplayDataModule.for_job(
         ReplayBuffer.of(config).rows(), config.distill, config.replay.held_out_fraction, VOCABULARY
     )
     judged = data.held_out_by_domain(mix_of(data.domains, config.distill), config.gate)

@@ -24,7 +24,8 @@ from hotdraft.pipeline.store.connection import open_client
 from hotdraft.training.batches.replay_data import ReplayDataModule
 from hotdraft.training.drafts.draft_init import freeze_shared
 from hotdraft.training.fit import run
-from hotdraft.training.predistill.train_draft import RunPlace, train_draft
+from hotdraft.training.fit.run import RunPlace
+from hotdraft.training.predistill.train_draft import train_draft
 from tests.conftest import tiny_llama, tiny_tokenizer
 
 VOCABULARY = 257
@@ -71,7 +72,7 @@ def train_in(folder: Path, values: dict[str, Any]) -> None:
         rows = buffer.load()
     draft = tiny_llama(layers=2, seed=2)
     freeze_shared(draft)
-    data = ReplayDataModule.offline(rows, settings, 0.2)
+    data = ReplayDataModule.for_predistill(rows, settings, 0.2)
     trained, metrics = train_draft(draft, data, settings, tiny_tokenizer(), place_in(folder))
     torch.save({"weights": trained.state_dict(), "metrics": metrics}, folder / "trained.pt")
 

@@ -157,7 +157,7 @@ def test_a_prompt_is_on_one_side_with_all_its_answers(config, buffer, tiny_draft
     config = with_predistill(config, on_policy_fraction=1.0)
     prompts = [prompt for prompt in PROMPTS for _ in config.predistill.temperatures]
     collect(config, [*prompts, TEXT], buffer, Path(tiny_draft))
-    data = ReplayDataModule.offline(buffer.load(), config.predistill, config.replay.held_out_fraction)
+    data = ReplayDataModule.for_predistill(buffer.load(), config.predistill, config.replay.held_out_fraction)
     train, held_out = (
         Counter(tuple(row["prompt_ids"]) for _, row in rows.read(range(len(rows))) if len(row["prompt_ids"]) > 1)
         for rows in (data.train_rows, data.held_out_rows)

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from hotdraft.cli import app
 from hotdraft.pipeline.loop.jobs import JobRecords
-from hotdraft.training.fit.run import JobInterruptedError
-from hotdraft.training.online.interruption import JobCancelledError
-from hotdraft.training.online.job import JobError, JobResult
+from hotdraft.training.fit.resume import JobInterruptedError
+from hotdraft.training.online.context import JobCancelledError, JobError
+from hotdraft.training.online.job import JobResult
 
 
 @pytest.fixture

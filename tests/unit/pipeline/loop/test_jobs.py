@@ -60,6 +60,13 @@ def test_one_job_at_a_time(records):
     assert [job.id for job in records.jobs()] == [second.id, first.id]
 
 
+def test_a_job_keeps_its_turn_though_its_record_is_broken(records, tmp_path):
+    first = records.begin("loop")
+    (tmp_path / "jobs" / "records" / f"{first.id}.json").write_text("{")
+    with pytest.raises(JobRunningError, match=first.id):
+        records.begin("api")
+
+
 @pytest.mark.parametrize(
     ("error", "state", "reason"),
     [

@@ -14,12 +14,13 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.trigger import DistillTrigger
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out
 from hotdraft.pipeline.replay.sample import ReplaySample
+from hotdraft.training.batches.packing import DataError, pack
 from hotdraft.training.batches.pools import pools_of
-from hotdraft.training.batches.replay_data import DataError, ReplayDataModule, pack
+from hotdraft.training.batches.replay_data import ReplayDataModule, Selection
+from hotdraft.training.batches.stream import Batching
 from tests.unit.training.masked import draft_logits
 
 HALVES = DistillConfig(window_requests=8, older_fraction=0.5)
-STREAM = {"batch_tokens": 90, "pools": partial(pools_of, settings=HALVES), "seed": 3}
 
 
 @pytest.fixture
@@ -27,8 +28,14 @@ def target(make_llama):
     return make_llama(0, scale=0.3)
 
 
+def split(rows, held_out_fraction, validation_requests=0, **options):
+    batching = Batching(**{"batch_tokens": 90, "seed": 3} | options)
+    selection = Selection(held_out_fraction, validation_requests=validation_requests)
+    return ReplayDataModule(rows, partial(pools_of, settings=HALVES), batching, selection)
+
+
 def stream_of(rows, **options):
-    return ReplayDataModule(rows, held_out_fraction=1e-9, **STREAM | options).batches
+    return split(rows, 1e-9, **options).batches
 
 
 @pytest.fixture
@@ -107,12 +114,12 @@ def test_a_step_takes_the_same_batches_however_they_are_shared_out(rows, accumul
 
 
 def test_validation_gives_each_process_as_many_batches_and_counts_no_request_twice(rows):
-    data = ReplayDataModule(rows, held_out_fraction=0.4, **STREAM, validation_requests=12)
+    data = split(rows, 0.4, validation_requests=12)
     names = {sample.request_id for sample in data.validation_samples}
     assert len(names) == 12
     assert names <= set(data.held_out_rows["request_id"])
     data.trainer = SimpleNamespace(world_size=3, global_rank=0)
-    alone = ReplayDataModule(rows, held_out_fraction=0.4, **STREAM, validation_requests=12).val_dataloader()
+    alone = split(rows, 0.4, validation_requests=12).val_dataloader()
     total = sum(float(batch.weight.sum()) for batch in alone)
     counts, weights = [], []
     for rank in range(3):
@@ -127,7 +134,7 @@ def test_validation_gives_each_process_as_many_batches_and_counts_no_request_twi
 
 def test_nothing_held_out_to_validate_on_is_refused(rows):
     with pytest.raises(DataError, match=r"none of 40 .* held out"):
-        ReplayDataModule(rows, held_out_fraction=1e-9, **STREAM, validation_requests=1)
+        split(rows, 1e-9, validation_requests=1)
 
 
 def ages_of(batch, rows):
@@ -159,7 +166,7 @@ def test_a_request_longer_than_a_batch_is_one_of_its_own_and_cut(rows):
 
 
 def test_batches_of_older_requests_teach_what_is_said_of_them_now(rows):
-    data = ReplayDataModule(rows, held_out_fraction=1e-9, **STREAM)
+    data = split(rows, 1e-9)
     before = [data.batches().batch(index) for index in range(20)]
     data.rehearse(lambda samples: [replace(sample, temperature=5.0) for sample in samples])
     seen = set()
@@ -177,7 +184,7 @@ def prompts_of(rows):
 
 
 def test_held_out_requests_are_never_trained_on(rows):
-    data = ReplayDataModule(rows, held_out_fraction=0.3, **STREAM)
+    data = split(rows, 0.3)
     assert len(data.train_rows) + len(data.held_out_rows) == 40
     assert all(is_held_out(ids, 0.3) for ids in prompts_of(data.held_out_rows))
     assert not any(is_held_out(ids, 0.3) for ids in prompts_of(data.train_rows))
@@ -191,7 +198,7 @@ def test_of_a_prompt_asked_again_the_newest_answer_counts_on_either_side(target,
     ]
     buffer = ReplayBuffer(str(tmp_path / "replay"))
     buffer.append([*first, *again])
-    data = ReplayDataModule(buffer.load(), held_out_fraction=0.4, **STREAM)
+    data = split(buffer.load(), 0.4)
     taken = [*data.train_rows["request_id"], *data.held_out_rows["request_id"]]
     assert sorted(taken) == sorted(f"again-r{index}" if index % 2 == 0 else f"r{index}" for index in range(40))
     assert len(data.domains) == 60, "today's mix is of all that was asked"
@@ -205,7 +212,7 @@ def test_of_a_prompt_asked_again_the_newest_answer_counts_on_either_side(target,
     assert waiting in DistillTrigger(config, buffer).decide().reason, "the trigger counts what the gate judges by"
 
 
-def test_offline_all_answers_to_a_prompt_count_and_a_text_goes_by_all_of_it(target, serve, tmp_path):
+def test_for_predistill_all_answers_to_a_prompt_count_and_a_text_goes_by_all_of_it(target, serve, tmp_path):
     answers = [
         replace(sample, request_id=f"{turn}-{sample.request_id}")
         for turn in range(2)
@@ -218,7 +225,7 @@ def test_offline_all_answers_to_a_prompt_count_and_a_text_goes_by_all_of_it(targ
     ]
     buffer = ReplayBuffer(str(tmp_path / "replay"))
     buffer.append([*answers, *texts])
-    data = ReplayDataModule.offline(buffer.load(), PredistillConfig(validation_requests=1), 0.4)
+    data = ReplayDataModule.for_predistill(buffer.load(), PredistillConfig(validation_requests=1), 0.4)
     held_out = set(data.held_out_rows["request_id"])
     assert len(data.train_rows) + len(held_out) == 120
     assert {f"0-{name}" in held_out for name in (f"r{index}" for index in range(30))} == {False, True}
@@ -237,7 +244,7 @@ def test_judged_by_are_the_newest_of_todays_domains_and_older_ones_of_every_doma
     buffer.append(samples)
 
     def judged(rows: Dataset) -> list[ReplaySample]:
-        data = ReplayDataModule(rows, held_out_fraction=0.5, **STREAM)
+        data = split(rows, 0.5)
         return data.held_out_by_domain({"today"}, GateConfig(max_requests=6, older_requests=14))
 
     found = judged(buffer.load())
@@ -259,4 +266,4 @@ def test_prompts_that_fill_a_batch_are_left_out(rows, serve, target, tmp_path):
     long = replace(serve(target, 1)[0], request_id="long", prompt_ids=np.ones(91, np.int32))
     buffer.append([long])
     with pytest.raises(DataError, match="none of 1"):
-        ReplayDataModule(buffer.load(), held_out_fraction=0.1, **STREAM)
+        split(buffer.load(), 0.1)

@@ -126,14 +126,14 @@ def test_they_are_left_out_of_both_parts_and_counted(target, serve, tmp_path, ca
     ]
     settings = DistillConfig(batch_tokens=90)
     with caplog.at_level(logging.WARNING):
-        data = ReplayDataModule.online(load(spoilt, tmp_path / "some"), settings, FRACTION, 64)
+        data = ReplayDataModule.for_job(load(spoilt, tmp_path / "some"), settings, FRACTION, 64)
     names = {samples[index].request_id for index in false}
     assert data.left_out == 2
     assert len(data.train_rows) + len(data.held_out_rows) == 38
     assert names.isdisjoint([*data.train_rows["request_id"], *data.held_out_rows["request_id"]])
     assert "2 of 40 recorded requests are left out, the first: it has log-probs" in caplog.text
     with pytest.raises(DataError, match="none of 40"):
-        ReplayDataModule.online(load(samples, tmp_path / "all"), settings, FRACTION, 3)
+        ReplayDataModule.for_job(load(samples, tmp_path / "all"), settings, FRACTION, 3)
 
 
 def _rest(sample):

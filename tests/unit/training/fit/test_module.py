@@ -1,4 +1,3 @@
-from functools import partial
 from itertools import islice
 
 import lightning
@@ -8,7 +7,8 @@ import torch
 from hotdraft.pipeline.config.learning import LoraSection
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.training.batches.pools import everything
-from hotdraft.training.batches.replay_data import ReplayDataModule
+from hotdraft.training.batches.replay_data import ReplayDataModule, Selection
+from hotdraft.training.batches.stream import Batching
 from hotdraft.training.fit.lora import build_lora
 from hotdraft.training.fit.module import DistillationModule, NonFiniteLossError
 from hotdraft.training.scoring.losses import distillation_loss
@@ -19,10 +19,13 @@ from tests.unit.training.masked import draft_logits
 def load(make_llama, serve, tmp_path):
     buffer = ReplayBuffer(str(tmp_path / "replay"))
     buffer.append(serve(make_llama(1, scale=0.3), 30))
-    return partial(
-        ReplayDataModule, buffer.load(), held_out_fraction=0.2, batch_tokens=200,
-        pools=lambda rows: everything(len(rows)), rejected_weight=2.0, seed=0,
-    )  # fmt: skip
+    rows = buffer.load()
+
+    def loaded(**options):
+        batching = Batching(200, 0, rejected_weight=2.0, **options)
+        return ReplayDataModule(rows, lambda train: everything(len(train)), batching, Selection(0.2))
+
+    return loaded
 
 
 @pytest.fixture

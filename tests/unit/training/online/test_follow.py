@@ -10,11 +10,10 @@ from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import StoreError
 from hotdraft.pipeline.store.registry import AdapterRegistry
-from hotdraft.training.fit.run import JobInterruptedError
+from hotdraft.training.fit.resume import JobInterruptedError
 from hotdraft.training.online import follow as follow_module
+from hotdraft.training.online.context import JobCancelledError, JobError
 from hotdraft.training.online.follow import follow
-from hotdraft.training.online.interruption import JobCancelledError
-from hotdraft.training.online.job import JobError
 from hotdraft.training.online.journal import JobJournal
 
 

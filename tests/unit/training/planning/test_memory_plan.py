@@ -17,9 +17,9 @@ from hotdraft.training.batches.packing import pack
 from hotdraft.training.drafts.model_size import Widths, meta_model, read_config
 from hotdraft.training.fit.lora import build_lora
 from hotdraft.training.planning.machine import Available, memory_limits, ram_bytes
-from hotdraft.training.planning.memory_plan import RUNTIME, plan_memory
+from hotdraft.training.planning.memory_plan import RUNTIME, Run, plan_memory
 from hotdraft.training.planning.plan_check import PlanError, changed, check
-from hotdraft.training.planning.plan_table import make_plan, print_plan
+from hotdraft.training.planning.plan_table import plan_predistill, print_plan
 from hotdraft.training.planning.plan_time import Speed, hours, tokens_per_second
 from hotdraft.training.planning.training_memory import NF4, Parameters, layer_bytes
 from hotdraft.training.scoring.forward import OutputHead, hidden_states
@@ -54,7 +54,7 @@ def settings(
 
 
 def plan_of(config: HotdraftConfig):
-    return make_plan(config, elsewhere=True)
+    return plan_predistill(config, elsewhere=True)
 
 
 def room_for(plan_bytes: int) -> Available:
@@ -189,10 +189,8 @@ def test_recording_holds_the_cache_of_all_slots(target):
     assert answering.parts["keys and values"] == loading.parts["keys and values"] == 64 * 2048 * per_token
     assert answering.parts["target"] == 2 * 6_061_035_520
     assert loading.parts["layers being stacked"] == 2 * 32 * (4096 * (4096 + 2 * 512) + 2 * 4096 * 11008)
-    few = plan_memory(
-        settings(target), read_config(target), read_config(target),
-        freeze_shared=False, device="cuda", dtype=torch.bfloat16, prompts=3,
-    )  # fmt: skip
+    model = meta_model(read_config(target))
+    few = plan_memory(Run(settings(target), model, model, False, "cuda", torch.bfloat16, prompts=3))
     assert few.recording[1].parts["keys and values"] == 3 * 2048 * per_token
 
 
@@ -250,14 +248,12 @@ def test_training_that_does_not_fit_is_refused_with_the_first_change_that_would(
 @pytest.fixture
 def small():
     """Plans of a draft of 1.5 B parameters for a target of next to nothing."""
-    target = tiny(1, vocab_size=64000).config
-    draft = LlamaConfig(**YI_6B | {"num_hidden_layers": 8, "intermediate_size": 7168})
+    target = meta_model(tiny(1, vocab_size=64000).config)
+    draft = meta_model(LlamaConfig(**YI_6B | {"num_hidden_layers": 8, "intermediate_size": 7168}))
 
     def make(**predistill):
         config = settings("small", draft="large", num_slots=1, **predistill)
-        return plan_memory(
-            config, target, draft, freeze_shared=False, device="cuda", dtype=torch.bfloat16, prompts=1000
-        )
+        return plan_memory(Run(config, target, draft, False, "cuda", torch.bfloat16, prompts=1000))
 
     return make
 
@@ -313,7 +309,7 @@ def test_the_disk_and_what_the_replay_buffer_keeps(target):
 
 def test_on_a_cpu_the_answers_are_read_into_its_memory(tiny_target):
     config = HotdraftConfig(target=tiny_target, device="cpu", predistill={"layers": 1, "builtin_prompts": 1000})
-    plan = make_plan(config)
+    plan = plan_predistill(config)
     step = plan.training[1].parts
     assert step["gaps in the heap"] > step["activations"] / 2
     assert step["recorded answers"] == 1000 * 96 * (25 + 6 * 64)
@@ -325,7 +321,7 @@ def test_on_a_cpu_the_answers_are_read_into_its_memory(tiny_target):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_here_needs_its_memory_told(target):
     with pytest.raises(ModelError, match="sees no CUDA device; with its memory given"):
-        make_plan(settings(target))
+        plan_predistill(settings(target))
 
 
 def test_a_draft_that_exists_trains_its_embedding_too(target, tiny_draft):

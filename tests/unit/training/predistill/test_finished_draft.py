@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.training.predistill.finished_draft import FinishedDraft, Outcome
+from hotdraft.training.predistill.finished_draft import FinishedDraft, PredistillResult
 from tests.conftest import tiny_llama
 
-OUTCOME = Outcome({"all": {"prompts": 3, "overlap": 0.5}}, {"1-8": {"positions": 9}}, 1.2, "run1")
+OUTCOME = PredistillResult({"all": {"prompts": 3, "overlap": 0.5}}, {"1-8": {"positions": 9}}, 1.2, "run1")
 
 
 @pytest.fixture

@@ -1,7 +1,17 @@
-"""Why and where a job ends before its verdict."""
+"""What every stage of a job is given, and why and where a job ends before its verdict."""
 
+from dataclasses import dataclass
+
+from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.job_record import RunningJob
+from hotdraft.pipeline.replay.buffer import ReplayBuffer
+from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.fit.resume import JobInterruptedError, StopSignal
+from hotdraft.training.online.journal import JobJournal
+
+
+class JobError(ValueError):
+    """A job that cannot start: nothing to train on, nothing to judge by, no draft."""
 
 
 class JobCancelledError(RuntimeError):
@@ -26,3 +36,16 @@ class Interruption(StopSignal):
         """Raises `JobInterruptedError` if it is set, before `stage` of the job."""
         if self.is_set():
             raise JobInterruptedError(f"the job was asked to stop before {stage}")
+
+
+@dataclass(frozen=True)
+class JobContext:
+    config: HotdraftConfig
+    buffer: ReplayBuffer
+    registry: AdapterRegistry
+    journal: JobJournal
+    job: RunningJob
+    """As it stands on record."""
+    interruption: Interruption
+    progress: bool
+    """Whether to draw a bar."""

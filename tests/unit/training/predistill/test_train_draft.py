@@ -15,7 +15,8 @@ from hotdraft.training.batches.replay_data import ReplayDataModule
 from hotdraft.training.drafts.draft_init import freeze_shared
 from hotdraft.training.fit import validation
 from hotdraft.training.fit.processes import DeviceError, check_devices
-from hotdraft.training.predistill.train_draft import RunPlace, train_draft
+from hotdraft.training.fit.run import RunPlace
+from hotdraft.training.predistill.train_draft import train_draft
 from hotdraft.training.scoring.evaluate import by_request, expected_acceptance_by_position
 from hotdraft.training.scoring.forward import DraftForward
 from tests.conftest import tiny_tokenizer
@@ -79,7 +80,7 @@ def test_a_draft_learns_and_the_best_is_kept(
     draft = disturb(target, 0.3).to(dtype)
     freeze_shared(draft)
     frozen = draft.model.embed_tokens.weight.clone()
-    data = ReplayDataModule.offline(rows, settings, 0.3)
+    data = ReplayDataModule.for_predistill(rows, settings, 0.3)
     before = overlap(copy.deepcopy(draft), data)
     trained, metrics = train_draft(draft, data, settings, tiny_tokenizer(), place)
 
@@ -102,7 +103,7 @@ def test_a_draft_learns_and_the_best_is_kept(
 
 def test_the_last_step_is_looked_at_and_the_bar_counts_to_it(target, rows, client, place, capsys):
     settings = PredistillConfig(**SETTINGS | {"max_steps": 25})
-    data = ReplayDataModule.offline(rows, settings, 0.3)
+    data = ReplayDataModule.for_predistill(rows, settings, 0.3)
     train_draft(target, data, settings, tiny_tokenizer(), replace(place, progress=True))
     assert list(curve(client, place, "validation/overlap")) == [10, 20, 25]
     shown = capsys.readouterr().out
@@ -112,7 +113,7 @@ def test_the_last_step_is_looked_at_and_the_bar_counts_to_it(target, rows, clien
 
 def test_a_run_without_gain_ends_and_is_not_begun_again(target, rows, client, place):
     settings = PredistillConfig(**SETTINGS | {"max_steps": 1000, "learning_rate": 1e-30, "patience": 2})
-    data = ReplayDataModule.offline(rows, settings, 0.3)
+    data = ReplayDataModule.for_predistill(rows, settings, 0.3)
     for _ in range(2):
         _, metrics = train_draft(copy.deepcopy(target), data, settings, tiny_tokenizer(), place)
         assert metrics["steps"] == 30
@@ -123,7 +124,7 @@ def test_a_run_without_gain_ends_and_is_not_begun_again(target, rows, client, pl
 def test_a_run_broken_within_a_look_takes_it_again(target, disturb, rows, client, place, monkeypatch):
     """Checkpoints at 5 and 10, a look at 10: the one at 10 may only be that after the look."""
     settings = PredistillConfig(**SETTINGS | {"max_steps": 20, "checkpoint_steps": 5})
-    data = ReplayDataModule.offline(rows, settings, 0.3)
+    data = ReplayDataModule.for_predistill(rows, settings, 0.3)
     draft = disturb(target)
 
     def go():

@@ -1,0 +1,41 @@
+"""The first stage of a job: open what was recorded."""
+
+from dataclasses import dataclass
+
+from hotdraft.pipeline.replay.sample import ReplaySample
+from hotdraft.training.batches.packing import DataError
+from hotdraft.training.batches.pools import mix_of
+from hotdraft.training.batches.replay_data import ReplayDataModule
+from hotdraft.training.drafts.model_size import read_config
+from hotdraft.training.online.context import JobContext, JobError
+from hotdraft.training.online.journal import JobState
+
+
+@dataclass(frozen=True)
+class Recorded:
+    data: ReplayDataModule
+    held_out: list[ReplaySample]
+    """H requests to be judged by, each of another prompt."""
+    last_request: str
+    """The newest that the job knows."""
+
+
+def open_recorded(context: JobContext, unfinished: JobState | None) -> Recorded:
+    """What a new job learns from and is judged by, or what the `unfinished` one did. Raises `JobError`."""
+    config, rows = context.config, context.buffer.rows()
+    if not len(rows):
+        raise JobError("the replay buffer is empty: let traffic pass through `hotdraft serve` first")
+    if unfinished is not None:
+        rows = rows.up_to(unfinished.last_request)
+    vocab_size = None if config.draft is None else read_config(config.draft).get_text_config().vocab_size
+    try:
+        data = ReplayDataModule.for_job(rows, config.distill, config.replay.held_out_fraction, vocab_size)
+    except DataError as error:
+        raise JobError(str(error)) from error
+    held_out = data.held_out_by_domain(mix_of(data.domains, config.distill), config.gate)
+    if len(held_out) < config.gate.min_requests:
+        raise JobError(
+            f"the replay buffer has {len(held_out)} held-out prompts in {len(rows)} requests, "
+            f"{data.left_out} left out, the gate needs {config.gate.min_requests}: let more traffic pass"
+        )
+    return Recorded(data, held_out, rows.newest)

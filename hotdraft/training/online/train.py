@@ -1,0 +1,81 @@
+"""The third stage of a job: train, and offer what came of it to the gate."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import lightning
+import numpy as np
+
+from hotdraft.pipeline.models.adapter_folder import AdapterError
+from hotdraft.training.fit.lora import build_lora, card_of, resolve_quantization
+from hotdraft.training.fit.module import NonFiniteLossError
+from hotdraft.training.fit.run import FitOptions, RunPlace, train
+from hotdraft.training.judging.candidate import Candidate, candidates, copy_trainable
+from hotdraft.training.judging.parent import initial_adapter, with_parent
+from hotdraft.training.judging.served_check import UnlikeServedError, check_served
+from hotdraft.training.judging.served_draft import ServedDraft, load_draft
+from hotdraft.training.online.context import JobContext, JobError
+from hotdraft.training.online.journal import JobState
+from hotdraft.training.online.recorded import Recorded
+from hotdraft.training.online.rehearsal import rehearsed
+from hotdraft.training.scoring.evaluate import by_request
+
+
+@dataclass(frozen=True)
+class Trained:
+    draft: ServedDraft
+    """With the adapter that the job began from."""
+    before: np.ndarray
+    """Scores [H] of that one on the held-out requests."""
+    metrics: Mapping[str, float]
+    candidates: Sequence[Candidate]
+    refusal: str = ""
+    """Why there are none."""
+
+
+def train_candidates(context: JobContext, recorded: Recorded, state: JobState) -> Trained:
+    """Raises `JobError` for a draft that cannot be improved, and `JobInterruptedError`."""
+    config, interruption = context.config, context.interruption
+    lightning.seed_everything(config.distill.seed, verbose=False)
+    interruption.check("the draft was loaded")
+    if config.draft is None:
+        raise JobError("the configuration names no draft to improve")
+    draft = with_parent(load_draft(config.draft, config), context.registry, state.parent_version)
+    interruption.check("the champion was judged")
+    chances = draft.chances(draft.parent, recorded.held_out, config.distill.batch_tokens)
+    before = by_request(chances)
+    if not np.isfinite(before).all():
+        raise JobError("the draft's expected acceptance before the first step is not finite")
+    metrics = {
+        "champion_expected_acceptance": float(before.mean()),
+        "requests_left_out": float(recorded.data.left_out),
+    }
+    try:
+        check_served(recorded.held_out, chances, 0 if draft.parent is None else state.parent_version)
+        offered = _candidates(context, recorded, state, draft, metrics)
+    except (UnlikeServedError, NonFiniteLossError, AdapterError) as error:
+        return Trained(draft, before, metrics, (), str(error))
+    return Trained(draft, before, metrics, offered)
+
+
+def _candidates(
+    context: JobContext, recorded: Recorded, state: JobState, draft: ServedDraft, metrics: dict[str, float]
+) -> list[Candidate]:
+    """What came of training, which adds to `metrics`."""
+    distill, data, folder = context.config.distill, recorded.data, context.journal.job_folder(state)
+    context.interruption.check("training began")
+    quantization = resolve_quantization(distill.quantization, draft.base)
+    initial = initial_adapter(draft, distill, quantization)
+    model = build_lora(draft.base, distill.lora, quantization, initial=initial)
+    start = copy_trainable(model)
+    ranking = None if draft.head_size is None else draft.rank(data.drawn(distill.window_requests))
+    if distill.older_targets == "champion":
+        data.rehearse(partial(rehearsed, draft.model(draft.parent)))
+    uri, stop = context.config.tracking_uri, context.interruption
+    place = RunPlace(uri, state.run_id, folder / "checkpoints", context.progress, stop)
+    metrics |= train(model, data, distill, place, FitOptions(vocabulary=draft.covered(ranking)))
+    context.interruption.check("the candidates were judged")
+    parent = 0 if initial is None else state.parent_version
+    card = card_of(draft.base, draft.fingerprint, distill.lora, quantization, data.train_rows, parent)
+    return candidates(model, start, draft, card, ranking, recorded.held_out[-1], distill.blends, folder)

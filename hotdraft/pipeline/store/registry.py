@@ -195,9 +195,10 @@ class AdapterRegistry:
         aliases = self._aliases()
         return [_adapter_version(item, aliases) for item in self._search()]
 
-    def count_refused(self) -> int:
-        """How many versions the gate refused or somebody rolled back. Takes about a millisecond for each."""
-        return sum(1 for status in (REJECTED, ROLLED_BACK) for _ in self._search(f"tag.status = '{status}'"))
+    def refused(self, *, after: int = 0) -> set[int]:
+        """Versions newer than `after` that the gate refused or somebody rolled back; a millisecond for each."""
+        conditions = (f"tag.status = '{status}' AND version_number > {after}" for status in (REJECTED, ROLLED_BACK))
+        return {int(found.version) for condition in conditions for found in self._search(condition)}
 
     def training_metrics(self, version: int) -> dict[str, float]:
         """The last value of every metric of the run that trained `version`, where it is a finite number.

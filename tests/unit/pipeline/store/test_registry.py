@@ -254,7 +254,16 @@ def test_a_version_that_others_made_is_listed_promoted_and_rolled_back(publisher
     for version in (foreign, first):
         registry.promote(version, reason="by hand")
     assert registry.rollback(reason="fell") == foreign
-    assert registry.count_refused() == 1
+    assert registry.refused() == {first}
+
+
+def test_refused_versions_are_listed_from_any_on(publisher):
+    registry, versions = publisher.registry, [publisher.publish() for _ in range(4)]
+    for version in versions[:3]:
+        registry.reject(version, reason="gate")
+    assert registry.refused() == set(versions[:3])
+    assert registry.refused(after=versions[0]) == set(versions[1:3])
+    assert registry.refused(after=versions[2]) == set()
 
 
 def test_training_metrics_are_those_of_the_run(publisher):

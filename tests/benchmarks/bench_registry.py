@@ -16,8 +16,9 @@ from functools import partial
 from pathlib import Path
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.store.adapter_version import CANDIDATE, REJECTED, RETIRED
 from hotdraft.pipeline.store.connection import open_client
-from hotdraft.pipeline.store.registry import CANDIDATE, REJECTED, RETIRED, AdapterRegistry
+from hotdraft.pipeline.store.registry import AdapterRegistry
 
 TAGS = {"parent": "0", "gain": "0.01", "gain_low": "0.00", "candidate_expected_acceptance": "0.5", "reason": "gate"}
 REPEATS = 5

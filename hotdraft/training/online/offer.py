@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.store.registry import CANDIDATE, AdapterRegistry, ChampionMovedError
+from hotdraft.pipeline.store.adapter_version import CANDIDATE
+from hotdraft.pipeline.store.registry import AdapterRegistry, ChampionMovedError
 from hotdraft.training.judging.candidate import candidate_folder
 from hotdraft.training.judging.evidence import Evidence, VersionScores
 from hotdraft.training.judging.served_draft import load_draft

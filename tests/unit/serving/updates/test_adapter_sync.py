@@ -10,8 +10,9 @@ import torch
 from mlflow.exceptions import MlflowException
 
 from hotdraft.pipeline.models.adapter_folder import AdapterError
+from hotdraft.pipeline.store.adapter_version import RETIRED, ROLLED_BACK, AdapterVersion
 from hotdraft.pipeline.store.connection import StoreError
-from hotdraft.pipeline.store.registry import RETIRED, ROLLED_BACK, AdapterVersion, RegistryError
+from hotdraft.pipeline.store.registry import RegistryError
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.metrics.listener import ServingMetrics
 from hotdraft.serving.metrics.state_metrics import Sources
@@ -30,6 +31,7 @@ class Registry:
         self.rolled_back: dict[int, str] = {}
         self.down = False
         self.keeps_files_back = False
+        self.fetched = Mock()
         self.odd: Exception | None = None
         self.rejected: set[int] = set()
         self.asked_after: list[int] = []
@@ -63,8 +65,6 @@ class Registry:
             raise self.odd
         self.asked_after.append(after)
         return {version for version in {*self.rolled_back, *self.rejected} if version > after}
-
-    def discard(self, folder: Path) -> None: ...
 
     def download(self, version: int, into: Path | None = None) -> Path:
         self._reach()

@@ -15,7 +15,8 @@ from hotdraft.pipeline.system.local_time import MINUTES, local_time
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hotdraft.pipeline.store.registry import AdapterRegistry, AdapterVersion
+    from hotdraft.pipeline.store.adapter_version import AdapterVersion
+    from hotdraft.pipeline.store.registry import AdapterRegistry
 
 app = typer.Typer(
     no_args_is_help=True,

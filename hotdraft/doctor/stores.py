@@ -16,8 +16,8 @@ from hotdraft.doctor.finding import Finding, ok, problem, warning
 from hotdraft.pipeline.config.origins import without_password
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.replay.folder import QUARANTINE
+from hotdraft.pipeline.store.adapter_version import UNKNOWN
 from hotdraft.pipeline.store.connection import STORE_ERRORS, sqlite_path
-from hotdraft.pipeline.store.registry import UNKNOWN
 from hotdraft.pipeline.system.disk import free_bytes, nearest_folder
 
 MIN_FREE_BYTES = 1_000_000_000

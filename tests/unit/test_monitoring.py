@@ -101,6 +101,15 @@ def test_every_metric_and_label_is_exported(dashboard: dict[str, Any], exported:
                 assert not unknown, f"{where}: {metric} has no label {unknown}"
 
 
+def test_the_variables_ask_for_what_is_exported(dashboard: dict[str, Any], exported: dict[str, set[str]]) -> None:
+    queries = [each["query"] for each in dashboard["templating"]["list"] if each["type"] == "query"]
+    assert queries
+    for query in queries:
+        asked = re.fullmatch(r"label_values\((\w+)(?:\{.*\})?, (\w+)\)", query)
+        assert asked, query
+        assert asked[2] in exported[asked[1]] | SCRAPED, query
+
+
 def test_vllms_dashboards_find_what_they_ask_for(exported: dict[str, set[str]]) -> None:
     assert set(exported) >= VLLM_DASHBOARD
     for name in VLLM_DASHBOARD:

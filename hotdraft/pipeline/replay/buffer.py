@@ -20,13 +20,15 @@ import pyarrow.compute as pc
 from datasets import Dataset
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.replay.counted import Ranges, counted, is_reservoir, newest_reservoir
 from hotdraft.pipeline.replay.folder import ShardFolder
 from hotdraft.pipeline.replay.index import INDEX, index_of
 from hotdraft.pipeline.replay.rows import Place, ReplayRows
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.replay.schema import SCHEMA, is_held_out, sample_from_row, table_of
-from hotdraft.pipeline.replay.shard import Shard, read_rows, written
-from hotdraft.pipeline.replay.upkeep import Ranges, Upkeep, counted, is_reservoir, newest_reservoir, shard_stem
+from hotdraft.pipeline.replay.shard import Shard, read_rows
+from hotdraft.pipeline.replay.shard_writer import written
+from hotdraft.pipeline.replay.upkeep import Upkeep, shard_stem
 
 __all__ = ["SCHEMA", "ReplayBuffer", "ReplaySize", "ReplayStats", "is_held_out", "sample_from_row"]
 

@@ -2,8 +2,8 @@
 
 Small shards are merged, neighbours only and in order, into files of at most a `SHARE` of the buffer. A merged shard
 tells where its rows were first committed: what a crash, or another server of an object store, left beside it
-holds the same rows and does not count, see `counted`. Likewise the reservoir tells of the shards that it was filled
-from last, which count no more.
+holds the same rows and does not count. Likewise the reservoir tells of the shards that it was filled from last,
+which count no more, see `pipeline.replay.counted`.
 """
 
 import re
@@ -14,12 +14,13 @@ from typing import IO
 import numpy as np
 import pyarrow as pa
 
+from hotdraft.pipeline.replay.counted import RESERVOIR, Ranges, counted, is_reservoir, newest_reservoir
 from hotdraft.pipeline.replay.folder import UNFINISHED, ShardFolder
 from hotdraft.pipeline.replay.index import INDEX
 from hotdraft.pipeline.replay.reservoir import kept
-from hotdraft.pipeline.replay.shard import Origin, Shard, is_merged, read_rows, written
+from hotdraft.pipeline.replay.shard import Origin, Shard, is_merged, read_rows
+from hotdraft.pipeline.replay.shard_writer import written
 
-RESERVOIR = "reservoir"
 SHARE = 32
 """The largest merged shard, and so what retention deletes at once, is this part of the buffer. So are the reservoir
 and the quarantine at most."""
@@ -37,47 +38,10 @@ AGES = 16
 ABANDONED_SECONDS = 3600
 """Age at which an unfinished shard is taken to have lost its writer."""
 
-Ranges = list[tuple[int, int]]
-
 
 def shard_stem(seconds: float) -> str:
     """The start of the name of a shard written at Unix time `seconds`: names sort by time."""
     return f"shard-{int(seconds * 1e9):020d}"
-
-
-def is_reservoir(name: str) -> bool:
-    return name.startswith(RESERVOIR)
-
-
-def counted(shards: Sequence[Shard]) -> dict[str, Ranges]:
-    """Ranges of rows of each shard that count: what was committed together does in the largest file that has it."""
-    taken: set[str] = set()
-    found: dict[str, Ranges] = {}
-    for shard in sorted(
-        shards, key=lambda shard: (not is_reservoir(shard.name), -len(shard.origin_names), shard.name)
-    ):
-        if taken.isdisjoint(shard.origin_names):
-            taken.update(shard.origin_names)
-            found[shard.name] = [(0, shard.rows)]
-            continue
-        ranges: Ranges = []
-        end = 0
-        for origin in shard.origins:
-            start, end = end, end + origin.rows
-            if origin.name in taken:
-                continue
-            taken.add(origin.name)
-            if ranges and ranges[-1][1] == start:
-                ranges[-1] = (ranges[-1][0], end)
-            else:
-                ranges.append((start, end))
-        found[shard.name] = ranges
-    return found
-
-
-def newest_reservoir(names: Sequence[str]) -> list[str]:
-    """The one that counts, if any; a crash may leave others. Older versions wrote it without a time."""
-    return sorted((name for name in names if is_reservoir(name)), key=lambda name: (name[9] == "-", name))[-1:]
 
 
 class Upkeep:

@@ -5,15 +5,11 @@ exists only after its files do, so at every moment it names a complete version. 
 is told by tags, written before the alias moves where a crash in between must not lose it.
 """
 
-import hashlib
 import math
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from uuid import uuid4
 
 from mlflow import MlflowClient
@@ -22,16 +18,17 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.store.adapter_version import (
+    CANDIDATE,
+    CHAMPION,
+    REJECTED,
+    RETIRED,
+    ROLLED_BACK,
+    UNKNOWN,
+    AdapterVersion,
+)
 from hotdraft.pipeline.store.connection import ABSENT, exclusive, open_client, store_errors
-from hotdraft.pipeline.store.served import Served, served
-
-CANDIDATE = "candidate"
-CHAMPION = "champion"
-RETIRED = "retired"
-REJECTED = "rejected"
-ROLLED_BACK = "rolled_back"
-UNKNOWN = "unknown"
-"""Of a version that somebody else made, in MLflow's own pages for one."""
+from hotdraft.pipeline.store.fetched import FetchedAdapters
 
 
 class RegistryError(ValueError):
@@ -46,21 +43,6 @@ class ChampionMovedError(RegistryError):
     """Another version serves than the one that a decision was made about."""
 
 
-@dataclass(frozen=True)
-class AdapterVersion:
-    version: int
-    status: str
-    """`candidate`, `champion`, `retired`, `rejected`, `rolled_back` or `unknown`."""
-    aliases: list[str]
-    run_id: str
-    """The training run that made it."""
-    created_at: float
-    """Unix time, seconds."""
-    tags: dict[str, str]
-    served: Served | None
-    """What it did in service, by all serving runs; None if it never finished a request."""
-
-
 class AdapterRegistry:
     """Versions of the draft's adapter under `config.tracking.registered_model`; 0 is no adapter.
 
@@ -70,6 +52,7 @@ class AdapterRegistry:
     def __init__(self, config: HotdraftConfig) -> None:
         self._config = config
         self._name = config.tracking.registered_model
+        self.fetched = FetchedAdapters(config)
 
     @cached_property
     def _client(self) -> MlflowClient:
@@ -188,16 +171,17 @@ class AdapterRegistry:
             seen.add(version)
 
     def version(self, version: int) -> AdapterVersion:
-        return _adapter_version(self._get(version), self._aliases())
+        return AdapterVersion.of(self._get(version), self._aliases())
 
     def versions(self) -> list[AdapterVersion]:
         """All versions, newest first. Takes about a millisecond for each."""
         aliases = self._aliases()
-        return [_adapter_version(item, aliases) for item in self._search()]
+        return [AdapterVersion.of(item, aliases) for item in self._search()]
 
-    def count_refused(self) -> int:
-        """How many versions the gate refused or somebody rolled back. Takes about a millisecond for each."""
-        return sum(1 for status in (REJECTED, ROLLED_BACK) for _ in self._search(f"tag.status = '{status}'"))
+    def refused(self, *, after: int = 0) -> set[int]:
+        """Versions newer than `after` that the gate refused or somebody rolled back; a millisecond for each."""
+        conditions = (f"tag.status = '{status}' AND version_number > {after}" for status in (REJECTED, ROLLED_BACK))
+        return {int(found.version) for condition in conditions for found in self._search(condition)}
 
     def training_metrics(self, version: int) -> dict[str, float]:
         """The last value of every metric of the run that trained `version`, where it is a finite number.
@@ -218,39 +202,14 @@ class AdapterRegistry:
         Raises `RegistryError` if a local store has lost them, and `StoreError` if a remote one does not give them
         now: that may be the way to it.
         """
-        source = self._get(version).source
+        source = self._get(version).source or ""
         if self._config.has_remote_store:
             with store_errors(self._config):
-                return self._fetch(source or "")
+                return self.fetched.folder(source)
         try:
             return Path(download_artifacts(artifact_uri=source, tracking_uri=self._config.tracking_uri))
         except (MlflowException, OSError) as error:
             raise RegistryError(f"the files of version {version} cannot be had from {source}: {error}") from error
-
-    def discard(self, folder: Path) -> None:
-        """Remove what `download` fetched into `folder`, so that the next one asks the remote store again."""
-        if folder.absolute().parent == self._fetched.absolute():
-            shutil.rmtree(folder, ignore_errors=True)
-
-    @property
-    def _fetched(self) -> Path:
-        return self._config.run_dir / "adapters"
-
-    def _fetch(self, source: str) -> Path:
-        # Not by the source's last part: those of versions that others made may be equal.
-        kept = self._fetched / hashlib.sha256(source.encode()).hexdigest()[:16]
-        if not kept.is_dir():
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            with TemporaryDirectory(dir=kept.parent) as folder:
-                got = download_artifacts(
-                    artifact_uri=source, tracking_uri=self._config.tracking_uri, dst_path=folder
-                )
-                try:
-                    Path(got).rename(kept)
-                except OSError:
-                    if not kept.is_dir():  # else another process was first
-                        raise
-        return kept
 
     def _get(self, version: int) -> ModelVersion:
         try:
@@ -288,21 +247,3 @@ class AdapterRegistry:
     def _drop_candidate(self, version: int) -> None:
         if self._aliases().get(CANDIDATE) == version:
             self._client.delete_registered_model_alias(self._name, CANDIDATE)
-
-
-def _adapter_version(found: ModelVersion, aliases: Mapping[str, int]) -> AdapterVersion:
-    version = int(found.version)
-    status = found.tags.get("status", UNKNOWN)
-    if aliases.get(CHAMPION) == version:
-        status = CHAMPION
-    elif status == CHAMPION:  # the writer died between moving the alias and retiring the old one
-        status = RETIRED
-    return AdapterVersion(
-        version=version,
-        status=status,
-        aliases=sorted(name for name, holder in aliases.items() if holder == version),
-        run_id=found.run_id or "",
-        created_at=found.creation_timestamp / 1000,
-        tags=dict(found.tags),
-        served=served(found.tags),
-    )

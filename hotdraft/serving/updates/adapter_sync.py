@@ -24,8 +24,10 @@ from hotdraft.serving.updates.last_served import LastServedFile
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
+NEWS_SECONDS = 5.0
+"""Between two questions for newly refused versions, each of which costs as much as one for the champion."""
 COUNT_SECONDS = 600.0
-"""Between two counts of refused versions while the champion stays: a count asks for each of them."""
+"""Between two counts of all refused versions while the champion stays: a count asks for each of them."""
 REPEAT_SECONDS = 600.0
 """After which the same failure is logged again."""
 PATIENCE_SECONDS = 10.0
@@ -46,17 +48,22 @@ class AdapterSync:
         self._registry = registry
         self._follower = ChampionFollower(swapper, registry, last_served)
         self._watch = watch
-        self.refused = 0
-        """How many versions in the registry were refused, by the gate or after they served."""
         self.errors = 0
         """Failures in following the registry."""
         self._store_is_down = False
+        self._refused: set[int] = set()
         self._counted: tuple[int | None, float] | None = None
-        """With which champion, and when, refused versions were counted last."""
+        """With which champion, and when, all refused versions were counted last."""
+        self._news_at = 0.0
         self._said: tuple[str, float] | None = None
         """The failure that was logged last, and when."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="adapter-sync", daemon=True)
+
+    @property
+    def refused(self) -> int:
+        """How many versions in the registry were refused, by the gate or after they served."""
+        return len(self._refused)
 
     @property
     def unusable(self) -> Mapping[int, str]:
@@ -114,7 +121,13 @@ class AdapterSync:
             logger.exception("adapter sync, which goes on: %s", failure)
 
     def _count_refused(self) -> None:
+        """New versions are refused one after the other; what comes in another order is in the next count of all."""
         champion, now = self._follower.champion, time.monotonic()
         if self._counted is None or self._counted[0] != champion or now - self._counted[1] > COUNT_SECONDS:
-            self.refused = self._registry.count_refused()
+            self._refused = self._registry.refused()
             self._counted = champion, now
+        elif now >= self._news_at:
+            self._refused = self._refused | self._registry.refused(after=max(self._refused, default=0))
+        else:
+            return
+        self._news_at = now + NEWS_SECONDS

@@ -18,8 +18,9 @@ import torch
 
 from hotdraft.pipeline.config.origins import without_password
 from hotdraft.pipeline.models.adapter_folder import AdapterError
+from hotdraft.pipeline.store.adapter_version import ROLLED_BACK
 from hotdraft.pipeline.store.connection import STORE_ONLY_ERRORS, StoreError
-from hotdraft.pipeline.store.registry import ROLLED_BACK, AdapterRegistry, RegistryError
+from hotdraft.pipeline.store.registry import AdapterRegistry, RegistryError
 from hotdraft.serving.messages.events import SwapReason
 from hotdraft.serving.updates.hot_swap import HotSwapper, SwapError
 from hotdraft.serving.updates.last_served import LastServedFile
@@ -146,7 +147,7 @@ class ChampionFollower:
             logger.error("version %d is unusable here, version %d serves on: %s", version, live, said)
         self.failures += 1
         if isinstance(error, (AdapterError, SwapError)) and folder is not None:
-            self._registry.discard(folder)
+            self._registry.fetched.discard(folder)
             mark = Unusable(why, tries, None, folder, files_in(folder))
         else:
             mark = Unusable(why, tries, time.monotonic() + min(2.0**tries, LONGEST_RETRY_SECONDS))

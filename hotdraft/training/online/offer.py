@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.store.registry import CANDIDATE, AdapterRegistry, ChampionMovedError
+from hotdraft.pipeline.store.adapter_version import CANDIDATE
+from hotdraft.pipeline.store.registry import AdapterRegistry, ChampionMovedError
 from hotdraft.training.judging.evidence import GateEvidence, VersionScores
 from hotdraft.training.judging.served_draft import load_draft
 from hotdraft.training.online.contest import contest

@@ -19,9 +19,10 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.replay.rows import ReplayRows
+from hotdraft.pipeline.store.adapter_version import CANDIDATE
 from hotdraft.pipeline.store.connection import log_params, name_part, open_client
 from hotdraft.pipeline.store.lineage import GATE_BY_DOMAIN, Lineage
-from hotdraft.pipeline.store.registry import CANDIDATE, AdapterRegistry
+from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.system.json_file import read_json, write_json
 from hotdraft.training.batches.replay_data import ReplayDataModule
 from hotdraft.training.judging.gate import Verdict

@@ -24,12 +24,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.replay import shard as shard_format
+from hotdraft.pipeline.replay import shard_writer
 from hotdraft.pipeline.replay.folder import ShardFolder
 from hotdraft.pipeline.replay.index import INDEX
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.replay.schema import SCHEMA
-from hotdraft.pipeline.replay.shard import Origin, written
+from hotdraft.pipeline.replay.shard import Origin
+from hotdraft.pipeline.replay.shard_writer import written
 from hotdraft.pipeline.replay.upkeep import shard_stem
 
 TOKENS, TOP, VOCABULARY = 8, 2, 1000
@@ -88,7 +89,7 @@ def table(first: int, count: int) -> tuple[pa.Table, pa.Table]:
 def make(config: HotdraftConfig, requests: int, shard_requests: int, group_rows: int) -> None:
     """`requests` in merged shards of `shard_requests`."""
     folder = ShardFolder(config.replay_url)
-    shard_format.GROUP_ROWS = group_rows
+    shard_writer.GROUP_ROWS = group_rows
     for first in range(0, requests, shard_requests):
         count = min(shard_requests, requests - first)
         part = table(first, count)

@@ -2,9 +2,9 @@
 
     python -m tests.benchmarks.operating.bench_registry
 
-A poll is what `serving.updates.adapter_sync` asks each second while nothing changes; a listing of all
-versions, which it once asked as well, stands beside it. The store is a local SQLite file, whose queries hold
-the decoder's GIL.
+A poll is what `serving.updates.adapter_sync` asks each second while nothing changes, and the news, of newly
+refused versions, every few; a listing of all versions, which it once asked as well, stands beside them. The store
+is a local SQLite file, whose queries hold the decoder's GIL.
 """
 
 import argparse
@@ -12,11 +12,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.store.adapter_version import CANDIDATE, REJECTED, RETIRED
 from hotdraft.pipeline.store.connection import open_client
-from hotdraft.pipeline.store.registry import CANDIDATE, REJECTED, RETIRED, AdapterRegistry
+from hotdraft.pipeline.store.registry import AdapterRegistry
 
 TAGS = {"parent": "0", "gain": "0.01", "gain_low": "0.00", "candidate_expected_acceptance": "0.5", "reason": "gate"}
 REPEATS = 5
@@ -29,7 +31,7 @@ def main(versions: list[int]) -> None:
         registry = AdapterRegistry(config)
         registry.champion()
         made = 0
-        print(f"{'versions':>8}  {'poll':>9}  {'refused':>9}  {'all':>9}")
+        print(f"{'versions':>8}  {'poll':>9}  {'news':>9}  {'refused':>9}  {'all':>9}")
         for wanted in versions:
             for number in range(made, wanted):
                 status = (REJECTED, RETIRED)[number % 2]
@@ -37,7 +39,9 @@ def main(versions: list[int]) -> None:
             made = wanted
             client.set_registered_model_alias(name, CANDIDATE, "1")
             registry.promote(1, reason="benchmark")
-            spent = [milliseconds(call) for call in (registry.champion, registry.count_refused, registry.versions)]
+            news = partial(registry.refused, after=wanted)
+            calls = (registry.champion, news, registry.refused, registry.versions)
+            spent = [milliseconds(call) for call in calls]
             print(f"{wanted:8}  " + "  ".join(f"{figure:6.1f} ms" for figure in spent))
 
 

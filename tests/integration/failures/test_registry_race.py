@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.store.adapter_version import ROLLED_BACK
 from hotdraft.pipeline.store.connection import experiment_id, open_client
-from hotdraft.pipeline.store.registry import ROLLED_BACK, AdapterRegistry
+from hotdraft.pipeline.store.registry import AdapterRegistry
 from tests.integration.failures.mlflow_server import MlflowServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

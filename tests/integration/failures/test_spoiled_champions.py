@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 
 from hotdraft.cli import app
 from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
+from hotdraft.pipeline.store.adapter_version import CHAMPION
 from hotdraft.pipeline.store.connection import experiment_id, open_client
-from hotdraft.pipeline.store.registry import CHAMPION, AdapterRegistry
+from hotdraft.pipeline.store.registry import AdapterRegistry
 from tests.integration.adapters import write_adapter
 from tests.integration.processes import Answer, Server, Trickle, wait_for
 from tests.scenarios.spoiled_adapters import SPOILED_FILES

@@ -8,8 +8,9 @@ from typer.testing import CliRunner
 
 from hotdraft.cli import app
 from hotdraft.pipeline.config.settings import load_config
+from hotdraft.pipeline.store.adapter_version import ROLLED_BACK
 from hotdraft.pipeline.store.connection import experiment_id, open_client
-from hotdraft.pipeline.store.registry import ROLLED_BACK, AdapterRegistry
+from hotdraft.pipeline.store.registry import AdapterRegistry
 from tests.integration.adapters import write_adapter
 from tests.integration.processes import Server, acceptance_rate, wait_for
 

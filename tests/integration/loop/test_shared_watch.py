@@ -10,8 +10,9 @@ import pytest
 
 from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
 from hotdraft.pipeline.models.loading import fingerprint
+from hotdraft.pipeline.store.adapter_version import ROLLED_BACK
 from hotdraft.pipeline.store.connection import experiment_id, open_client
-from hotdraft.pipeline.store.registry import ROLLED_BACK, AdapterRegistry
+from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.watch.trial import Trials
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.messages.events import SwapEvent

@@ -10,8 +10,8 @@ from starlette.convertors import IntegerConvertor
 from hotdraft.pipeline.config.serving import KSetting
 from hotdraft.pipeline.loop.controls import k_setting
 from hotdraft.pipeline.loop.job_record import Job
-from hotdraft.pipeline.store.registry import AdapterVersion
-from hotdraft.serving.http.openai.schema import UnicodeText
+from hotdraft.pipeline.store.adapter_version import AdapterVersion
+from hotdraft.serving.http.openai.fields import UnicodeText
 
 Version = Annotated[int, Path(ge=1, le=2**31 - 1, description="adapter version")]
 JobId = Annotated[str, Path(description="as `GET /admin/jobs` lists it")]

@@ -8,11 +8,22 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
+from hotdraft.serving.http.openai.fields import (
+    MAX_METADATA,
+    Few,
+    Stop,
+    Stops,
+    UnicodeText,
+    few_entries,
+    prompt_list,
+    stop_list,
+    text_parts,
+)
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.messages.stop_strings import StopStrings
 
@@ -20,12 +31,6 @@ MAX_MESSAGES = 2048
 """OpenAI's bound."""
 MAX_PARTS = 64
 """Of a message."""
-MAX_PROMPTS = 2048
-MAX_STOP_STRINGS = 32
-"""OpenAI takes 4, vLLM any number."""
-MAX_STOP_LENGTH = 256
-MAX_METADATA = 16
-"""OpenAI's bound."""
 
 _HARMLESS: Mapping[str, tuple[object, ...]] = {
     "allowed_token_ids": ([],),
@@ -59,58 +64,6 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = {
 """Fields that change the result and are not built, with the values that ask for nothing (null always does)."""
 
 
-def _encodable(text: str) -> str:
-    """JSON can spell half of a surrogate pair; no tokenizer and no store can hold it."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("must be valid Unicode text, without lone surrogates") from None
-    return text
-
-
-UnicodeText = Annotated[str, AfterValidator(_encodable)]
-
-
-Item = TypeVar("Item")
-Few = Annotated[list[Item], Field(max_length=MAX_PROMPTS)]
-Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH), AfterValidator(_encodable)]
-Stops = Annotated[list[Stop], Field(max_length=MAX_STOP_STRINGS)]
-
-
-def _text_parts(value: Any) -> Any:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
-
-
-def _stop_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-def _few_entries(value: Any) -> Any:
-    """Counted before each of them is looked at."""
-    if isinstance(value, dict) and len(value) > MAX_METADATA:
-        raise ValueError(f"must have at most {MAX_METADATA} entries, not {len(value)}")
-    return value
-
-
-def _prompts(value: Any) -> list[str] | list[list[int]]:
-    """A list of prompts, each a text or token ids; one prompt may come without the list around it.
-
-    Checked by hand: there may be a million ids, on the event loop.
-    """
-    prompts = value if isinstance(value, list) and value and not isinstance(value[0], int) else [value]
-    if len(prompts) > MAX_PROMPTS:
-        raise ValueError(f"must be at most {MAX_PROMPTS} prompts, not {len(prompts)}")
-    if all(isinstance(prompt, str) for prompt in prompts):
-        return [_encodable(prompt) for prompt in prompts]
-    if all(_is_token_ids(prompt) for prompt in prompts):
-        return prompts
-    raise ValueError("must be a text, a list of token ids, or a list of either")
-
-
-def _is_token_ids(value: Any) -> bool:
-    return isinstance(value, list) and set(map(type, value)) <= {int}
-
-
 class RequestModel(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
@@ -125,7 +78,7 @@ Parts = Annotated[list[TextPart], Field(max_length=MAX_PARTS)]
 
 class ChatMessage(RequestModel):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[Parts, BeforeValidator(_text_parts, json_schema_input_type=str | Parts)]
+    content: Annotated[Parts, BeforeValidator(text_parts, json_schema_input_type=str | Parts)]
 
     def for_template(self) -> dict[str, str]:
         """The message as chat templates know it; `developer` is OpenAI's newer name for `system`."""
@@ -165,7 +118,7 @@ class GenerationOptions(RequestModel):
     frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     n: int | None = Field(1, ge=1, le=128, description="answers to each prompt")
-    stop: Annotated[Stops | None, BeforeValidator(_stop_list, json_schema_input_type=Stop | Stops | None)] = Field(
+    stop: Annotated[Stops | None, BeforeValidator(stop_list, json_schema_input_type=Stop | Stops | None)] = Field(
         None, description="strings that end the answer, and are not part of it"
     )
     ignore_eos: bool | None = False
@@ -175,7 +128,7 @@ class GenerationOptions(RequestModel):
     metadata: Annotated[
         Annotated[dict[UnicodeText, Annotated[UnicodeText, Field(max_length=512)]], Field(max_length=MAX_METADATA)]
         | None,
-        BeforeValidator(_few_entries),
+        BeforeValidator(few_entries),
     ] = Field(None, description='{"domain": name} tags the traffic')
     user: UnicodeText | None = None
 
@@ -251,7 +204,7 @@ class ChatCompletionRequest(GenerationOptions):
 class CompletionRequest(GenerationOptions):
     prompt: Annotated[
         list[str | list[int]],
-        PlainValidator(_prompts, json_schema_input_type=str | list[int] | Few[str] | Few[list[int]]),
+        PlainValidator(prompt_list, json_schema_input_type=str | list[int] | Few[str] | Few[list[int]]),
     ] = Field(description="text or token ids, or a list of either: each prompt is answered")
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool | None = Field(False, description="answers begin with their prompts, logprobs too")

@@ -23,7 +23,8 @@ from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.replay.index import index_of
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.replay.schema import SCHEMA, table_of
-from hotdraft.pipeline.replay.shard import ShardError, open_shard, read_rows, written
+from hotdraft.pipeline.replay.shard import ShardError, open_shard, read_rows
+from hotdraft.pipeline.replay.shard_writer import written
 from tests.unit.pipeline.replay.test_replay import make_sample, request_ids
 
 OLD = "shard-00000000000000000001-cafe1234.parquet"

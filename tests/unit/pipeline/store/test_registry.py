@@ -8,7 +8,7 @@ import pytest
 from mlflow import MlflowClient
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.store import registry as registry_module
+from hotdraft.pipeline.store import fetched
 from hotdraft.pipeline.store.connection import StoreError, experiment_id, open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry, ChampionMovedError, RegistryError
 
@@ -207,13 +207,13 @@ def test_files_that_a_remote_store_does_not_give_now_may_come_later(publisher, m
     version = publisher.publish()
     monkeypatch.setattr(HotdraftConfig, "has_remote_store", True)
     with monkeypatch.context() as outage:
-        outage.setattr(registry_module, "download_artifacts", Mock(side_effect=OSError("no space left")))
+        outage.setattr(fetched, "download_artifacts", Mock(side_effect=OSError("no space left")))
         with pytest.raises(StoreError, match="no space left"):
             publisher.registry.download(version)
-    fetched = publisher.registry.download(version)
-    assert fetched.parent == publisher.config.run_dir / "adapters"
-    assert (fetched / "adapter_model.safetensors").is_file()
-    assert [path.name for path in fetched.parent.iterdir()] == [fetched.name]
+    folder = publisher.registry.download(version)
+    assert folder.parent == publisher.config.run_dir / "adapters"
+    assert (folder / "adapter_model.safetensors").is_file()
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
 def test_sources_that_end_alike_are_fetched_apart_and_what_is_spoiled_anew(publisher, monkeypatch, tmp_path):
@@ -225,14 +225,14 @@ def test_sources_that_end_alike_are_fetched_apart_and_what_is_spoiled_anew(publi
         source.mkdir(parents=True)
         (source / "weights").write_text(owner)
         versions.append(int(publisher.client.create_model_version(name, str(source)).version))
-        registry.discard(registry.download(versions[-1]))
+        registry.fetched.discard(registry.download(versions[-1]))
         assert (source / "weights").exists(), "a local store's files are no copies"
     monkeypatch.setattr(HotdraftConfig, "has_remote_store", True)
     kept = [registry.download(version) for version in versions]
     assert [(folder / "weights").read_text() for folder in kept] == ["mine", "yours"]
     (kept[0] / "weights").write_text("spoiled")
     assert (registry.download(versions[0]) / "weights").read_text() == "spoiled", "it is asked once"
-    registry.discard(kept[0])
+    registry.fetched.discard(kept[0])
     assert (registry.download(versions[0]) / "weights").read_text() == "mine"
 
 
@@ -254,7 +254,16 @@ def test_a_version_that_others_made_is_listed_promoted_and_rolled_back(publisher
     for version in (foreign, first):
         registry.promote(version, reason="by hand")
     assert registry.rollback(reason="fell") == foreign
-    assert registry.count_refused() == 1
+    assert registry.refused() == {first}
+
+
+def test_refused_versions_are_listed_from_any_on(publisher):
+    registry, versions = publisher.registry, [publisher.publish() for _ in range(4)]
+    for version in versions[:3]:
+        registry.reject(version, reason="gate")
+    assert registry.refused() == set(versions[:3])
+    assert registry.refused(after=versions[0]) == set(versions[1:3])
+    assert registry.refused(after=versions[2]) == set()
 
 
 def test_training_metrics_are_those_of_the_run(publisher):

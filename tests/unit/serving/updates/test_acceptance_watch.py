@@ -11,8 +11,9 @@ from mlflow.exceptions import MlflowException
 
 from hotdraft.pipeline.config.learning import WatchdogConfig
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.store.adapter_version import CHAMPION, ROLLED_BACK
 from hotdraft.pipeline.store.connection import experiment_id, open_client
-from hotdraft.pipeline.store.registry import CHAMPION, ROLLED_BACK, AdapterRegistry
+from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.watch.trial import Trials
 from hotdraft.serving.messages.events import SwapEvent
 from hotdraft.serving.messages.request import GenerationRequest, RequestStats, SamplingParams

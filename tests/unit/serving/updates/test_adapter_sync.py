@@ -10,8 +10,9 @@ import torch
 from mlflow.exceptions import MlflowException
 
 from hotdraft.pipeline.models.adapter_folder import AdapterError
+from hotdraft.pipeline.store.adapter_version import RETIRED, ROLLED_BACK, AdapterVersion
 from hotdraft.pipeline.store.connection import StoreError
-from hotdraft.pipeline.store.registry import RETIRED, ROLLED_BACK, AdapterVersion, RegistryError
+from hotdraft.pipeline.store.registry import RegistryError
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.metrics.listener import ServingMetrics
 from hotdraft.serving.metrics.state_metrics import Sources
@@ -30,8 +31,10 @@ class Registry:
         self.rolled_back: dict[int, str] = {}
         self.down = False
         self.keeps_files_back = False
+        self.fetched = Mock()
         self.odd: Exception | None = None
-        self.listed = 0
+        self.rejected: set[int] = set()
+        self.asked_after: list[int] = []
 
     def promote(self, version: int) -> None:
         self.champions.append(version)
@@ -56,14 +59,12 @@ class Registry:
         status = ROLLED_BACK if version in self.rolled_back else RETIRED
         return AdapterVersion(version, status, [], "run", 0.0, {}, None)
 
-    def count_refused(self) -> int:
+    def refused(self, *, after: int = 0) -> set[int]:
         self._reach()
         if self.odd is not None:
             raise self.odd
-        self.listed += 1
-        return len(self.rolled_back)
-
-    def discard(self, folder: Path) -> None: ...
+        self.asked_after.append(after)
+        return {version for version in {*self.rolled_back, *self.rejected} if version > after}
 
     def download(self, version: int, into: Path | None = None) -> Path:
         self._reach()
@@ -305,11 +306,25 @@ def test_refused_versions_are_counted_when_the_champion_changed_not_each_second(
     registry.promote(2)
     sync.start()
     time.sleep(0.1)
-    assert registry.listed == 1
+    assert registry.asked_after == [0]
     registry.rollback(reason="by hand")
     assert eventually(lambda: count(metrics, "hotdraft_adapters_rejected_total") == 1)
     time.sleep(0.1)
-    assert registry.listed == 2
+    assert registry.asked_after == [0, 0]
+
+
+def test_a_refusal_is_counted_within_seconds_by_asking_for_newer_versions_alone(
+    sync, registry, metrics, monkeypatch
+):
+    monkeypatch.setattr(adapter_sync, "NEWS_SECONDS", 0.01)
+    registry.promote(2)
+    registry.rejected = {1, 3}
+    sync.start()
+    assert count(metrics, "hotdraft_adapters_rejected_total") == 2
+    registry.rejected.add(4)
+    assert eventually(lambda: count(metrics, "hotdraft_adapters_rejected_total") == 3)
+    assert registry.asked_after[:2] == [0, 3]
+    assert 0 not in registry.asked_after[1:]
 
 
 def test_a_store_that_is_down_changes_nothing_until_it_is_back(engine, sync, registry, caplog):

@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 from hotdraft.cli import app
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.loading import fingerprint
+from hotdraft.pipeline.store.adapter_version import CHAMPION
 from hotdraft.pipeline.store.connection import experiment_id, open_client
 from hotdraft.pipeline.store.lineage import Lineage
-from hotdraft.pipeline.store.registry import CHAMPION, AdapterRegistry
+from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.store.served import Served
 from hotdraft.pipeline.watch.trial import Trials
 from hotdraft.serving.engine.engine import Engine

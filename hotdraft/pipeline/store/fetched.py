@@ -1,0 +1,38 @@
+"""Adapters of a remote store on this machine, each fetched once."""
+
+import hashlib
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mlflow.artifacts import download_artifacts
+
+from hotdraft.pipeline.config.settings import HotdraftConfig
+
+
+class FetchedAdapters:
+    """The folder `<run_dir>/adapters`, which any number of processes may use at once."""
+
+    def __init__(self, config: HotdraftConfig) -> None:
+        self._tracking_uri = config.tracking_uri
+        self._root = config.run_dir / "adapters"
+
+    def folder(self, source: str) -> Path:
+        """The files at `source`, not to be written to. Raises what the store does."""
+        # Not by the source's last part: those of versions that others made may be equal.
+        kept = self._root / hashlib.sha256(source.encode()).hexdigest()[:16]
+        if not kept.is_dir():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(dir=kept.parent) as scratch:
+                got = download_artifacts(artifact_uri=source, tracking_uri=self._tracking_uri, dst_path=scratch)
+                try:
+                    Path(got).rename(kept)
+                except OSError:
+                    if not kept.is_dir():  # else another process was first
+                        raise
+        return kept
+
+    def discard(self, folder: Path) -> None:
+        """Remove what was fetched into `folder`, so that the store is asked again; other folders stay."""
+        if folder.absolute().parent == self._root.absolute():
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,64 @@
+"""Types and checks of single fields of a request."""
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, Field
+
+MAX_PROMPTS = 2048
+MAX_STOP_STRINGS = 32
+"""OpenAI takes 4, vLLM any number."""
+MAX_STOP_LENGTH = 256
+MAX_METADATA = 16
+"""OpenAI's bound."""
+
+
+def _encodable(text: str) -> str:
+    """JSON can spell half of a surrogate pair; no tokenizer and no store can hold it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be valid Unicode text, without lone surrogates") from None
+    return text
+
+
+UnicodeText = Annotated[str, AfterValidator(_encodable)]
+
+
+Item = TypeVar("Item")
+Few = Annotated[list[Item], Field(max_length=MAX_PROMPTS)]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH), AfterValidator(_encodable)]
+Stops = Annotated[list[Stop], Field(max_length=MAX_STOP_STRINGS)]
+
+
+def text_parts(value: Any) -> Any:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+def stop_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def few_entries(value: Any) -> Any:
+    """Counted before each of them is looked at."""
+    if isinstance(value, dict) and len(value) > MAX_METADATA:
+        raise ValueError(f"must have at most {MAX_METADATA} entries, not {len(value)}")
+    return value
+
+
+def prompt_list(value: Any) -> list[str] | list[list[int]]:
+    """A list of prompts, each a text or token ids; one prompt may come without the list around it.
+
+    Checked by hand: there may be a million ids, on the event loop.
+    """
+    prompts = value if isinstance(value, list) and value and not isinstance(value[0], int) else [value]
+    if len(prompts) > MAX_PROMPTS:
+        raise ValueError(f"must be at most {MAX_PROMPTS} prompts, not {len(prompts)}")
+    if all(isinstance(prompt, str) for prompt in prompts):
+        return [_encodable(prompt) for prompt in prompts]
+    if all(_is_token_ids(prompt) for prompt in prompts):
+        return prompts
+    raise ValueError("must be a text, a list of token ids, or a list of either")
+
+
+def _is_token_ids(value: Any) -> bool:
+    return isinstance(value, list) and set(map(type, value)) <= {int}

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The CPU build of this release; on a machine with a GPU say TORCH=torch to take the newest CUDA build.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test lint lint-deploy clean
+.PHONY: demo test check lint lint-deploy clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -20,7 +20,10 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	$(BIN)/hotdraft models fetch smollm2
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
+
+check: lint
+	$(BIN)/python -m pytest -n 2 -q -m "not slow" tests/unit
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

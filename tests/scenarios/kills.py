@@ -20,6 +20,9 @@ from tests.integration.processes import Server, Trickle, is_running, kill, wait_
 LONGEST_CALM = 3.0
 """Seconds from a moment to the kill, at most."""
 JOB_SECONDS = 180.0
+VICTIMS = (("server",), ("trainer",), ("trainer", "server"))
+"""Both in turn, with `BETWEEN` seconds at most."""
+BETWEEN = 0.3
 MOMENTS = {"at any time": None, "in a job": "*/job.json", "at its verdict": "*/judged.json"}
 """What is waited for before the calm, by the file in the folder of jobs that says so."""
 
@@ -44,7 +47,7 @@ class Toll:
 
 
 def kill_at_random(config_path: Path, kills: int, seed: int, tell: Callable[[str], None] = print) -> Toll:
-    """Serve with the loop on, ask without a pause, and kill server or trainer `kills` times.
+    """Serve with the loop on, ask without a pause, and kill server, trainer or one after the other `kills` times.
 
     Two of three kills come while a job is under way or is being published, where there is most to break.
     """
@@ -53,28 +56,30 @@ def kill_at_random(config_path: Path, kills: int, seed: int, tell: Callable[[str
     server, first = Server(config_path, _log(config_path), "--self-improve"), 0
     try:
         while toll.kills.total() < kills:
-            victim, moment = chance.choice(["server", "trainer"]), chance.choice(list(MOMENTS))
+            victims, moment = chance.choice(VICTIMS), chance.choice(list(MOMENTS))
             with Trickle(server, first) as one, Trickle(server, first + 500_000) as other:
                 _await(config, MOMENTS[moment])
                 time.sleep(chance.uniform(0, LONGEST_CALM if moment == "at any time" else 0.5))
                 known |= set(request_ids(config))
                 trainer = server.trainer_pid()
-                if victim == "server":
-                    server.kill()
-                elif trainer is not None:
+                if "trainer" in victims:
+                    if trainer is None:
+                        continue
                     kill(trainer)
-                else:
-                    continue
-            toll.kills[f"{victim}, {moment}"] += 1
+                    time.sleep(chance.uniform(0, BETWEEN))
+                if "server" in victims:
+                    server.kill()
+            toll.kills.update(f"{victim}, {moment}" for victim in victims)
             first += len(one.answers) + len(other.answers)
-            if victim == "server":
+            if "server" in victims:
                 if trainer is not None:
                     wait_for("the trainer's end", lambda pid=trainer: not is_running(pid))  # type: ignore[misc]
                 server = Server(config_path, _log(config_path), "--self-improve")
                 toll.champion_not_served += server.draft_version != AdapterRegistry(config).champion()
-            assert victim == "server" or not (one.failures or other.failures), "serving outlives its trainer"
+            else:
+                assert not [*one.failures, *other.failures], "serving outlives its trainer"
             _examine(config, known, toll)
-            tell(f"{toll.kills.total()} of {kills}: {victim} {moment}; {toll}")
+            tell(f"{toll.kills.total()} of {kills}: {' and '.join(victims)} {moment}; {toll}")
     finally:
         server.kill()
     return toll

@@ -17,7 +17,7 @@ def test_twenty_kills_lose_nothing_and_leave_nothing_half_done(
 ) -> None:
     trigger = {"min_new_requests": 30, "min_new_rejected": 50, "poll_seconds": 0.2}
     toll = kill_at_random(write_config(tmp_path, distill={"max_steps": 10, "trigger": trigger}), KILLS, seed=0)
-    assert toll.kills.total() == KILLS
+    assert toll.kills.total() >= KILLS
     assert len(toll.kills) >= 4
     assert toll.samples > KILLS
     assert toll.versions >= 1

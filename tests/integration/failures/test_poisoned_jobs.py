@@ -75,12 +75,9 @@ def play(
     return run
 
 
-@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", POISONS)
-def test_no_poison_brings_a_worse_adapter_to_service(
-    name: str, seed: int, play: Callable[[Case, int], Outcome]
-) -> None:
-    outcome = play(POISONS[name], seed)
+def test_no_poison_brings_a_worse_adapter_to_service(name: str, play: Callable[[Case, int], Outcome]) -> None:
+    outcome = play(POISONS[name], 0)
     assert not outcome.bad, outcome
 
 

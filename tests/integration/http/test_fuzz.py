@@ -16,16 +16,16 @@ pytest.importorskip("schemathesis")
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("api_key", [None, "fuzz-key"])
+@pytest.mark.parametrize(("api_key", "examples"), [(None, 40), ("fuzz-key", 10)])
 def test_every_answer_is_what_the_schema_says(
-    write_config: Callable[..., Path], tmp_path: Path, api_key: str | None
+    write_config: Callable[..., Path], tmp_path: Path, api_key: str | None, examples: int
 ) -> None:
     config = write_config(tmp_path, server={"api_keys": [api_key] if api_key else []})
     server = Server(config, tmp_path / "server.log")
     key = ["--header", f"Authorization: Bearer {api_key}"] if api_key else []
     command = [
         *(str(Path(sys.executable).with_name("schemathesis")), "--config-file", str(HERE / "schemathesis.toml")),
-        *("run", f"{server.url}/openapi.json", "--max-examples", "40", "--seed", "1", *key),
+        *("run", f"{server.url}/openapi.json", "--max-examples", str(examples), "--seed", "1", *key),
         *("--header", "Content-Type: application/json"),  # of changes without a body as well
     ]
     hooks = {"SCHEMATHESIS_HOOKS": "tests.integration.http.schemathesis_hooks", "PYTHONPATH": str(HERE.parents[2])}

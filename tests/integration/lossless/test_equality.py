@@ -104,7 +104,7 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Case:
     tokenizer = load_tokenizer(target)
     prompts = [
         tuple(tokenizer.apply_chat_template(prompt.messages, add_generation_prompt=True, return_dict=False))
-        for prompt in varied(20, seed=5)
+        for prompt in varied(TOGETHER + 4, seed=5)
     ]
     config = HotdraftConfig(
         target="smollm2",

@@ -16,13 +16,14 @@ from hotdraft.serving.updates.hot_swap import HotSwapper
 from tests.integration.adapters import write_adapter
 from tests.integration.lossless.stepping import run, swap
 
-PROMPT = "To bake a simple loaf of bread at home you need flour, water, salt and yeast. First, mix"
+PROMPT = "My dog is"
+"""After which temperatures differ much: p < 1e-20 for 1.0 against `TEMPERATURE`."""
 LENGTH = 4
-SAMPLES = 2000
+SAMPLES = 1000
 TEMPERATURE = 0.8
 SLOTS = 16
 RANK = 4
-STEPS_BETWEEN_SWAPS = 40
+STEPS_BETWEEN_SWAPS = 20
 RARE = 10
 """Tokens that came less often, in both samples together, count as one."""
 DOUBT = 1e-4

@@ -11,6 +11,8 @@ from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample
 from tests.conftest import disturbed
 
 VOCABULARY = 64
+TOKENS = 24
+"""Of an answer."""
 UNKNOWN_DRAFT = 99
 """The version that drafted what these samples make up."""
 
@@ -38,20 +40,14 @@ def served_samples(
     temperature: float = 1.0,
     permutation: np.ndarray | None = None,
 ) -> list[ReplaySample]:
-    """Requests of 4 to 8 prompt and 24 output tokens, sampled from `target` at temperature 1.
+    """Requests of 4 to 8 prompt and `TOKENS` output tokens, sampled from `target` at temperature 1.
 
     `permutation` [V] renames the tokens of the logged distributions, which makes them false.
     """
-    generator = torch.Generator().manual_seed(seed)
+    answers = sampled(target, count, tokens, torch.Generator().manual_seed(seed))
     samples = []
-    for index in range(count):
-        length = 4 + index % 5
-        low, high = tokens.start, tokens.stop
-        ids = torch.randint(low, high, (1, length), generator=generator)
-        for _ in range(24):
-            probs = target(ids).logits[:, -1].softmax(-1)
-            ids = torch.cat([ids, torch.multinomial(probs, 1, generator=generator)], 1)
-        logprobs = target(ids).logits[0, length - 1 : -1].log_softmax(-1)
+    for index, (ids, logprobs) in enumerate(answers):
+        length = len(ids) - TOKENS
         top, top_ids = logprobs.topk(top_k)
         tail = (1 - top.exp().sum(-1)).clamp_min(1e-9).log()
         names = top_ids.numpy().astype(np.int32)
@@ -61,17 +57,39 @@ def served_samples(
                 created_at=float(index),
                 domain=domain,
                 temperature=temperature,
-                prompt_ids=ids[0, :length].numpy().astype(np.int32),
-                output_ids=ids[0, length:].numpy().astype(np.int32),
+                prompt_ids=ids[:length].numpy().astype(np.int32),
+                output_ids=ids[length:].numpy().astype(np.int32),
                 target_top_ids=names if permutation is None else permutation[names].astype(np.int32),
                 target_top_logprobs=top.numpy().astype(np.float16),
                 target_tail_logprob=tail.numpy(),
-                drafted_ids=np.where(np.arange(24) % 2, NOT_DRAFTED, 1).astype(np.int32),
-                accepted=np.arange(24) % 4 == 0,
-                draft_versions=np.full(24, UNKNOWN_DRAFT, np.int32),
+                drafted_ids=np.where(np.arange(TOKENS) % 2, NOT_DRAFTED, 1).astype(np.int32),
+                accepted=np.arange(TOKENS) % 4 == 0,
+                draft_versions=np.full(TOKENS, UNKNOWN_DRAFT, np.int32),
             )
         )
     return samples
+
+
+def sampled(
+    target: LlamaForCausalLM, count: int, tokens: range, generator: torch.Generator
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Prompt and answer of each request, and the target's log-probs [TOKENS, V] of the answer's positions.
+
+    Requests of one length go together, and each has its own noise: the answers are those that it would get alone.
+    """
+    prompts, noise = [], []
+    for index in range(count):
+        prompts.append(torch.randint(tokens.start, tokens.stop, (4 + index % 5,), generator=generator))
+        noise.append([torch.empty(target.vocab_size).exponential_(generator=generator) for _ in range(TOKENS)])
+    answers = {}
+    for start in range(min(count, 5)):
+        ids = torch.stack(prompts[start::5])
+        for race in zip(*noise[start::5], strict=True):
+            probs = target(ids).logits[:, -1].softmax(-1)
+            ids = torch.cat([ids, (probs / torch.stack(race)).argmax(-1, keepdim=True)], 1)
+        logprobs = target(ids).logits[:, -TOKENS - 1 : -1].log_softmax(-1)
+        answers |= dict(zip(range(start, count, 5), zip(ids, logprobs, strict=True), strict=True))
+    return [answers[index] for index in range(count)]
 
 
 @pytest.fixture

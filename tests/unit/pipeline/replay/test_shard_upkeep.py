@@ -59,7 +59,7 @@ def test_large_shards_are_not_written_again_for_the_sake_of_a_few_small_ones(tmp
 
 
 def test_older_shards_are_read_at_once_and_merged_as_the_writer_goes_on(tmp_path):
-    ids = older_shards(tmp_path, 600)
+    ids = older_shards(tmp_path, 200)
     assert ReplayBuffer(str(tmp_path)).rows()["request_id"] == ids
     buffer = ReplayBuffer(str(tmp_path))
     ids += fill(buffer, 12)

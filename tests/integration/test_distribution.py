@@ -12,8 +12,8 @@ from torch.nn.functional import one_hot
 
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
 from hotdraft.serving.decoding.adaptive_k import AdaptiveK
+from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.decoding.costs import RoundCosts
-from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.messages.events import RoundStats
 from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
@@ -78,7 +78,7 @@ def frequencies(
 ) -> tuple[torch.Tensor, float]:
     """How often each token came at each position, [LENGTH, V], and the acceptance rate; a swap every 20 turns."""
     register_attention()
-    decoder = SpeculativeDecoder(
+    decoder = build_decoder(
         load_causal_lm(target, attn_implementation=ATTENTION),
         load_causal_lm(draft, attn_implementation=ATTENTION),
         num_slots=64,

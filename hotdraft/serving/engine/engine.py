@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from hotdraft.pipeline.models.loading import ModelError
 from hotdraft.serving.decoding.adaptive_k import AcceptanceEstimate, AdaptiveK
 from hotdraft.serving.decoding.costs import RoundCosts, profile_costs, rows_to_measure
-from hotdraft.serving.decoding.decoder import MAX_MISSED, SpeculativeDecoder
+from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.decoding.learned_costs import Setting
 from hotdraft.serving.decoding.rounds import Round
 from hotdraft.serving.engine.failures import Failures, brief
@@ -71,7 +71,7 @@ class Engine:
             raise ModelError(f"{type(tokenizer).__name__} has no fast version, which streaming text needs")
         self.decoder = decoder
         self.tokenizer = tokenizer
-        self._k = k if decoder.draft is not None else 0
+        self._k = k if decoder.proposer is not None else 0
         self.adaptive_k: AdaptiveK | None = None
         self._acceptance = AcceptanceEstimate(decoder.max_k)
         self.eos_ids = eos_ids
@@ -234,10 +234,8 @@ class Engine:
         return future
 
     def announce_swap(self, event: SwapEvent) -> None:
-        """Stamp the next rounds, and the draft's keys, with a new version; called by the errand that swapped."""
+        """Stamp the next rounds with a new version; called by the errand that swapped."""
         self.draft_version = event.version
-        if self.decoder.draft is not None:
-            self.decoder.draft.weights_changed()
         self._outputs.swap(event)
 
     def step(self) -> None:
@@ -348,14 +346,14 @@ class Engine:
 
         With others that fit whole into what the chunk leaves: a few tokens of a prompt cost as much as many.
         """
-        budget, with_draft = self._prefill_chunk, self.k != 0
+        budget, with_proposer = self._prefill_chunk, self.k != 0
         while budget > 0 and (self._prefilling is not None or self._admit()):
             assert self._prefilling is not None
             row, prompt_log = len(self._running), self._prefilling.output.prompt_log
-            unread = self.decoder.unread(row, with_draft=with_draft)
+            unread = self.decoder.unread(row, with_proposer=with_proposer)
             if budget < min(self._prefill_chunk, unread):
                 return
-            self.decoder.prefill(row, budget, with_draft=with_draft, prompt_log=prompt_log)
+            self.decoder.prefill(row, budget, with_proposer=with_proposer, prompt_log=prompt_log)
             budget -= unread
             if budget >= 0:
                 self._running.append(self._prefilling)
@@ -378,7 +376,7 @@ class Engine:
         if self._sampling is None:
             params = [sequence.request.params for sequence in running]
             self._sampling = SamplingBatch.of(params, [s.seed for s in running], self.decoder.device)
-        setting = Setting(len(running), max(self.decoder.lengths[: len(running)]), self._sampling.kind)
+        setting = Setting(len(running), max(self.decoder.slots.lengths[: len(running)]), self._sampling.kind)
         k = self._choose_k(running, setting)
         log = any(sequence.output.is_recorded for sequence in running)
         decoding = time.perf_counter()
@@ -386,9 +384,10 @@ class Engine:
         if self.adaptive_k is not None:
             self.adaptive_k.observe(setting, k, time.perf_counter() - decoding)
         accepted = outcome.num_accepted.tolist()
-        for sequence, count, sound in zip(running, accepted, outcome.target_is_sound, strict=True):
+        drafted = outcome.num_drafted.tolist()
+        for sequence, count, of, sound in zip(running, accepted, drafted, outcome.target_is_sound, strict=True):
             if sound:
-                sequence.acceptance.observe(count, k)
+                sequence.acceptance.observe(count, of)
         now = time.perf_counter()
         inter_token = tuple(now - s.last_round for s in running if s.last_round is not None)
         for sequence in running:
@@ -402,7 +401,7 @@ class Engine:
         stats = RoundStats(
             k=k,
             requests=len(running),
-            drafted_tokens=k * len(running),
+            drafted_tokens=sum(drafted),
             accepted_tokens=sum(accepted),
             accepted_per_position=tuple(sum(n > position for n in accepted) for position in range(k)),
             new_tokens=sum(count for count, _ in advances),
@@ -420,7 +419,7 @@ class Engine:
             assert self.adaptive_k is not None
             longest = max(sequence.left for sequence in running)
             k = self._due_k or self.adaptive_k.choose([s.acceptance for s in running], longest, setting)
-        if k == 0 or self.decoder.catch_up(len(running), max(self._prefill_chunk, MAX_MISSED)):
+        if k == 0 or self.decoder.catch_up(len(running), self._prefill_chunk):
             self._due_k = 0
             return k
         self._due_k = k

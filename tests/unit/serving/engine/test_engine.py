@@ -127,7 +127,7 @@ def test_a_request_may_fill_its_slot(config: HotdraftConfig, tiny_target: str, d
     engine = build_engine(
         config.model_copy(update=changes | ({"draft": tiny_target} if draft == "itself" else {})), None
     )
-    assert engine.decoder.max_length == 64
+    assert engine.decoder.slots.max_length == 64
     clients = [ask(engine, request(f"r{n}", (7,) * n, max_tokens=61 - n)) for n in (1, 2, 60)]
     while not all(client.done.is_set() for client in clients):
         engine.step()

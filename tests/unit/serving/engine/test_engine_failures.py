@@ -198,10 +198,10 @@ def test_a_draft_that_computes_no_numbers_costs_acceptance_only(
 ) -> None:
     changes = config.engine.model_copy(update={"num_slots": 1, "draft_vocab_size": vocabulary})
     engine = build_engine(config.model_copy(update={"engine": changes}), None)
-    assert engine.decoder.draft is not None
+    assert engine.decoder.proposer is not None
     before = ask(engine, request("before", (9, 9, 8), max_tokens=20))
     steps_until_done(engine, [before])
-    poison(engine.decoder.draft.runner)
+    poison(engine.decoder.proposer.runner)
     client = ask(engine, request("bad", (4, POISON, *range(1, 60)), max_tokens=30, **sampling))
     steps_until_done(engine, [client])
     assert client.deltas[-1].finish_reason == "length"
@@ -234,11 +234,11 @@ def test_a_poisoned_prompt_that_is_cancelled_leaves_nothing_behind(
 def test_a_probe_of_nan_leaves_the_next_one_sound(config: HotdraftConfig) -> None:
     engine = build_engine(config, None)
     decoder = engine.decoder
-    assert decoder.draft is not None
-    expected = decoder.draft_logits(torch.arange(8)[None], 4)
-    poison(decoder.draft.runner)
-    assert decoder.draft_logits(torch.tensor([[*range(20), POISON]]), 1).isnan().all()
-    torch.testing.assert_close(decoder.draft_logits(torch.arange(8)[None], 4), expected)
+    assert decoder.proposer is not None
+    expected = decoder.proposer.logits(torch.arange(8)[None], 4)
+    poison(decoder.proposer.runner)
+    assert decoder.proposer.logits(torch.tensor([[*range(20), POISON]]), 1).isnan().all()
+    torch.testing.assert_close(decoder.proposer.logits(torch.arange(8)[None], 4), expected)
 
 
 def test_a_device_that_fails_in_the_clean_up_too_ends_the_engine_and_everybody_hears(

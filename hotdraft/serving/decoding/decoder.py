@@ -15,14 +15,13 @@ from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.models.runner import Runner, Window
 from hotdraft.serving.models.slots import Slots
 from hotdraft.serving.models.track import Track
-from hotdraft.serving.proposers.proposer import Proposal, Proposer
-from hotdraft.serving.sampling.distributions import Distributions
+from hotdraft.serving.proposers.proposer import Proposer
 from hotdraft.serving.sampling.logits import SamplingBatch
-from hotdraft.serving.sampling.noise import Stream, uniform
-from hotdraft.serving.sampling.penalties import count_drafted, count_tokens, penalise
-from hotdraft.serving.sampling.rejection import match, rejection_sample
-from hotdraft.serving.sampling.soundness import UnsoundLogitsError, are_sound
+from hotdraft.serving.sampling.penalties import Answers
+from hotdraft.serving.sampling.proposal import Proposal
+from hotdraft.serving.sampling.soundness import UnsoundLogitsError
 from hotdraft.serving.sampling.target_log import TargetLog, pack, unpack
+from hotdraft.serving.sampling.verify import verify
 
 
 class SpeculativeDecoder:
@@ -153,29 +152,12 @@ class SpeculativeDecoder:
         key_length = self.slots.key_length(max(self.slots.lengths[:rows]) + k)
         window = Window(slice(0, rows), drawn_at - 1, key_length)
         logits = self.target.runner.forward(window, fed, k + 1)[..., : self.vocab_size].float()
-        sound = are_sound(logits).all(1)
-        penalised = logits
-        if sampling.any_penalised:
-            counts = count_drafted(count_tokens(*self.slots.answers(rows), self.vocab_size), proposal.token_ids)
-            penalised = penalise(logits, counts, sampling)
-        target = Distributions.of(penalised, sampling)
-        drafted = proposal.drafted()
-        if not sampling.all_chosen:
-            seeds = sampling.seeds[:, None]
-            accept_noise = uniform(seeds, drawn_at[:, :k], Stream.ACCEPT)
-            recover_noise = uniform(seeds, drawn_at, Stream.RECOVER)
-            drawn_from, drafted_ids = proposal.distributions, proposal.token_ids
-            verification = rejection_sample(target, drawn_from, drafted_ids, drafted, accept_noise, recover_noise)
-        if sampling.chosen is not None:
-            matched = match(target.choose(sampling, drawn_at), proposal.token_ids, drafted)
-            verification = matched if sampling.all_chosen else verification.replaced(matched, sampling.chosen)
-        accepted, following = verification.num_accepted[:, None] * sound, verification.next_token[:, None]
-        following = following.clamp_max(self.vocab_size - 1)  # none can be drawn from what is not sound
-        padded = torch.cat([proposal.token_ids, following], 1)
-        token_ids = torch.where(drawn_at - lengths < accepted, padded, following)
+        answers = Answers(*self.slots.answers(rows), self.vocab_size)
+        verdict = verify(logits, proposal, drawn_at, sampling, answers)
+        accepted, token_ids = verdict.num_accepted, verdict.token_ids
         self.slots.append(drawn_at, token_ids, accepted + 1)
-        told = torch.where(drafted, proposal.token_ids, NOT_DRAFTED)
-        decided = torch.cat([sound, proposal.sound, accepted, token_ids, told], 1).to(torch.int32)
+        told = torch.where(proposal.drafted, proposal.token_ids, NOT_DRAFTED)
+        decided = torch.cat([verdict.sound, proposal.sound, accepted, token_ids, told], 1).to(torch.int32)
         with_tokens = sampling.any_logprobs
         if not (log or with_tokens):
             return Round.of(decided.cpu().numpy(), k, 0, with_tokens=False)

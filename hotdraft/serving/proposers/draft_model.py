@@ -15,12 +15,11 @@ from hotdraft.serving.models.runner import Runner, Window
 from hotdraft.serving.models.slots import KEY_BLOCK, Slots
 from hotdraft.serving.models.track import Track
 from hotdraft.serving.models.trimmed_head import TrimmedHead
-from hotdraft.serving.proposers.proposer import Proposal
-from hotdraft.serving.sampling.distributions import Distributions
+from hotdraft.serving.sampling.draw import Drawing
 from hotdraft.serving.sampling.logits import SamplingBatch
-from hotdraft.serving.sampling.noise import Stream, uniform
-from hotdraft.serving.sampling.penalties import count_tokens, penalise
-from hotdraft.serving.sampling.soundness import are_sound, mended
+from hotdraft.serving.sampling.penalties import Answers
+from hotdraft.serving.sampling.proposal import Proposal
+from hotdraft.serving.sampling.soundness import are_sound
 
 MAX_MISSED = 32
 """Tokens that the first step reads at most beside its own two."""
@@ -56,24 +55,11 @@ class DraftModel(Track):
         # a prompt shorter than what is fed has its first token fed more than once, at the same position
         positions = (lengths + torch.arange(-2 - missed, 0, device=slots.device)).clamp_min(0)
         fed = slots.tokens[:rows].gather(1, positions)
-        sound = torch.ones(rows, 1, dtype=torch.bool, device=slots.device)
-        ids: list[Tensor] = []
-        steps: list[Distributions] = []
-        counts = count_tokens(*slots.answers(rows), self._vocab_size) if sampling.any_penalised else None
+        drawing = Drawing(sampling, Answers(*slots.answers(rows), self._vocab_size), self.vocabulary)
         for step in range(k):
             logits = self.runner.forward(Window(slice(0, rows), positions, key_length), fed, 1)
-            usable = are_sound(logits)
-            sound = sound & usable[:, 0]
-            if sampling.any_sampled:
-                logits = mended(logits, usable)
-            fed, distributions = self._draw(logits, lengths + step, sampling, counts)
-            positions = lengths + step
-            ids.append(fed)
-            if counts is not None:
-                counts.scatter_add_(1, fed, torch.ones_like(fed, dtype=counts.dtype))
-            steps.append(distributions)
-        drawn_from = None if sampling.all_chosen else Distributions.cat(steps)
-        return Proposal(torch.cat(ids, 1), lengths.new_full((rows,), k), drawn_from, sound)
+            fed, positions = drawing.draw(logits), lengths + step
+        return drawing.proposal()
 
     def observe(self, proposal: Proposal, num_accepted: Sequence[int], sound: np.ndarray) -> None:
         for row, count in enumerate(num_accepted):  # the last token that it drafted it has not read
@@ -91,24 +77,3 @@ class DraftModel(Track):
         if not are_sound(logits).all():  # the next one's must be
             self.runner.clear(spare)
         return logits
-
-    def _draw(
-        self, logits: Tensor, position: Tensor, sampling: SamplingBatch, counts: Tensor | None
-    ) -> tuple[Tensor, Distributions]:
-        """Drafted ids [B, 1] and what they were drawn from, from logits [B, 1, N].
-
-        They are penalised by the `counts` [B, V] of answered tokens, if there are any.
-        """
-        vocabulary = self.vocabulary
-        logits = logits.float() if vocabulary is not None else logits[..., : self._vocab_size].float()
-        if counts is not None:
-            known = counts if vocabulary is None else counts[:, vocabulary]
-            logits = penalise(logits, known[:, None], sampling)
-        drawn_from = Distributions.of(logits, sampling, vocabulary, self._vocab_size)
-        if sampling.all_chosen:
-            return drawn_from.choose(sampling, position), drawn_from
-        first = torch.zeros_like(sampling.seeds)
-        token_ids = drawn_from.sample(first, uniform(sampling.seeds, position[:, 0], Stream.DRAFT))[:, None]
-        if sampling.chosen is not None:
-            token_ids[sampling.chosen] = drawn_from.choose(sampling, position)[sampling.chosen]
-        return token_ids, drawn_from

@@ -9,8 +9,8 @@ from hotdraft.pipeline.replay.sample import NOT_DRAFTED
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.models.choose import make_runners
 from hotdraft.serving.models.slots import Slots
-from hotdraft.serving.proposers.proposer import Proposal
 from hotdraft.serving.sampling.logits import SamplingBatch
+from hotdraft.serving.sampling.proposal import Proposal
 from tests.unit.serving.decoders import GREEDY, PROMPTS, batch, greedy_reference, load, run, start
 
 
@@ -30,6 +30,7 @@ class Oracle:
         return Proposal(torch.tensor(ids), torch.tensor(self.counts[-1]), None, sound)
 
     def observe(self, proposal: Proposal, num_accepted: Sequence[int], sound: np.ndarray) -> None:
+        assert proposal.is_chosen
         assert sound.all()
         self.accepted.append(list(num_accepted))
 

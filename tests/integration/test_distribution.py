@@ -87,8 +87,8 @@ def frequencies(
         log_top_k=4,
         draft_vocabulary=KNOWN if trimmed else None,
     )
-    engine = Engine(decoder, tiny_tokenizer(), k=k, num_slots=64, max_model_len=16, max_queue=SAMPLES)
-    engine.adaptive_k = Unlearning(COSTS)
+    engine = Engine(decoder, tiny_tokenizer(), k=k, max_queue=SAMPLES)
+    engine.k_choice.adaptive = Unlearning(COSTS)
     swapper = HotSwapper(engine, fingerprint(draft), KNOWN if trimmed else None)
     drafts = [swapper.stage(version, folder) for version, folder in enumerate([None, *adapters])]
     seeds = range(first_seed, first_seed + SAMPLES)

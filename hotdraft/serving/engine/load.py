@@ -72,8 +72,6 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None) -> Engine:
         decoder,
         tokenizer,
         k=config.engine.k,
-        num_slots=config.engine.num_slots,
-        max_model_len=config.engine.max_model_len,
         max_queue=config.engine.max_queue,
         prefill_chunk=config.engine.prefill_chunk,
         eos_ids=eos_ids,

@@ -9,8 +9,9 @@ import torch
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
-from hotdraft.serving.engine.engine import MAX_FAILED_STEPS, Engine, ShuttingDownError
+from hotdraft.serving.engine.engine import Engine, ShuttingDownError
 from hotdraft.serving.engine.load import build_engine
+from hotdraft.serving.engine.steps import MAX_FAILED_STEPS
 from hotdraft.serving.models.runner import Runner, Window
 from tests.unit.serving.clients import Client, ask, greedy, request
 
@@ -56,12 +57,12 @@ def test_a_round_that_fails_ends_its_own_requests(
     ]
     engine.k = 0
     while engine.failures["round"] == 0:
-        reading = engine._prefilling
+        reading = engine.scheduler.prefilling
         engine.step()
     steps_until_done(engine, clients)
     assert reading is not None
     assert reading.request.request_id == "r2"
-    assert engine._prefilling is None
+    assert engine.scheduler.prefilling is None
     assert reasons(clients) == ["length", "error", "length", "length", "length"]
     for n in (0, 2, 3, 4):
         assert clients[n].ids == greedy(tiny_target, prompts[n], lengths[n])

@@ -61,7 +61,7 @@ def profile_costs(decoder: SpeculativeDecoder, rows: Sequence[int], max_k: int) 
     context = max(1, min(CONTEXT, decoder.max_model_len - (1 + REPEATS) * (max_k + 1)))
     for row in range(max(rows)):
         decoder.load(row, [(7 * row + position) % decoder.vocab_size for position in range(context)])
-        while not decoder.prefill(row, context, with_draft=max_k > 0):
+        while not decoder.prefill(row, context, with_proposer=max_k > 0):
             pass
 
     def seconds(count: int, work: Callable[[], object]) -> float:

@@ -1,6 +1,7 @@
 """What a round proposes and what it brings, free of how it is run."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -17,13 +18,18 @@ class Round:
     num_accepted: np.ndarray
     """int32 [B]."""
     drafted_ids: np.ndarray
-    """int32 [B, k+1]; the last column is `NOT_DRAFTED`."""
+    """int32 [B, k+1], `NOT_DRAFTED` where nothing was, as in the last column."""
     target_log: TargetLog | None
     """At every position that some row keeps, at least."""
     target_is_sound: np.ndarray
     """bool [B]: whether the target's logits were numbers; a row of which they were not has no new tokens."""
     draft_is_sound: np.ndarray
-    """bool [B]: the same of the draft's; where not, any token was guessed."""
+    """bool [B]: the same of the proposer's; where not, any token was guessed."""
+
+    @cached_property
+    def num_drafted(self) -> np.ndarray:
+        """int64 [B]."""
+        return (self.drafted_ids != NOT_DRAFTED).sum(1)
 
     @classmethod
     def of(cls, columns: np.ndarray, k: int, logged: int, *, with_tokens: bool) -> "Round":

@@ -15,7 +15,7 @@ from hotdraft.pipeline.models.loading import (
     local_folder,
 )
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
-from hotdraft.serving.decoding.decoder import SpeculativeDecoder
+from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.engine.aside import aside
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.recorder import Recorder
@@ -57,7 +57,7 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None) -> Engine:
         vocabulary = choose_vocabulary(
             [draft_ranking(config, vocab_size)], config.engine.draft_vocab_size, vocab_size
         )
-    decoder = SpeculativeDecoder(
+    decoder = build_decoder(
         target,
         draft,
         num_slots=config.engine.num_slots,
@@ -72,8 +72,6 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None) -> Engine:
         decoder,
         tokenizer,
         k=config.engine.k,
-        num_slots=config.engine.num_slots,
-        max_model_len=config.engine.max_model_len,
         max_queue=config.engine.max_queue,
         prefill_chunk=config.engine.prefill_chunk,
         eos_ids=eos_ids,

@@ -62,9 +62,9 @@ class Output:
 
     def take(self, outcome: Round, row: int, length: int, draft_version: int) -> FinishReason | None:
         """Take the first `length` tokens of a round's row; the reason if a stop string ends the request."""
-        accepted, k = int(outcome.num_accepted[row]), outcome.token_ids.shape[1] - 1
+        accepted, drafted = int(outcome.num_accepted[row]), int(outcome.num_drafted[row])
         self._rounds += 1
-        self._drafted += k
+        self._drafted += drafted
         self._draft_version = draft_version
         if self._first_token is None:
             self._first_token = time.perf_counter()
@@ -76,7 +76,7 @@ class Output:
             stopped = self._hold(self._detokenizer.step(token))
             if stopped:
                 break
-        self._examined += min(len(taken), k)
+        self._examined += min(len(taken), drafted)
         self._accepted += min(len(taken), accepted)
         self.output_ids += taken
         self._unsent_ids += taken

@@ -1,19 +1,49 @@
-"""What proposes tokens for the target to verify."""
+"""The door of whatever proposes tokens for the target to verify."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Protocol
 
-from torch import Tensor
+import numpy as np
 
-from hotdraft.serving.sampling.distributions import Distributions
+from hotdraft.serving.sampling.logits import SamplingBatch
+from hotdraft.serving.sampling.proposal import Proposal
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """What the draft proposes for B rows."""
+class Proposer(Protocol):
+    """Proposes for the rows of the slots it was made over. Whatever it proposes costs speed, never correctness."""
 
-    token_ids: Tensor
-    """int64 [B, k]."""
-    distributions: Distributions | None
-    """What they were drawn from; None if k = 0, or if every row is greedy or seeded."""
-    sound: Tensor
-    """bool [B, 1]: whether all of the draft's logits were."""
+    def load(self, row: int, same: np.ndarray) -> None:
+        """A request begins in a row; `same` [num_slots] is what `Slots.load` returned."""
+        ...
+
+    def unread(self, row: int) -> int:
+        """Committed tokens of a row that it has yet to read before it proposes well."""
+        ...
+
+    def advance(self, row: int, budget: int) -> None:
+        """Read up to `budget` of them."""
+        ...
+
+    def catch_up(self, rows: int, budget: int) -> bool:
+        """Read some `budget` tokens of each of the first rows it is far behind in; True if there is none now."""
+        ...
+
+    def rewind(self, row: int, length: int) -> None:
+        """A row's tokens from `length` on were forgotten."""
+        ...
+
+    def move(self, source: int, destination: int) -> None:
+        """A row is copied over another."""
+        ...
+
+    def discard(self, slot: int) -> None:
+        """Forget what is known of a row: it may be no numbers."""
+        ...
+
+    def propose(self, rows: int, k: int, sampling: SamplingBatch) -> Proposal:
+        """Up to k > 0 tokens for each of the first rows."""
+        ...
+
+    def observe(self, proposal: Proposal, num_accepted: Sequence[int], sound: np.ndarray) -> None:
+        """What became of a proposal: its accepted tokens, which the slots hold by now, and its `sound` [B]."""
+        ...

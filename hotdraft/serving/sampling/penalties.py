@@ -4,6 +4,8 @@ Target and draft are penalised by the same counts: at each position of a round t
 answer and of the tokens drafted before it.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,14 +13,22 @@ from torch import Tensor
 from hotdraft.serving.sampling.logits import SamplingBatch
 
 
-def count_tokens(token_ids: Tensor, start: Tensor, end: Tensor, vocab_size: int) -> Tensor:
-    """How often each token stands at positions start..end-1: float32 [B, V].
+class Answers(NamedTuple):
+    """What B rows have answered so far: their tokens at positions start..end-1."""
 
-    Shapes: token_ids int64 [B, L], start and end [B, 1].
-    """
-    position = torch.arange(token_ids.shape[1], device=token_ids.device)
-    counted = ((position >= start) & (position < end)).float()
-    return counted.new_zeros(len(token_ids), vocab_size).scatter_add_(1, token_ids, counted)
+    token_ids: Tensor
+    """int64 [B, L]."""
+    start: Tensor
+    """int64 [B, 1]."""
+    end: Tensor
+    """The same; where the next token comes."""
+    vocab_size: int
+
+    def counts(self) -> Tensor:
+        """How often each token came: float32 [B, V]."""
+        position = torch.arange(self.token_ids.shape[1], device=self.token_ids.device)
+        counted = ((position >= self.start) & (position < self.end)).float()
+        return counted.new_zeros(len(counted), self.vocab_size).scatter_add_(1, self.token_ids, counted)
 
 
 def count_drafted(counts: Tensor, drafted_ids: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ Chen et al., "Accelerating Large Language Model Decoding with Speculative Sampli
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import one_hot
 
 from hotdraft.serving.sampling.distributions import Distributions, sample
 
@@ -14,9 +15,9 @@ from hotdraft.serving.sampling.distributions import Distributions, sample
 @dataclass(frozen=True)
 class Verification:
     num_accepted: torch.Tensor
-    """int64 [B]: drafted tokens accepted, 0..k."""
+    """int64 [B]: drafted tokens accepted."""
     next_token: torch.Tensor
-    """int64 [B]: the recovered token after a rejection, or the bonus token after k acceptances."""
+    """int64 [B]: the recovered token after a rejection, or the bonus token where all were accepted."""
 
     def replaced(self, other: "Verification", rows: slice | torch.Tensor) -> "Verification":
         """With some rows of another."""
@@ -29,6 +30,7 @@ def rejection_sample(
     target: Distributions,
     draft: Distributions | None,
     draft_ids: torch.Tensor,
+    drafted: torch.Tensor,
     accept_noise: torch.Tensor,
     recover_noise: torch.Tensor,
 ) -> Verification:
@@ -38,29 +40,36 @@ def rejection_sample(
     rejection a token is drawn from max(target_probs - draft_probs, 0), normalised; where that
     vanishes (equal distributions, rounding) from the target's own distribution.
 
-    Shapes: target of k+1 tokens; draft of k, exactly what `draft_ids` [B, k] were drawn from, None for k = 0;
-    accept_noise [B, k] and recover_noise [B, k+1] uniform in [0, 1).
+    Shapes: target of k+1 tokens; draft of k, exactly what `draft_ids` [B, k] were drawn from, None where they
+    were chosen, which is to have drawn them with probability 1; bool `drafted` [B, k], true of each row's first
+    tokens that count; accept_noise [B, k] and recover_noise [B, k+1] uniform in [0, 1).
     """
     batch, k = draft_ids.shape
     row = torch.arange(batch, device=draft_ids.device)
-    if draft is None:
+    if k == 0:
         num_accepted = torch.zeros_like(row)
         return Verification(num_accepted, sample(target.probs_at(num_accepted), recover_noise[:, 0]))
-    accepted = accept_noise * draft.probs_of(draft_ids) < target.probs_of(draft_ids)
-    num_accepted = accepted.long().cumprod(-1).sum(-1)
+    needed = accept_noise if draft is None else accept_noise * draft.probs_of(draft_ids)
+    num_accepted = _count_first(drafted & (needed < target.probs_of(draft_ids)))
 
-    target_at_end = target.probs_at(num_accepted)
-    draft_at_end = draft.probs_at(num_accepted.clamp_max(k - 1)).masked_fill_((num_accepted == k)[:, None], 0.0)
+    target_at_end, last = target.probs_at(num_accepted), num_accepted.clamp_max(k - 1)
+    draft_at_end = one_hot(draft_ids[row, last], target.vocab_size) if draft is None else draft.probs_at(last)
+    draft_at_end = draft_at_end.masked_fill_((num_accepted == drafted.sum(-1))[:, None], 0)
     residual = (target_at_end - draft_at_end).clamp_min_(0)
     vanished = residual.sum(-1, keepdim=True) <= 0
     residual = torch.where(vanished, target_at_end, residual)
     return Verification(num_accepted, sample(residual, recover_noise[row, num_accepted]))
 
 
-def match(target_ids: torch.Tensor, draft_ids: torch.Tensor) -> Verification:
+def match(target_ids: torch.Tensor, draft_ids: torch.Tensor, drafted: torch.Tensor) -> Verification:
     """`rejection_sample` where both models are greedy or seeded: one-hot distributions make it token equality.
 
-    Shapes: target_ids [B, k+1], the target's choice at each position; draft_ids [B, k].
+    Shapes: target_ids [B, k+1], the target's choice at each position; draft_ids and bool `drafted` [B, k].
     """
-    num_accepted = (target_ids[:, :-1] == draft_ids).long().cumprod(-1).sum(-1)
+    num_accepted = _count_first(drafted & (target_ids[:, :-1] == draft_ids))
     return Verification(num_accepted, target_ids.gather(1, num_accepted[:, None]).squeeze(1))
+
+
+def _count_first(held: torch.Tensor) -> torch.Tensor:
+    """How many of bool [B, k] hold before the first that does not."""
+    return held.long().cumprod(-1).sum(-1)

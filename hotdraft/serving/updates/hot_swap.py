@@ -21,6 +21,7 @@ from hotdraft.serving.engine.aside import aside
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.messages.events import SwapEvent, SwapReason
 from hotdraft.serving.models.trimmed_head import TrimmedHead
+from hotdraft.serving.proposers.draft_model import DraftModel
 
 PROBE_TOLERANCE = 0.05
 """Total variation allowed between live and trained output: bfloat16 rounding gives about 0.01."""
@@ -55,9 +56,11 @@ class HotSwapper:
     """
 
     def __init__(self, engine: Engine, fingerprint: str, ranking: Tensor | None = None) -> None:
-        assert engine.decoder.draft is not None, "there is no draft to swap"
+        draft = engine.decoder.proposer
+        assert isinstance(draft, DraftModel), "there is no draft to swap"
         self._engine = engine
-        self._runner = engine.decoder.draft.runner
+        self._draft = draft
+        self._runner = draft.runner
         self._ranking = ranking
         self._weights = aside(
             lambda: {name: w for linear in self._runner.linears for name, w in linear.weights().items()}
@@ -82,8 +85,9 @@ class HotSwapper:
 
     def _stage(self, version: int, folder: Path) -> StagedDraft:
         adapter = load_adapter(folder, self._base)
-        if adapter.probe_ids.shape[1] > self._engine.decoder.max_length:
-            raise AdapterError(f"the probe is longer than the {self._engine.decoder.max_length} tokens of a slot")
+        longest = self._engine.decoder.slots.max_length
+        if adapter.probe_ids.shape[1] > longest:
+            raise AdapterError(f"the probe is longer than the {longest} tokens of a slot")
         device = self._engine.decoder.device
         weights = self._prepare({**self._weights, **merged_weights(self._weights, adapter)})
         vocabulary, head = self._choose_head(adapter.vocabulary)
@@ -123,6 +127,7 @@ class HotSwapper:
         except BaseException:
             self._copy(self._live)
             raise
+        self._draft.weights_changed()
         previous, self._live = self._live.version, staged
         event = SwapEvent(staged.version, previous, reason, time.perf_counter() - started)
         self._engine.announce_swap(event)
@@ -139,5 +144,5 @@ class HotSwapper:
         """Mean total variation between the live draft and the trainer's model over the probe's positions."""
         if staged.probe_ids is None or staged.probe_probs is None:
             return 0.0
-        logits = self._engine.decoder.draft_logits(staged.probe_ids, len(staged.probe_probs))
+        logits = self._draft.logits(staged.probe_ids, len(staged.probe_probs))
         return float((logits.float().softmax(-1) - staged.probe_probs).abs().sum(-1).mean() / 2)

@@ -67,13 +67,13 @@ class KOverride:
                     logger.info("k is %s, %s", k, "as configured" if wanted is None else "an operator's override")
 
     def _costs_are_known(self) -> bool:
-        if self._engine.adaptive_k is None:
+        if self._engine.k_choice.adaptive is None:
             self._engine.between_rounds(self._measure).result()
-        return self._engine.adaptive_k is not None
+        return self._engine.k_choice.adaptive is not None
 
     def _measure(self) -> None:
         if not self._engine.num_running:
-            self._engine.measure_costs()
+            self._engine.k_choice.measure_costs()
 
     def _run(self) -> None:
         while not self._stopping.wait(POLL_SECONDS):

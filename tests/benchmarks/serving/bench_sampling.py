@@ -77,7 +77,7 @@ def parse() -> argparse.Namespace:
 def load(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> None:
     for row, prompt in enumerate(prompts):
         decoder.load(row, prompt)
-        while not decoder.prefill(row, 64, with_draft=True):
+        while not decoder.prefill(row, 64, with_proposer=True):
             pass
 
 

@@ -12,8 +12,8 @@ from torch.nn.functional import one_hot
 
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
 from hotdraft.serving.decoding.adaptive_k import AdaptiveK
+from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.decoding.costs import RoundCosts
-from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.messages.events import RoundStats
 from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
@@ -78,7 +78,7 @@ def frequencies(
 ) -> tuple[torch.Tensor, float]:
     """How often each token came at each position, [LENGTH, V], and the acceptance rate; a swap every 20 turns."""
     register_attention()
-    decoder = SpeculativeDecoder(
+    decoder = build_decoder(
         load_causal_lm(target, attn_implementation=ATTENTION),
         load_causal_lm(draft, attn_implementation=ATTENTION),
         num_slots=64,
@@ -87,8 +87,8 @@ def frequencies(
         log_top_k=4,
         draft_vocabulary=KNOWN if trimmed else None,
     )
-    engine = Engine(decoder, tiny_tokenizer(), k=k, num_slots=64, max_model_len=16, max_queue=SAMPLES)
-    engine.adaptive_k = Unlearning(COSTS)
+    engine = Engine(decoder, tiny_tokenizer(), k=k, max_queue=SAMPLES)
+    engine.k_choice.adaptive = Unlearning(COSTS)
     swapper = HotSwapper(engine, fingerprint(draft), KNOWN if trimmed else None)
     drafts = [swapper.stage(version, folder) for version, folder in enumerate([None, *adapters])]
     seeds = range(first_seed, first_seed + SAMPLES)

@@ -124,7 +124,7 @@ def answers(case: Case, k: K, together: int, **engine_changes: object) -> list[l
     assert config.draft is not None
     engine = build_engine(config, None)
     if k == "auto":
-        engine.adaptive_k = AdaptiveK(COSTS)
+        engine.k_choice.adaptive = AdaptiveK(COSTS)
     swapper = HotSwapper(engine, fingerprint(config.draft), draft_ranking(config, engine.decoder.vocab_size))
     drafts = [swapper.stage(version, folder) for version, folder in enumerate([None, *case.adapters])]
     swaps = most_running = 0

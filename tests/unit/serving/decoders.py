@@ -4,6 +4,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hotdraft.pipeline.models.loading import load_causal_lm
+from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.models.attention import ATTENTION, register_attention
@@ -22,7 +23,7 @@ def load(path: str) -> PreTrainedModel:
 def make_decoder(
     target: str, draft: str | None, max_k: int = 4, draft_vocabulary: torch.Tensor | None = None
 ) -> SpeculativeDecoder:
-    return SpeculativeDecoder(
+    return build_decoder(
         load(target),
         load(draft) if draft else None,
         num_slots=len(PROMPTS),
@@ -33,10 +34,12 @@ def make_decoder(
     )
 
 
-def start(decoder: SpeculativeDecoder, prompts: list[list[int]], chunk: int = 7, with_draft: bool = True) -> None:
+def start(
+    decoder: SpeculativeDecoder, prompts: list[list[int]], chunk: int = 7, with_proposer: bool = True
+) -> None:
     for row, prompt in enumerate(prompts):
         decoder.load(row, prompt)
-        while not decoder.prefill(row, chunk, with_draft=with_draft):
+        while not decoder.prefill(row, chunk, with_proposer=with_proposer):
             pass
 
 

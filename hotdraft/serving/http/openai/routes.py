@@ -7,7 +7,8 @@ from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.serving.engine.engine import Engine, QueueFullError, ShuttingDownError
+from hotdraft.serving.engine.engine import Engine, ShuttingDownError
+from hotdraft.serving.engine.scheduler import QueueFullError
 from hotdraft.serving.http.errors import ApiError, error_responses, unknown_model
 from hotdraft.serving.http.openai.completion import sse_events, whole_completion
 from hotdraft.serving.http.openai.prepare import RequestPreparer

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from hotdraft.pipeline.models.loading import load_causal_lm
-from hotdraft.serving.decoding.decoder import MAX_MISSED
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.models.transformers_runner import TransformersRunner
+from hotdraft.serving.proposers.draft_model import MAX_MISSED
 from tests.unit.serving.decoders import (
     GREEDY,
     NEW_TOKENS,
@@ -92,23 +92,23 @@ def test_a_draft_that_is_the_target_is_always_accepted(
         assert outcome.num_accepted.tolist() == [k] * len(PROMPTS)
 
 
-@pytest.mark.parametrize("with_draft", [True, False])
+@pytest.mark.parametrize("with_proposer", [True, False])
 def test_after_a_gap_the_draft_proposes_what_it_would_have(
-    tiny_target: str, tiny_draft: str, with_draft: bool
+    tiny_target: str, tiny_draft: str, with_proposer: bool
 ) -> None:
     """Rows that missed different amounts draft what a decoder drafts that begins with their tokens."""
     decoder = make_decoder(tiny_target, tiny_draft)
-    start(decoder, PROMPTS, with_draft=with_draft)
+    start(decoder, PROMPTS, with_proposer=with_proposer)
     late = [11, 12, 13]
     for count, rounds in ((3, MAX_MISSED - 10), (4, 15)):  # the last row misses less
         for _ in range(rounds):
             decoder.round(count, 0, batch([GREEDY] * count), log=False)
         if count == 3:
             decoder.load(3, late)
-            assert decoder.prefill(3, 100, with_draft=False)
-    missed = [decoder.lengths[row] - 2 - decoder.draft.lengths[row] for row in range(4)]
+            assert decoder.prefill(3, 100, with_proposer=False)
+    missed = [decoder.slots.lengths[row] - 2 - decoder.proposer.lengths[row] for row in range(4)]
     assert min(missed) < MAX_MISSED < max(missed)
-    committed = [decoder.tokens[row, : decoder.lengths[row]].tolist() for row in range(4)]
+    committed = [decoder.slots.tokens[row, : decoder.slots.lengths[row]].tolist() for row in range(4)]
     fresh = make_decoder(tiny_target, tiny_draft)
     start(fresh, committed)
     for k in (4, 2):
@@ -122,7 +122,7 @@ def test_after_a_gap_the_draft_proposes_what_it_would_have(
 def test_rewinding_forgets(tiny_target: str, kept: int) -> None:
     decoder = make_decoder(tiny_target, tiny_target)
     start(decoder, PROMPTS)
-    lengths = list(decoder.lengths)
+    lengths = list(decoder.slots.lengths)
     reference = greedy_reference(tiny_target, PROMPTS)
     run(decoder, [3], batch([GREEDY] * 4), 4)
     for row, length in enumerate(lengths):
@@ -133,7 +133,7 @@ def test_rewinding_forgets(tiny_target: str, kept: int) -> None:
     for k in (3, 0, 4):
         assert decoder.round(4, k, batch([GREEDY] * 4), log=False).num_accepted.tolist() == [k] * 4
     for row, length in enumerate(lengths):
-        assert decoder.tokens[row, length : length + kept + 10].tolist() == reference[row][: kept + 10]
+        assert decoder.slots.tokens[row, length : length + kept + 10].tolist() == reference[row][: kept + 10]
 
 
 def test_a_probe_disturbs_nobody(tiny_target: str) -> None:
@@ -143,14 +143,14 @@ def test_a_probe_disturbs_nobody(tiny_target: str) -> None:
     with torch.no_grad():
         expected = load_causal_lm(tiny_target)(ids).logits[0, -5:]
     for k in (3, 0, 4):
-        torch.testing.assert_close(decoder.draft_logits(ids, 5), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(decoder.proposer.logits(ids, 5), expected, atol=1e-5, rtol=1e-5)
         outcome = decoder.round(len(PROMPTS), k, batch([GREEDY] * len(PROMPTS)), log=False)
         assert outcome.num_accepted.tolist() == [k] * len(PROMPTS)
 
 
 def test_a_round_that_could_leave_its_slot_is_refused(tiny_target: str) -> None:
     decoder = make_decoder(tiny_target, tiny_target)
-    longest = decoder.max_length - 4
+    longest = decoder.slots.max_length - 4
     start(decoder, [[3] * longest])
     sampling = batch([GREEDY])
     assert decoder.round(1, 3, sampling, log=False).num_accepted.tolist() == [3]

@@ -9,6 +9,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.sampling.distributions import Distributions
@@ -43,7 +44,7 @@ def drawn(decoder: SpeculativeDecoder, params: SamplingParams, k: int, first_see
     """How often [V, V] each first and second token came, and the share of drafted tokens that was accepted."""
     for row in range(ROWS):
         decoder.load(row, PROMPT)
-        while not decoder.prefill(row, 16, with_draft=True):
+        while not decoder.prefill(row, 16, with_proposer=True):
             pass
     counts = torch.zeros(VOCABULARY, VOCABULARY)
     accepted = rounds = 0
@@ -56,7 +57,7 @@ def drawn(decoder: SpeculativeDecoder, params: SamplingParams, k: int, first_see
             accepted, rounds = accepted + int(outcome.num_accepted.sum()), rounds + ROWS
         start = len(PROMPT)
         counts += torch.histogramdd(
-            decoder.tokens[:ROWS, start : start + 2].double(), VOCABULARY, range=[0, VOCABULARY] * 2
+            decoder.slots.tokens[:ROWS, start : start + 2].double(), VOCABULARY, range=[0, VOCABULARY] * 2
         ).hist.float()
         for row in range(ROWS):
             decoder.rewind(row, start)
@@ -84,7 +85,7 @@ def test_tokens_come_as_often_as_the_target_says(params: SamplingParams, k: int,
     exact, drafts_own = pairs(target, params), pairs(draft, params)
     unknown = [token for token in range(VOCABULARY) if token not in KNOWN]
     assert exact.sum(1)[unknown].sum() > 0.2, "the draft cannot propose much of it"
-    decoder = SpeculativeDecoder(
+    decoder = build_decoder(
         target, draft, num_slots=ROWS, max_model_len=16, max_k=max(k, 1), log_top_k=4, draft_vocabulary=KNOWN
     )
     counts, accepted = drawn(decoder, params, k, first_seed=100_000 * k)

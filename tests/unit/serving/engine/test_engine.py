@@ -10,8 +10,9 @@ import pytest
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.loading import ModelError
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, sample_from_row
-from hotdraft.serving.engine.engine import Engine, QueueFullError
+from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.load import build_engine
+from hotdraft.serving.engine.scheduler import QueueFullError
 from hotdraft.serving.messages.events import RoundStats, SwapEvent
 from hotdraft.serving.messages.request import GenerationRequest, OutputDelta, RequestStats, SamplingParams
 from tests.conftest import tiny_llama, tiny_tokenizer
@@ -110,9 +111,9 @@ def test_a_prompt_under_way_follows_its_row(config: HotdraftConfig, tiny_target:
     clients = [ask(engine, request(f"r{n}", prompt, max_tokens=5)) for n, prompt in enumerate(prompts)]
     for _ in range(3):
         engine.step()
-    assert engine._prefilling is not None
+    assert engine.scheduler.prefilling is not None
     while not (clients[0].done.is_set() and clients[1].done.is_set()):
-        assert engine._prefilling is not None
+        assert engine.scheduler.prefilling is not None
         engine.step()
     while not clients[2].done.is_set():
         engine.step()
@@ -127,7 +128,7 @@ def test_a_request_may_fill_its_slot(config: HotdraftConfig, tiny_target: str, d
     engine = build_engine(
         config.model_copy(update=changes | ({"draft": tiny_target} if draft == "itself" else {})), None
     )
-    assert engine.decoder.max_length == 64
+    assert engine.decoder.slots.max_length == 64
     clients = [ask(engine, request(f"r{n}", (7,) * n, max_tokens=61 - n)) for n in (1, 2, 60)]
     while not all(client.done.is_set() for client in clients):
         engine.step()

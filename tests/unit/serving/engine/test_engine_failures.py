@@ -9,8 +9,9 @@ import torch
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
-from hotdraft.serving.engine.engine import MAX_FAILED_STEPS, Engine, ShuttingDownError
+from hotdraft.serving.engine.engine import Engine, ShuttingDownError
 from hotdraft.serving.engine.load import build_engine
+from hotdraft.serving.engine.steps import MAX_FAILED_STEPS
 from hotdraft.serving.models.runner import Runner, Window
 from tests.unit.serving.clients import Client, ask, greedy, request
 
@@ -56,12 +57,12 @@ def test_a_round_that_fails_ends_its_own_requests(
     ]
     engine.k = 0
     while engine.failures["round"] == 0:
-        reading = engine._prefilling
+        reading = engine.scheduler.prefilling
         engine.step()
     steps_until_done(engine, clients)
     assert reading is not None
     assert reading.request.request_id == "r2"
-    assert engine._prefilling is None
+    assert engine.scheduler.prefilling is None
     assert reasons(clients) == ["length", "error", "length", "length", "length"]
     for n in (0, 2, 3, 4):
         assert clients[n].ids == greedy(tiny_target, prompts[n], lengths[n])
@@ -198,10 +199,10 @@ def test_a_draft_that_computes_no_numbers_costs_acceptance_only(
 ) -> None:
     changes = config.engine.model_copy(update={"num_slots": 1, "draft_vocab_size": vocabulary})
     engine = build_engine(config.model_copy(update={"engine": changes}), None)
-    assert engine.decoder.draft is not None
+    assert engine.decoder.proposer is not None
     before = ask(engine, request("before", (9, 9, 8), max_tokens=20))
     steps_until_done(engine, [before])
-    poison(engine.decoder.draft.runner)
+    poison(engine.decoder.proposer.runner)
     client = ask(engine, request("bad", (4, POISON, *range(1, 60)), max_tokens=30, **sampling))
     steps_until_done(engine, [client])
     assert client.deltas[-1].finish_reason == "length"
@@ -234,11 +235,11 @@ def test_a_poisoned_prompt_that_is_cancelled_leaves_nothing_behind(
 def test_a_probe_of_nan_leaves_the_next_one_sound(config: HotdraftConfig) -> None:
     engine = build_engine(config, None)
     decoder = engine.decoder
-    assert decoder.draft is not None
-    expected = decoder.draft_logits(torch.arange(8)[None], 4)
-    poison(decoder.draft.runner)
-    assert decoder.draft_logits(torch.tensor([[*range(20), POISON]]), 1).isnan().all()
-    torch.testing.assert_close(decoder.draft_logits(torch.arange(8)[None], 4), expected)
+    assert decoder.proposer is not None
+    expected = decoder.proposer.logits(torch.arange(8)[None], 4)
+    poison(decoder.proposer.runner)
+    assert decoder.proposer.logits(torch.tensor([[*range(20), POISON]]), 1).isnan().all()
+    torch.testing.assert_close(decoder.proposer.logits(torch.arange(8)[None], 4), expected)
 
 
 def test_a_device_that_fails_in_the_clean_up_too_ends_the_engine_and_everybody_hears(

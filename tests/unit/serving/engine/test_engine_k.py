@@ -44,7 +44,7 @@ def test_every_round_tells_what_it_cost(config: HotdraftConfig) -> None:
         config.model_copy(update={"engine": config.engine.model_copy(update={"k": "auto"})}), None
     )
     engine.start()
-    engine.adaptive_k = told = Fixed(RoundCosts({1: [1.0, 1.1, 1.2, 1.3, 1.4]}, {1: 0.1}))
+    engine.k_choice.adaptive = told = Fixed(RoundCosts({1: [1.0, 1.1, 1.2, 1.3, 1.4]}, {1: 0.1}))
     for name, params in {
         "greedy": {},
         "hot": {"temperature": 1.0, "top_p": 0.9},
@@ -71,7 +71,9 @@ def test_adaptive_k_changes_no_token(config: HotdraftConfig, tiny_target: str, d
     engine.listeners.append(heard)
     engine.start()
     # costs as a large pair has them: of a tiny one drafting is as dear as verifying
-    engine.adaptive_k = Fixed(RoundCosts({1: [1.0, 1.1, 1.2, 1.3], 3: [1.2, 1.4, 1.6, 1.8]}, {1: 0.1, 3: 0.1}))
+    engine.k_choice.adaptive = Fixed(
+        RoundCosts({1: [1.0, 1.1, 1.2, 1.3], 3: [1.2, 1.4, 1.6, 1.8]}, {1: 0.1, 3: 0.1})
+    )
     prompts = [tuple(range(1, 2 + 5 * n)) for n in range(7)]
     clients = [ask(engine, request(f"r{n}", p, max_tokens=10 + 12 * n)) for n, p in enumerate(prompts)]
     for n, (prompt, client) in enumerate(zip(prompts, clients, strict=True)):
@@ -124,7 +126,7 @@ def test_a_k_that_cannot_be_is_refused(config: HotdraftConfig) -> None:
     with pytest.raises(ValueError, match="costs of rounds were measured"):
         engine.k = "auto"
     assert engine.k == 2
-    engine.measure_costs()
+    engine.k_choice.measure_costs()
     engine.k = "auto"
     assert engine.k == "auto"
     alone = build_engine(config.model_copy(update={"draft": None}), None)

@@ -34,7 +34,7 @@ def test_an_odd_request_ends_well_and_alone(config: HotdraftConfig, tiny_target:
     prompt, params = ODD[kind]
     changes = config.engine.model_copy(update={"max_model_len": LIMIT, "k": 2})
     engine = build_engine(config.model_copy(update={"engine": changes}), None)
-    assert engine.decoder.max_length == LIMIT + 3
+    assert engine.decoder.slots.max_length == LIMIT + 3
     engine.k = k
     engine.eos_ids = frozenset(range(257))
     ordinary = [((1, 2, 3), 40), (tuple(range(9, 49)), 20)]

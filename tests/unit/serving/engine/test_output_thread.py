@@ -296,9 +296,9 @@ class Hold:
     def rounds_missed(self, engine: Engine, tokens: int) -> bool:
         """Whether a row gets this many tokens while nobody hears of any."""
         deadline = time.monotonic() + 20
-        while max(engine.decoder.lengths) < 3 + tokens and time.monotonic() < deadline:
+        while max(engine.decoder.slots.lengths) < 3 + tokens and time.monotonic() < deadline:
             time.sleep(0.001)
-        return max(engine.decoder.lengths) >= 3 + tokens
+        return max(engine.decoder.slots.lengths) >= 3 + tokens
 
     def on_round(self, stats: RoundStats) -> None:
         assert self.release.wait(30)

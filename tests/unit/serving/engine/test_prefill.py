@@ -7,9 +7,10 @@ import pytest
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.serving.decoding.adaptive_k import AdaptiveK
 from hotdraft.serving.decoding.costs import RoundCosts
-from hotdraft.serving.decoding.decoder import MAX_MISSED, SpeculativeDecoder
+from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.load import build_engine
+from hotdraft.serving.proposers.draft_model import MAX_MISSED
 from tests.unit.serving.clients import ask, greedy, request
 
 CHUNK = 16
@@ -38,11 +39,11 @@ def test_prompts_are_not_read_in_scraps(config: HotdraftConfig) -> None:
         fed.clear()
         engine.step()
         assert fed == expected
-        assert len(engine._running) == running
+        assert len(engine.scheduler.running) == running
 
 
 @pytest.mark.parametrize("with_logprobs", [False, True])
-@pytest.mark.parametrize("name", ["target", "draft"])
+@pytest.mark.parametrize("name", ["target", "proposer"])
 def test_no_forward_is_fed_more_than_a_chunk(
     config: HotdraftConfig, tiny_target: str, name: str, with_logprobs: bool
 ) -> None:
@@ -56,12 +57,12 @@ def test_no_forward_is_fed_more_than_a_chunk(
         engine.step()
     engine.k = 0
     others = [ask(engine, request(f"r{n}", (*range(5 + n, 105),), max_tokens=20 + n)) for n in range(3)]
-    while len(engine._running) < 3:
+    while len(engine.scheduler.running) < 3:
         engine.step()
     engine.k = 2
     while not all(client.done.is_set() for client in others):
         engine.step()
-    assert max(fed) <= max(CHUNK, MAX_MISSED + 2 if name == "draft" else 0)
+    assert max(fed) <= max(CHUNK, MAX_MISSED + 2 if name == "proposer" else 0)
     assert alone.ids == greedy(tiny_target, prompt, 8)
     for n, client in enumerate(others):
         assert client.ids == greedy(tiny_target, tuple(range(5 + n, 105)), 20 + n)
@@ -90,13 +91,13 @@ def test_a_draft_that_has_to_read_what_the_target_knows_is_charged_for_it(config
     first = ask(engine, request("first", tuple(range(1, 101)), max_tokens=2))
     while not first.done.is_set():
         engine.step()
-    assert engine.decoder.draft is not None
-    engine.decoder.max_k, engine._k = 2, 2
-    fed = watch(engine.decoder, "draft")
+    assert engine.decoder.proposer is not None
+    engine.decoder.max_k = engine.k = 2
+    fed = watch(engine.decoder, "proposer")
     ask(engine, request("same", tuple(range(1, 101)), max_tokens=9))
     engine.step()
     assert fed == [CHUNK]
-    assert engine._prefilling is not None
+    assert engine.scheduler.prefilling is not None
 
 
 @pytest.mark.parametrize("how", [2, "auto"])
@@ -106,18 +107,18 @@ def test_requests_go_on_while_the_draft_catches_up(config: HotdraftConfig, tiny_
     engine.k = 0
     prompt = tuple(range(1, 101))
     client = ask(engine, request("r", prompt, max_tokens=20))
-    while not engine._running:
+    while not engine.scheduler.running:
         engine.step()
-    length = engine.decoder.lengths[0]
+    length = engine.decoder.slots.lengths[0]
     # drafting pays, as costs are, but auto might change its mind in any round
-    engine.adaptive_k = AdaptiveK(RoundCosts({1: [1.0, 1.1, 1.2]}, {1: 0.1}))
+    engine.k_choice.adaptive = AdaptiveK(RoundCosts({1: [1.0, 1.1, 1.2]}, {1: 0.1}))
     engine.k = how
-    draft, target = watch(engine.decoder, "draft"), watch(engine.decoder, "target")
+    draft, target = watch(engine.decoder, "proposer"), watch(engine.decoder, "target")
     for turn in range(1, 3):
         engine.step()
         assert draft == [MAX_MISSED] * turn
         assert target == [1] * turn
-        assert engine.decoder.lengths[0] == length + turn
+        assert engine.decoder.slots.lengths[0] == length + turn
     engine.step()
     assert draft[2] == MAX_MISSED
     assert target[2] == 3 if how == 2 else target[2] > 1
@@ -131,9 +132,9 @@ def test_auto_drafts_as_much_as_it_chose_once_the_draft_has_caught_up(config: Ho
     engine = build(config, k=2)
     engine.k = 0
     ask(engine, request("r", tuple(range(1, 101)), max_tokens=20))
-    while not engine._running:
+    while not engine.scheduler.running:
         engine.step()
-    engine.adaptive_k = Once(2)
+    engine.k_choice.adaptive = Once(2)
     engine.k = "auto"
     target = watch(engine.decoder, "target")
     for _ in range(5):

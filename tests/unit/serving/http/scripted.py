@@ -14,7 +14,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
-from hotdraft.serving.engine.engine import QueueFullError
+from hotdraft.serving.engine.scheduler import QueueFullError
 from hotdraft.serving.messages.request import (
     FinishReason,
     GenerationRequest,

@@ -7,7 +7,8 @@ import openai
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from hotdraft.serving.engine.engine import QueueFullError, ShuttingDownError
+from hotdraft.serving.engine.engine import ShuttingDownError
+from hotdraft.serving.engine.scheduler import QueueFullError
 from tests.unit.serving.http.scripted import USER, ScriptedEngine
 
 

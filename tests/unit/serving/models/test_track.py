@@ -14,19 +14,19 @@ PROMPT = list(range(1, 61))
 
 def read(decoder: SpeculativeDecoder, row: int, prompt: list[int], chunk: int = 100) -> None:
     decoder.load(row, prompt)
-    while not decoder.prefill(row, chunk, with_draft=True):
+    while not decoder.prefill(row, chunk, with_proposer=True):
         pass
 
 
 def swap(decoder: SpeculativeDecoder, seed: int) -> None:
     """Other weights, the same for each seed."""
-    assert decoder.draft is not None
+    assert decoder.proposer is not None
     generator = torch.Generator().manual_seed(seed)
     with torch.inference_mode():
-        for linear in decoder.draft.runner.linears:
+        for linear in decoder.proposer.runner.linears:
             weights = {n: 0.3 * torch.randn(w.shape, generator=generator) for n, w in linear.weights().items()}
             linear.install(linear.prepare(weights))
-    decoder.draft.weights_changed()
+    decoder.proposer.weights_changed()
 
 
 def drafted(decoder: SpeculativeDecoder, rows: int) -> list[list[int]]:
@@ -36,8 +36,8 @@ def drafted(decoder: SpeculativeDecoder, rows: int) -> list[list[int]]:
 
 
 def draft_keys(decoder: SpeculativeDecoder, row: int) -> Tensor:
-    assert decoder.draft is not None
-    kv: Tensor = decoder.draft.runner._kv  # type: ignore[attr-defined]
+    assert decoder.proposer is not None
+    kv: Tensor = decoder.proposer.runner._kv  # type: ignore[attr-defined]
     return kv[:, row, :, :, : len(PROMPT) - 2].clone()
 
 
@@ -50,7 +50,7 @@ def fresh_keys(target: str, draft: str, seed: int) -> Tensor:
 
 def count_fed(decoder: SpeculativeDecoder) -> dict[str, int]:
     """Tokens fed to each model, from now on."""
-    fed = {"target": 0, "draft": 0}
+    fed = {"target": 0, "proposer": 0}
 
     def counting(name: str) -> None:
         runner = getattr(decoder, name).runner
@@ -78,10 +78,10 @@ def test_a_prefix_is_read_anew_by_the_draft_after_a_swap_and_not_by_the_target(
     swap(decoder, 2)
     fed = count_fed(decoder)
     read(decoder, row, PROMPT)
-    assert fed == {"target": 0, "draft": len(PROMPT) - 2}
+    assert fed == {"target": 0, "proposer": len(PROMPT) - 2}
     torch.testing.assert_close(draft_keys(decoder, row), fresh_keys(tiny_target, tiny_draft, 2))
     read(decoder, 3, PROMPT)  # the new keys are as good as any
-    assert fed == {"target": 0, "draft": len(PROMPT) - 2}
+    assert fed == {"target": 0, "proposer": len(PROMPT) - 2}
 
 
 def test_a_request_under_way_goes_on_with_its_keys_and_hands_none_of_them_on(
@@ -91,11 +91,11 @@ def test_a_request_under_way_goes_on_with_its_keys_and_hands_none_of_them_on(
     decoder = make_decoder(tiny_target, tiny_draft)
     swap(decoder, 1)
     decoder.load(0, PROMPT)
-    decoder.prefill(0, 30, with_draft=True)
+    decoder.prefill(0, 30, with_proposer=True)
     swap(decoder, 2)
     fed = count_fed(decoder)
-    decoder.prefill(0, 100, with_draft=True)
-    assert fed == {"target": len(PROMPT) - 1 - 30, "draft": len(PROMPT) - 2 - 30}
+    decoder.prefill(0, 100, with_proposer=True)
+    assert fed == {"target": len(PROMPT) - 1 - 30, "proposer": len(PROMPT) - 2 - 30}
     decoder.move(0, 1)
     read(decoder, 2, PROMPT)
     torch.testing.assert_close(draft_keys(decoder, 2), fresh_keys(tiny_target, tiny_draft, 2))
@@ -107,9 +107,9 @@ def test_keys_of_two_versions_are_not_those_of_the_first_when_it_comes_back(
     decoder = make_decoder(tiny_target, tiny_draft)
     swap(decoder, 1)
     decoder.load(0, PROMPT)
-    decoder.prefill(0, 30, with_draft=True)
+    decoder.prefill(0, 30, with_proposer=True)
     swap(decoder, 2)
-    decoder.prefill(0, 100, with_draft=True)
+    decoder.prefill(0, 100, with_proposer=True)
     swap(decoder, 1)
     read(decoder, 1, PROMPT)
     torch.testing.assert_close(draft_keys(decoder, 1), fresh_keys(tiny_target, tiny_draft, 1))
@@ -124,19 +124,19 @@ def test_a_discarded_slot_hands_nothing_on(tiny_target: str, tiny_draft: str) ->
     fed = count_fed(decoder)
     read(decoder, 1, PROMPT)
     decoder.move(1, 0)
-    assert fed == {"target": len(PROMPT) - 1, "draft": len(PROMPT) - 2}
+    assert fed == {"target": len(PROMPT) - 1, "proposer": len(PROMPT) - 2}
     assert drafted(decoder, 1) == expected
 
 
 def test_what_may_be_reused(tiny_target: str, tiny_draft: str) -> None:
     decoder = make_decoder(tiny_target, tiny_draft)
-    track = decoder.draft
+    track = decoder.proposer
     assert track is not None
     for slot, length in enumerate((5, 20, 20, 20)):
         track.begin(slot, length)
-    track.spoil(2)
+    track.discard(2)
     assert track.reusable(np.array([9, 9, 9, 30])).tolist() == [5, 9, 0, 20]
     track.weights_changed()
     track.begin(1, 7)
-    track.move(1, 3, 7)
+    track.move(1, 3)
     assert track.reusable(np.array([9, 9, 9, 30])).tolist() == [0, 7, 0, 7]

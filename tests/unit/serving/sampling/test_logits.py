@@ -63,7 +63,9 @@ def test_whatever_the_logits_are_a_token_comes(params: dict, bad: float) -> None
         draft, noise = Distributions.of(logits[:, :2], sampling), torch.full((2, 3), 1 - 2.0**-52).double()
         for drafted in (draft, None):
             ids = torch.full((2, 2 if drafted else 0), 5)
-            result = rejection_sample(given, drafted, ids, noise[:, : ids.shape[1]], noise)
+            result = rejection_sample(
+                given, drafted, ids, torch.ones_like(ids).bool(), noise[:, : ids.shape[1]], noise
+            )
             assert result.next_token.min() >= 0
             assert result.next_token.max() < 700
 

@@ -28,6 +28,10 @@ def given(probs: torch.Tensor) -> Distributions:
     return Distributions.of(probs.log(), sampling)
 
 
+def all_of(draft_ids: torch.Tensor) -> torch.Tensor:
+    return torch.ones_like(draft_ids, dtype=torch.bool)
+
+
 @pytest.mark.parametrize("draft", DRAFTS.values(), ids=DRAFTS.keys())
 def test_first_token_has_the_targets_distribution(draft: torch.Tensor) -> None:
     seeds = torch.arange(SAMPLES)[:, None]
@@ -39,6 +43,7 @@ def test_first_token_has_the_targets_distribution(draft: torch.Tensor) -> None:
         given(target_probs),
         given(draft_probs),
         draft_ids,
+        all_of(draft_ids),
         uniform(seeds, positions[:, :K], Stream.ACCEPT),
         uniform(seeds, positions, Stream.RECOVER),
     )
@@ -55,6 +60,38 @@ def test_first_token_has_the_targets_distribution(draft: torch.Tensor) -> None:
         _assert_distributed(bonus, TARGET)
 
 
+@pytest.mark.parametrize("draft", [*DRAFTS.values(), None], ids=[*DRAFTS.keys(), "chosen"])
+def test_rows_that_drafted_fewer_have_the_targets_distribution_too(draft: torch.Tensor | None) -> None:
+    """What stands behind a row's drafted tokens is never taken, though it is what the target likes best."""
+    seeds = torch.arange(SAMPLES)[:, None]
+    positions = torch.arange(K + 1)[None] + 7
+    num_drafted = seeds % (K + 1)
+    if draft is None:
+        draft_ids, drawn_from = (seeds // 7 % VOCABULARY).expand(-1, K), None
+    else:
+        draft_probs = draft.expand(SAMPLES, K, VOCABULARY)
+        draft_ids = sample(draft_probs, uniform(seeds, positions[:, :K], Stream.DRAFT))
+        drawn_from = given(draft_probs)
+    drafted = torch.arange(K) < num_drafted
+    draft_ids = torch.where(drafted, draft_ids, 0)
+    result = rejection_sample(
+        given(TARGET.expand(SAMPLES, K + 1, VOCABULARY)),
+        drawn_from,
+        draft_ids,
+        drafted,
+        uniform(seeds, positions[:, :K], Stream.ACCEPT),
+        uniform(seeds, positions, Stream.RECOVER),
+    )
+    assert (result.num_accepted <= num_drafted[:, 0]).all()
+    for count in range(K + 1):
+        rows = num_drafted[:, 0] == count
+        accepted, following = result.num_accepted[rows], result.next_token[rows]
+        _assert_distributed(torch.where(accepted > 0, draft_ids[rows, 0], following), TARGET)
+        again = accepted >= 1
+        if again.sum() > 1000:
+            _assert_distributed(torch.where(accepted > 1, draft_ids[rows, 1], following)[again], TARGET)
+
+
 def test_acceptance_is_the_overlap() -> None:
     draft = DRAFTS["random"]
     seeds, position = torch.arange(SAMPLES)[:, None], torch.tensor([[3]])
@@ -64,6 +101,7 @@ def test_acceptance_is_the_overlap() -> None:
         given(TARGET.expand(SAMPLES, 2, VOCABULARY)),
         given(draft_probs),
         draft_ids,
+        all_of(draft_ids),
         uniform(seeds, position, Stream.ACCEPT),
         uniform(seeds, torch.tensor([[3, 4]]), Stream.RECOVER),
     )
@@ -77,6 +115,7 @@ def test_no_draft_is_plain_sampling() -> None:
         given(TARGET.expand(SAMPLES, 1, VOCABULARY)),
         None,
         torch.zeros(SAMPLES, 0, dtype=torch.int64),
+        torch.ones(SAMPLES, 0, dtype=torch.bool),
         torch.zeros(SAMPLES, 0),
         uniform(seeds, position, Stream.RECOVER),
     )
@@ -84,16 +123,21 @@ def test_no_draft_is_plain_sampling() -> None:
     _assert_distributed(result.next_token, TARGET)
 
 
+@pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("k", [1, 4])
-def test_matching_is_rejection_sampling_of_one_hots(k: int) -> None:
+def test_matching_is_rejection_sampling_of_one_hots(k: int, ragged: bool) -> None:
     rows, generator = 300, torch.Generator().manual_seed(k)
     target_ids = torch.randint(3, (rows, k + 1), generator=generator)
     draft_ids = torch.randint(3, (rows, k), generator=generator)
-    result = match(target_ids, draft_ids)
+    drafted = (
+        torch.arange(k) < torch.randint(k + 1, (rows, 1), generator=generator) if ragged else all_of(draft_ids)
+    )
+    result = match(target_ids, draft_ids, drafted)
     expected = rejection_sample(
         given(one_hot(target_ids, 3).float()),
         given(one_hot(draft_ids, 3).float()),
         draft_ids,
+        drafted,
         torch.rand(rows, k, generator=generator, dtype=torch.float64),
         torch.rand(rows, k + 1, generator=generator, dtype=torch.float64),
     )

@@ -61,8 +61,8 @@ def weights(engine: Engine) -> dict[str, torch.Tensor]:
 
 
 def linears(engine: Engine) -> list[ServedLinear]:
-    assert engine.decoder.draft is not None
-    return engine.decoder.draft.runner.linears
+    assert engine.decoder.proposer is not None
+    return engine.decoder.proposer.runner.linears
 
 
 def same(some: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -70,7 +70,7 @@ def same(some: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def live_logits(engine: Engine) -> torch.Tensor:
-    return engine.decoder.draft_logits(IDS, IDS.shape[1])
+    return engine.decoder.proposer.logits(IDS, IDS.shape[1])
 
 
 def test_the_live_draft_computes_what_peft_does(engine, swapper, make_adapter):
@@ -184,13 +184,13 @@ def test_a_trimmed_head_takes_on_the_adapters_vocabulary(config, make_adapter, t
     expected = [(1, ranked, trained, range(241, 257)), (2, plain, also_trained, range(40, 56))]
     for version, folder, model, vocabulary in expected:
         swapper.swap(swapper.stage(version, folder), "promotion")
-        assert engine.decoder.draft.token_ids.tolist() == list(vocabulary)
+        assert engine.decoder.proposer.vocabulary.tolist() == list(vocabulary)
         with torch.no_grad():
             logits = model(IDS).logits[0, :, list(vocabulary)]
         torch.testing.assert_close(live_logits(engine), logits, atol=1e-4, rtol=1e-4)
     swapper.swap(swapper.stage(1, ranked), "promotion")
     swapper.swap(swapper.stage(0, None), "rollback")
-    assert engine.decoder.draft.token_ids.tolist() == list(range(40, 56))
+    assert engine.decoder.proposer.vocabulary.tolist() == list(range(40, 56))
     engine.stop()
 
 
@@ -205,8 +205,8 @@ def test_a_refused_probe_puts_the_old_vocabulary_back(config, make_adapter, tiny
     other = (3 * torch.randn_like(staged.probe_probs)).softmax(-1)
     with pytest.raises(SwapError):
         swapper.swap(replace(staged, probe_probs=other), "promotion")
-    assert isinstance(engine.decoder.draft.runner.head, TrimmedHead)
-    assert engine.decoder.draft.token_ids.tolist() == list(range(16))
+    assert isinstance(engine.decoder.proposer.runner.head, TrimmedHead)
+    assert engine.decoder.proposer.vocabulary.tolist() == list(range(16))
     assert torch.equal(live_logits(engine), before)
     engine.stop()
 
@@ -245,10 +245,10 @@ def test_a_request_after_a_swap_is_drafted_for_as_if_no_other_version_had_been(e
     staged = swapper.stage(1, make_adapter("a", seed=1)[0])
     swapper.swap(staged, "promotion")
     fed = []
-    for track in (engine.decoder.target, engine.decoder.draft):
+    for track in (engine.decoder.target, engine.decoder.proposer):
         forward = track.runner.forward
         track.runner.forward = lambda window, ids, keep, track=track, forward=forward: (
-            fed.append((track is engine.decoder.draft, ids.shape[1])) or forward(window, ids, keep)
+            fed.append((track is engine.decoder.proposer, ids.shape[1])) or forward(window, ids, keep)
         )
     client = ask(engine, request("after", prompt, max_tokens=9))
     client.wait()

@@ -67,7 +67,7 @@ def test_an_override_that_cannot_be_leaves_what_is_configured(engine, override, 
 
 
 def test_an_automatic_k_waits_until_no_request_runs(engine, override, controls):
-    assert engine.adaptive_k is None
+    assert engine.k_choice.adaptive is None
     client = ask(engine, request("long", max_tokens=100))
     client.first.wait(20)
     seen = engine.between_rounds(lambda: (controls.override_k("auto", 2), engine.num_running)).result()
@@ -80,7 +80,7 @@ def test_an_automatic_k_waits_until_no_request_runs(engine, override, controls):
     override.start()
     assert client.wait().finish_reason == "length"
     assert becomes(engine, "auto")
-    assert engine.adaptive_k is not None
+    assert engine.k_choice.adaptive is not None
     assert ask(engine, request("next")).wait().finish_reason == "length"
 
 

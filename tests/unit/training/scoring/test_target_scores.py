@@ -6,7 +6,7 @@ import torch
 
 from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.pipeline.replay.sample import MIN_LOG_MASS, NOT_DRAFTED
-from hotdraft.serving.decoding.decoder import SpeculativeDecoder
+from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.models.attention import ATTENTION, register_attention
 from hotdraft.serving.sampling.logits import SamplingBatch
@@ -55,7 +55,7 @@ def test_scores_are_those_of_a_plain_log_softmax(target, batch_tokens):
 @pytest.mark.parametrize("top_k", [8, 257])  # of 257 tokens: nothing is left for the tail
 def test_scores_are_those_that_the_decoder_logs(tiny_target, top_k):
     register_attention()
-    decoder = SpeculativeDecoder(
+    decoder = build_decoder(
         load_causal_lm(tiny_target, attn_implementation=ATTENTION),
         None,
         num_slots=2,
@@ -66,7 +66,7 @@ def test_scores_are_those_that_the_decoder_logs(tiny_target, top_k):
     prompts = [[5, 6, 7], [9] * 20]
     for row, prompt in enumerate(prompts):
         decoder.load(row, prompt)
-        while not decoder.prefill(row, 64, with_draft=False):
+        while not decoder.prefill(row, 64, with_proposer=False):
             pass
     sampling = SamplingBatch.of([SamplingParams(temperature=0)] * 2, [0, 1], torch.device("cpu"))
     rounds = [decoder.round(2, 0, sampling, log=True) for _ in range(24)]

@@ -1,0 +1,39 @@
+"""Which target and proposer a decoder is made of."""
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hotdraft.serving.decoding.decoder import SpeculativeDecoder
+from hotdraft.serving.models.choose import make_runners
+from hotdraft.serving.models.slots import Slots
+from hotdraft.serving.proposers.draft_model import DraftModel
+
+
+def build_decoder(
+    target: PreTrainedModel,
+    draft: PreTrainedModel | None,
+    *,
+    num_slots: int,
+    max_model_len: int,
+    max_k: int,
+    log_top_k: int,
+    draft_vocabulary: Tensor | None = None,
+    reuse_prefixes: bool = True,
+) -> SpeculativeDecoder:
+    """A decoder that takes the models over: their weights may be stored in another form.
+
+    With `draft=None` only k = 0 is possible. With `draft_vocabulary` [N] the draft proposes only these token ids.
+    """
+    models = [target] if draft is None else [target, draft]
+    vocab_size = min(model.config.get_text_config().vocab_size for model in models)
+    slots = Slots(num_slots, max_model_len + max_k + 1, target.device, reuse_prefixes=reuse_prefixes)
+    runner, draft_runner = make_runners(target, draft, draft_vocabulary, num_slots, slots.max_length)
+    return SpeculativeDecoder(
+        runner,
+        None if draft_runner is None else DraftModel(draft_runner, slots, vocab_size),
+        slots,
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+        max_k=max_k,
+        log_top_k=log_top_k,
+    )

@@ -1,0 +1,178 @@
+"""Who waits, who runs in which row, and what of the prompts is read between rounds; it needs no thread.
+
+The rows that run are in front, and the one whose prompt is being read comes after them.
+"""
+
+import threading
+import time
+from collections import deque
+from typing import NamedTuple
+
+from hotdraft.serving.decoding.decoder import SpeculativeDecoder
+from hotdraft.serving.decoding.learned_costs import Setting
+from hotdraft.serving.decoding.rounds import Round
+from hotdraft.serving.engine.k_choice import KChoice
+from hotdraft.serving.engine.sequence import Sequence
+from hotdraft.serving.messages.request import FinishReason
+from hotdraft.serving.sampling.logits import SamplingBatch
+
+
+class QueueFullError(RuntimeError):
+    """More requests wait than `max_queue` allows; try again later."""
+
+
+class Plan(NamedTuple):
+    """A round to be run."""
+
+    running: list[Sequence]
+    """Request of each row."""
+    sampling: SamplingBatch
+    setting: Setting
+    k: int
+    log: bool
+    """Whether the target's distributions are to be recorded."""
+
+
+class Scheduler:
+    """Any thread may `add` and count; one does the rest."""
+
+    def __init__(
+        self, decoder: SpeculativeDecoder, k_choice: KChoice, *, max_queue: int, prefill_chunk: int
+    ) -> None:
+        self.running: list[Sequence] = []
+        """Request of each row in use, by row."""
+        self.prefilling: Sequence | None = None
+        """Its row is the one after the last running."""
+        self._decoder = decoder
+        self._k_choice = k_choice
+        self._max_queue = max_queue
+        self._prefill_chunk = prefill_chunk
+        self._waiting: deque[Sequence] = deque()
+        self._lock = threading.Lock()
+        self._sampling: SamplingBatch | None = None
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running) + (self.prefilling is not None)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request waits or runs."""
+        with self._lock:
+            return not self._waiting and not self.num_running
+
+    def add(self, sequence: Sequence) -> None:
+        """Raises `QueueFullError` when too many requests wait."""
+        with self._lock:
+            if len(self._waiting) >= self._max_queue:
+                raise QueueFullError(f"{self._max_queue} requests are waiting already")
+            self._waiting.append(sequence)
+
+    def drop(self, cancelled: set[str]) -> list[Sequence]:
+        """Free the rows of requests that were cancelled, by id, or told by the output thread that they ended."""
+        with self._lock:
+            dropped = [s for s in self._waiting if s.request.request_id in cancelled]
+            for sequence in dropped:
+                self._waiting.remove(sequence)
+        for row in reversed(range(len(self.running))):
+            sequence = self.running[row]
+            if sequence.request.request_id in cancelled or sequence.output.finish_reason is not None:
+                dropped.append(sequence)
+                self._release(row)
+        if self.prefilling and self.prefilling.request.request_id in cancelled:
+            dropped.append(self.drop_prefilling())  # no round has shown that what was read is sound
+        return dropped
+
+    def read_prompts(self) -> None:
+        """Admit the next request and read a chunk of its prompt, of which only what was not read before counts.
+
+        With others that fit whole into what the chunk leaves: a few tokens of a prompt cost as much as many.
+        """
+        budget, with_proposer = self._prefill_chunk, self._k_choice.k != 0
+        while budget > 0 and (self.prefilling is not None or self._admit()):
+            assert self.prefilling is not None
+            row, prompt_log = len(self.running), self.prefilling.output.prompt_log
+            unread = self._decoder.unread(row, with_proposer=with_proposer)
+            if budget < min(self._prefill_chunk, unread):
+                return
+            self._decoder.prefill(row, budget, with_proposer=with_proposer, prompt_log=prompt_log)
+            budget -= unread
+            if budget >= 0:
+                self.running.append(self.prefilling)
+                self.prefilling = self._sampling = None
+
+    def plan(self) -> Plan:
+        """The next round, of all that run."""
+        running = list(self.running)
+        if self._sampling is None:
+            params = [sequence.request.params for sequence in running]
+            self._sampling = SamplingBatch.of(params, [s.seed for s in running], self._decoder.device)
+        context = max(self._decoder.slots.lengths[: len(running)])
+        setting = Setting(len(running), context, self._sampling.kind)
+        longest = max(sequence.left for sequence in running)
+        k = self._k_choice.choose([sequence.acceptance for sequence in running], longest, setting)
+        log = any(sequence.output.is_recorded for sequence in running)
+        return Plan(running, self._sampling, setting, k, log)
+
+    def advance(self, plan: Plan, outcome: Round, seconds: float) -> list[tuple[int, FinishReason | None]]:
+        """Learn from a round, and free the rows of those it ends: what `Sequence.advance` says of each row."""
+        self._k_choice.observe(plan.setting, plan.k, seconds)
+        counts = zip(outcome.num_accepted.tolist(), outcome.num_drafted.tolist(), strict=True)
+        for sequence, (accepted, drafted), sound in zip(plan.running, counts, outcome.target_is_sound, strict=True):
+            if sound:
+                sequence.acceptance.observe(accepted, drafted)
+        advances = [sequence.advance(outcome, row) for row, sequence in enumerate(plan.running)]
+        for row in reversed(range(len(plan.running))):
+            if advances[row][1] is not None:
+                self._release(row)
+        return advances
+
+    def drop_prefilling(self) -> Sequence:
+        """Whatever was read of its prompt is forgotten."""
+        sequence, self.prefilling = self.prefilling, None
+        assert sequence is not None, "a prompt is being read"
+        self._decoder.discard(len(self.running))
+        return sequence
+
+    def drop_running(self) -> None:
+        """Forget all that run; the one whose prompt is being read goes on, in the first row."""
+        rows, self.running, self._sampling = len(self.running), [], None
+        for row in range(rows):
+            self._decoder.discard(row)
+        if self.prefilling is not None and rows:
+            self._decoder.move(rows, 0)
+
+    def clear(self) -> list[Sequence]:
+        """All that run or wait; the decoder is left as it is."""
+        with self._lock:
+            left = [*self.running, *self._waiting, *([self.prefilling] if self.prefilling else [])]
+            self.running, self.prefilling = [], None
+            self._waiting.clear()
+        return left
+
+    def _admit(self) -> bool:
+        """Give the next request the row after the running ones; whether there was one, and a row."""
+        row = len(self.running)
+        with self._lock:
+            if not self._waiting or row == self._decoder.slots.num_slots:
+                return False
+            self.prefilling = self._waiting.popleft()
+        output = self.prefilling.output
+        output.admitted = time.perf_counter()
+        self._decoder.load(row, output.request.prompt_ids, read_whole=output.prompt_log is not None)
+        return True
+
+    def _release(self, row: int) -> None:
+        """Free a row and close the gap, so that running rows stay in front, the prefilling one after them."""
+        last = len(self.running) - 1
+        if row != last:
+            self._decoder.move(last, row)
+            self.running[row] = self.running[last]
+        self.running.pop()
+        self._sampling = None
+        if self.prefilling is not None:
+            self._decoder.move(last + 1, last)

@@ -1,0 +1,123 @@
+"""What the engine's thread does over and over, and what it makes of failures.
+
+A step: drop requests that were cancelled or met a stop string → admit and prefill, a bounded chunk → one round
+over all running requests → free the slots of those that ended. Text, records and listeners are the output
+thread's, while the next round runs.
+
+What a step raises ends the requests it was about, and no others. After a few failures in a row a request of
+its own is tried, and only what that raises is raised.
+"""
+
+import time
+
+from hotdraft.serving.decoding.decoder import SpeculativeDecoder
+from hotdraft.serving.decoding.rounds import Round
+from hotdraft.serving.engine.failures import Failures
+from hotdraft.serving.engine.output import Output
+from hotdraft.serving.engine.output_thread import OutputThread
+from hotdraft.serving.engine.scheduler import Scheduler
+from hotdraft.serving.engine.sequence import Sequence
+from hotdraft.serving.messages.events import RoundStats
+from hotdraft.serving.messages.request import FinishReason
+from hotdraft.serving.sampling.soundness import UnsoundLogitsError
+
+MAX_FAILED_STEPS = 3
+"""In a row, after which it is asked whether the decoder works at all."""
+
+
+class Steps:
+    """Runs what the scheduler plans."""
+
+    def __init__(
+        self, decoder: SpeculativeDecoder, scheduler: Scheduler, outputs: OutputThread, failures: Failures
+    ) -> None:
+        self.draft_version = 0
+        self._decoder = decoder
+        self._scheduler = scheduler
+        self._outputs = outputs
+        self._failures = failures
+        self._ended: list[Output] = []
+        """Whose last tokens may not have been told yet."""
+        self._failed = 0
+        """Steps since the last round that brought something."""
+
+    def step(self, cancelled: set[str]) -> None:
+        """One step, without the requests that were cancelled, by id."""
+        for sequence in self._scheduler.drop(cancelled):
+            self._outputs.finish(sequence.output, "cancelled")
+        try:
+            self._scheduler.read_prompts()
+        except Exception as error:  # noqa: BLE001 -- whatever it is, it is one request's
+            self._end_prefilling(error)
+        running = list(self._scheduler.running)
+        if not running:
+            return
+        try:
+            self._round()
+        except Exception as error:  # noqa: BLE001 -- whatever it is, requests that wait have no part in it
+            self._end_round(running, error)
+
+    def abandon(self, reason: FinishReason) -> None:
+        """End all requests; the output thread has stopped."""
+        for output in [*self._ended, *(sequence.output for sequence in self._scheduler.clear())]:
+            self._outputs.finish(output, reason)
+
+    def _round(self) -> None:
+        started = time.perf_counter()
+        plan = self._scheduler.plan()
+        decoding = time.perf_counter()
+        outcome = self._decoder.round(len(plan.running), plan.k, plan.sampling, log=plan.log)
+        now = time.perf_counter()
+        inter_token = tuple(now - s.last_round for s in plan.running if s.last_round is not None)
+        for sequence in plan.running:
+            sequence.last_round = now
+        advances = self._scheduler.advance(plan, outcome, now - decoding)
+        outputs = [sequence.output for sequence in plan.running]
+        ended = [output for output, (_, reason) in zip(outputs, advances, strict=True) if reason is not None]
+        self._ended = [output for output in self._ended if output.finish_reason is None] + ended
+        accepted = outcome.num_accepted
+        stats = RoundStats(
+            k=plan.k,
+            requests=len(outputs),
+            drafted_tokens=int(outcome.num_drafted.sum()),
+            accepted_tokens=int(accepted.sum()),
+            accepted_per_position=tuple(int((accepted > position).sum()) for position in range(plan.k)),
+            new_tokens=sum(count for count, _ in advances),
+            seconds=time.perf_counter() - started,
+            draft_version=self.draft_version,
+            inter_token_seconds=inter_token,
+        )
+        self._outputs.round(stats, outcome, outputs, advances)
+        self._note_soundness(outcome)
+
+    def _end_prefilling(self, error: Exception) -> None:
+        self._failures.add("prefill", error, "its request ends")
+        assert self._scheduler.prefilling is not None, "only reading a prompt can fail"
+        self._outputs.finish(self._scheduler.prefilling.output, "error")
+        self._scheduler.drop_prefilling()
+        self._count_failed()
+
+    def _end_round(self, running: list[Sequence], error: Exception) -> None:
+        self._failures.add("round", error, f"its {len(running)} requests end")
+        for sequence in running:
+            self._outputs.finish(sequence.output, "error")
+        self._scheduler.drop_running()
+        self._count_failed()
+
+    def _note_soundness(self, outcome: Round) -> None:
+        unsound = UnsoundLogitsError("logits that are no numbers")
+        for _ in range(int((~outcome.target_is_sound).sum())):
+            self._failures.add("target", unsound, "its request ends")
+        for _ in range(int((~outcome.draft_is_sound).sum())):
+            self._failures.add("draft", unsound, "its request goes on with a draft that guesses")
+        if outcome.target_is_sound.any():
+            self._failed = 0
+        else:
+            self._count_failed()
+
+    def _count_failed(self) -> None:
+        """Raises what is wrong with the decoder if it fails on and on."""
+        self._failed += 1
+        if self._failed >= MAX_FAILED_STEPS and not self._scheduler.num_running:
+            self._decoder.check()
+            self._failed = 0

@@ -1,0 +1,74 @@
+"""The rows that requests run in: their committed tokens on the device, and on the host to compare beginnings by."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+KEY_BLOCK = 64
+"""Attention reads whole blocks of keys, so that shapes recur."""
+
+
+class Slots:
+    """A slot's row holds its committed tokens x[0..n-1], of `capacity` at most."""
+
+    def __init__(self, num_slots: int, capacity: int, device: torch.device, *, reuse_prefixes: bool = True) -> None:
+        self.num_slots = num_slots
+        self.max_length = -(-capacity // KEY_BLOCK) * KEY_BLOCK
+        self.device = device
+        self.tokens = torch.zeros(num_slots, self.max_length, dtype=torch.int64, device=device)
+        self.lengths = [0] * num_slots
+        """n of each row."""
+        self.device_lengths = torch.zeros(num_slots, 1, dtype=torch.int64, device=device)
+        """The same, [num_slots, 1]."""
+        self._prompt_lengths = torch.zeros_like(self.device_lengths)
+        self._host_tokens = np.zeros((num_slots, self.max_length), np.int32)
+        self._reuse_prefixes = reuse_prefixes
+
+    def load(self, row: int, prompt_ids: Sequence[int]) -> np.ndarray:
+        """Begin a row anew. How many of the prompt's first tokens [num_slots] each slot held until now."""
+        length = len(prompt_ids)
+        prompt = np.asarray(prompt_ids, np.int32)
+        same = (self._host_tokens[:, :length] == prompt).cumprod(1).sum(1)
+        self._host_tokens[row, :length] = prompt
+        self.tokens[row, :length] = torch.from_numpy(prompt).to(self.device, torch.int64)
+        self._prompt_lengths[row] = length
+        self.rewind(row, length)
+        return same if self._reuse_prefixes else np.zeros_like(same)
+
+    def rewind(self, row: int, length: int) -> None:
+        """Forget a row's tokens from `length` on."""
+        self.lengths[row] = length
+        self.device_lengths[row] = length
+
+    def move(self, source: int, destination: int) -> None:
+        """Copy a row over another."""
+        length = self.lengths[source]
+        self.tokens[destination, :length] = self.tokens[source, :length]
+        self._host_tokens[destination] = self._host_tokens[source]
+        self._prompt_lengths[destination] = self._prompt_lengths[source]
+        self.rewind(destination, length)
+
+    def append(self, positions: Tensor, token_ids: Tensor, counts: Tensor) -> None:
+        """Commit on the device the first `counts` [B, 1] of token_ids [B, T], whose positions [B, T] are the next.
+
+        `append_on_host` must follow with the same.
+        """
+        self.tokens[: len(token_ids)].scatter_(1, positions, token_ids)
+        self.device_lengths[: len(token_ids)] += counts
+
+    def append_on_host(self, token_ids: np.ndarray, counts: Sequence[int]) -> None:
+        for row, count in enumerate(counts):
+            start = self.lengths[row]
+            self._host_tokens[row, start : start + count] = token_ids[row, :count]
+            self.lengths[row] = start + count
+
+    def answers(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens [B, L] of the first rows, and where their answers start and end [B, 1]: views."""
+        token_ids = self.tokens[:rows, : max(self.lengths[:rows])]
+        return token_ids, self._prompt_lengths[:rows], self.device_lengths[:rows]
+
+    def key_length(self, length: int) -> int:
+        """`length` in whole blocks."""
+        return min(-(-length // KEY_BLOCK) * KEY_BLOCK, self.max_length)

@@ -1,0 +1,79 @@
+"""A smaller model as proposer.
+
+Between rounds its cache covers at least x[0..n-3] of a row, so its first step is fed the last two tokens: a
+fully accepted round then needs no extra pass. After rounds that drafted nothing it is behind, and its first
+step is fed what it missed as well.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hotdraft.serving.models.runner import Runner, Window
+from hotdraft.serving.models.slots import KEY_BLOCK, Slots
+from hotdraft.serving.models.track import Track
+from hotdraft.serving.models.trimmed_head import TrimmedHead
+from hotdraft.serving.sampling.draw import Drawing
+from hotdraft.serving.sampling.logits import SamplingBatch
+from hotdraft.serving.sampling.penalties import Answers
+from hotdraft.serving.sampling.proposal import Proposal
+from hotdraft.serving.sampling.soundness import are_sound
+
+MAX_MISSED = 32
+"""Tokens that the first step reads at most beside its own two."""
+
+
+class DraftModel(Track):
+    """Its runner has a slot more than there are rows, for probes."""
+
+    def __init__(self, runner: Runner, slots: Slots, vocab_size: int) -> None:
+        super().__init__(runner, slots, lag=2)
+        self.vocabulary = runner.head.token_ids if isinstance(runner.head, TrimmedHead) else None
+        """int64 [N]: the tokens of the head, if it is not the whole vocabulary."""
+        self._vocab_size = vocab_size
+
+    def advance(self, row: int, budget: int) -> None:
+        self.read(row, budget)
+
+    def catch_up(self, rows: int, budget: int) -> bool:
+        """Far is more than the first step of a round feeds it. A round itself reads what is left, however much."""
+        behind = [row for row in range(rows) if self.unread(row) > MAX_MISSED]
+        for row in behind:
+            self.advance(row, max(budget, MAX_MISSED))
+        return all(self.unread(row) <= MAX_MISSED for row in behind)
+
+    def propose(self, rows: int, k: int, sampling: SamplingBatch) -> Proposal:
+        """k tokens for each row."""
+        while not self.catch_up(rows, KEY_BLOCK):
+            pass
+        slots = self._slots
+        lengths = slots.device_lengths[:rows]
+        missed = max(map(self.unread, range(rows)))
+        key_length = slots.key_length(max(slots.lengths[:rows]) + k)
+        # a prompt shorter than what is fed has its first token fed more than once, at the same position
+        positions = (lengths + torch.arange(-2 - missed, 0, device=slots.device)).clamp_min(0)
+        fed = slots.tokens[:rows].gather(1, positions)
+        drawing = Drawing(sampling, Answers(*slots.answers(rows), self._vocab_size), self.vocabulary)
+        for step in range(k):
+            logits = self.runner.forward(Window(slice(0, rows), positions, key_length), fed, 1)
+            fed, positions = drawing.draw(logits), lengths + step
+        return drawing.proposal()
+
+    def observe(self, proposal: Proposal, num_accepted: Sequence[int], sound: np.ndarray) -> None:
+        for row, count in enumerate(num_accepted):  # the last token that it drafted it has not read
+            self.lengths[row] = self._slots.lengths[row] - 1 - (count == proposal.k)
+        for row in np.flatnonzero(~sound).tolist():
+            self.discard(row)
+
+    @torch.inference_mode()
+    def logits(self, token_ids: Tensor, keep: int) -> Tensor:
+        """Logits [keep, N] after the last `keep` of token_ids [1, T]; touches no request."""
+        spare = self._slots.num_slots
+        positions = torch.arange(token_ids.shape[1], device=self._slots.device)[None]
+        window = Window(slice(spare, spare + 1), positions, self._slots.key_length(token_ids.shape[1]))
+        logits = self.runner.forward(window, token_ids, keep)[0]
+        if not are_sound(logits).all():  # the next one's must be
+            self.runner.clear(spare)
+        return logits

@@ -1,0 +1,142 @@
+"""Rows, queue and chunks, without a thread and without a model."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hotdraft.serving.decoding.adaptive_k import AcceptanceEstimate
+from hotdraft.serving.engine.k_choice import KChoice
+from hotdraft.serving.engine.output import Output
+from hotdraft.serving.engine.scheduler import QueueFullError, Scheduler
+from hotdraft.serving.engine.sequence import Sequence
+from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
+from tests.conftest import tiny_tokenizer
+from tests.unit.serving.rounds import a_round
+
+CHUNK = 8
+
+
+class Rows:
+    """A decoder that notes which prompt stands in which row, and how much of it was read."""
+
+    def __init__(self) -> None:
+        self.slots = SimpleNamespace(num_slots=3, lengths=[0] * 3)
+        self.max_k, self.proposer, self.device = 4, object(), torch.device("cpu")
+        self.prompts: list[Any] = [None] * 3
+        self.left = [0] * 3
+        self.is_behind = False
+
+    def load(self, row: int, prompt_ids: tuple[int, ...], *, read_whole: bool) -> None:
+        self.prompts[row], self.left[row] = prompt_ids, len(prompt_ids) - 1
+        self.slots.lengths[row] = len(prompt_ids)
+
+    def unread(self, row: int, *, with_proposer: bool) -> int:
+        return self.left[row]
+
+    def prefill(self, row: int, budget: int, **_: object) -> None:
+        self.left[row] -= min(budget, self.left[row])
+
+    def move(self, source: int, destination: int) -> None:
+        for column in (self.prompts, self.left, self.slots.lengths):
+            column[destination] = column[source]
+
+    def discard(self, row: int) -> None:
+        self.prompts[row] = None
+
+    def catch_up(self, rows: int, budget: int) -> bool:
+        return not self.is_behind
+
+
+@pytest.fixture
+def rows() -> Rows:
+    return Rows()
+
+
+@pytest.fixture
+def scheduler(rows: Rows) -> Scheduler:
+    return Scheduler(rows, KChoice(rows, 2, CHUNK), max_queue=4, prefill_chunk=CHUNK)  # type: ignore[arg-type]
+
+
+def wait(scheduler: Scheduler, *lengths: int, max_tokens: int = 100) -> list[Sequence]:
+    """Requests whose prompts are of these lengths, the n-th named n."""
+    sequences = []
+    for n, length in enumerate(lengths):
+        request = GenerationRequest(str(n), (1 + n,) * length, SamplingParams(max_tokens=max_tokens))
+        output = Output(request, lambda delta: None, tiny_tokenizer().backend_tokenizer)
+        sequences.append(Sequence(output, seed=n, eos_ids=frozenset(), acceptance=AcceptanceEstimate(4)))
+        scheduler.add(sequences[-1])
+    return sequences
+
+
+def in_rows(scheduler: Scheduler, rows: Rows) -> list[int]:
+    """Which request runs in each row, after a check that its row has its prompt."""
+    everybody = [*scheduler.running, *([scheduler.prefilling] if scheduler.prefilling else [])]
+    assert rows.prompts[: len(everybody)] == [sequence.request.prompt_ids for sequence in everybody]
+    return [int(sequence.request.request_id) for sequence in scheduler.running]
+
+
+def test_a_long_prompt_is_read_in_chunks_and_short_ones_with_its_last(scheduler: Scheduler, rows: Rows) -> None:
+    wait(scheduler, 20, 2, 3)
+    found = []
+    for _ in range(4):
+        scheduler.read_prompts()
+        found.append(in_rows(scheduler, rows))
+    assert found == [[], [], [0, 1, 2], [0, 1, 2]]
+    assert scheduler.num_running == 3
+    assert scheduler.num_waiting == 0
+
+
+def test_who_waits_has_a_row_when_one_is_free(scheduler: Scheduler, rows: Rows) -> None:
+    wait(scheduler, 2, 2, 2, 2)
+    scheduler.read_prompts()
+    assert in_rows(scheduler, rows) == [0, 1, 2]
+    assert [int(s.request.request_id) for s in scheduler.drop({"0"})] == [0]
+    scheduler.read_prompts()
+    assert in_rows(scheduler, rows) == [2, 1, 3]
+    assert scheduler.drop({"9"}) == []
+
+
+def test_a_row_that_ends_is_filled_by_the_last_and_the_prompt_under_way_moves_up(
+    scheduler: Scheduler, rows: Rows
+) -> None:
+    first, _ = wait(scheduler, 2, 40)
+    first.left = 1
+    scheduler.read_prompts()
+    assert in_rows(scheduler, rows) == [0]
+    plan = scheduler.plan()
+    assert (len(plan.running), plan.k, plan.log) == (1, 2, True)
+    assert scheduler.advance(plan, a_round([5, 6, 7]), 0.1) == [(1, "length")]
+    assert in_rows(scheduler, rows) == []
+    assert scheduler.prefilling is not None
+
+
+def test_a_cancelled_prompt_under_way_leaves_its_row_clean(scheduler: Scheduler, rows: Rows) -> None:
+    wait(scheduler, 40, 40)
+    scheduler.read_prompts()
+    assert len(scheduler.drop({"0", "1"})) == 2
+    assert rows.prompts[0] is None
+    assert scheduler.is_idle
+
+
+def test_after_a_failed_round_the_prompt_under_way_is_in_the_first_row(scheduler: Scheduler, rows: Rows) -> None:
+    wait(scheduler, 2, 2, 40)
+    scheduler.read_prompts()
+    scheduler.drop_running()
+    assert in_rows(scheduler, rows) == []
+    assert scheduler.num_running == 1
+
+
+def test_no_more_wait_than_may(scheduler: Scheduler) -> None:
+    with pytest.raises(QueueFullError, match="4 requests"):
+        wait(scheduler, 2, 2, 2, 2, 2)
+    assert len(scheduler.clear()) == 4
+    assert scheduler.is_idle
+
+
+def test_nothing_is_drafted_while_the_proposer_is_far_behind(scheduler: Scheduler, rows: Rows) -> None:
+    wait(scheduler, 2)
+    scheduler.read_prompts()
+    for rows.is_behind, k in ((True, 0), (True, 0), (False, 2)):
+        assert scheduler.plan().k == k

@@ -71,12 +71,12 @@ def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, 
         replay=replay_watch,
         trainer=supervisor,
         jobs=records,
-        tracker=tracker,
+        curves=tracker.curves,
         connections=connections,
         adapters=sync,
     )
     metrics = ServingMetrics(engine, config.served_model_name, sources)
-    engine.listeners += [metrics, TrackingListener(tracker)]
+    engine.listeners += [metrics, TrackingListener(tracker.curves)]
     admin = admin_router(
         engine,
         config,
@@ -87,7 +87,7 @@ def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, 
         k_override=k_override,
         supervisor=supervisor,
     )
-    routers = [admin, history_router(tracker.history), dashboard_router()]
+    routers = [admin, history_router(tracker.curves.history), dashboard_router()]
     app = create_app(engine, config, metrics=metrics, api_keys=api_keys, admin_keys=admin_keys, routers=routers)
     server = DrainingServer(app, config.server, engine, connections)
 

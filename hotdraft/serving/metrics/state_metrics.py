@@ -12,7 +12,7 @@ from hotdraft.pipeline.loop.job_record import State
 from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.pipeline.processes.supervisor import TrainerSupervisor
 from hotdraft.pipeline.replay.buffer import ReplaySize
-from hotdraft.pipeline.store.tracking import ServingTracker
+from hotdraft.pipeline.store.curves import ServedCurves
 from hotdraft.serving.engine.recorder import Recorder
 from hotdraft.serving.messages.events import CloseReason
 from hotdraft.serving.metrics.families import MetricFamilies
@@ -68,7 +68,7 @@ class Sources:
     replay: ReplayWatch | None = None
     trainer: TrainerSupervisor | None = None
     jobs: JobRecords | None = None
-    tracker: ServingTracker | None = None
+    curves: ServedCurves | None = None
     connections: ConnectionCounts | None = None
     adapters: AdapterCounts | None = None
 
@@ -134,7 +134,7 @@ class StateMetrics(Collector):
         by_state = {state: jobs[state] for state in get_args(State)}
         yield self._families.gauge_by_now("state", "hotdraft_jobs", "Distillation jobs on record.", by_state)
 
-        tracker = sources.tracker
-        unsent, lost = (tracker.unsent, tracker.dropped) if tracker else (0, 0)
+        curves = sources.curves
+        unsent, lost = (curves.unsent, curves.dropped) if curves else (0, 0)
         yield gauge("hotdraft_mlflow_points_unsent", "Points of the curves that wait for MLflow.", unsent)
         yield count("hotdraft_mlflow_points_dropped", "Points lost: MLflow was away for too long.", lost)

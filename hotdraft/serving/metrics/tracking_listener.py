@@ -1,22 +1,22 @@
 """Served figures on their way to MLflow."""
 
-from hotdraft.pipeline.store.tracking import ServingTracker
+from hotdraft.pipeline.store.curves import ServedCurves
 from hotdraft.serving.messages.events import RoundStats, SwapClock, SwapEvent
 from hotdraft.serving.messages.request import GenerationRequest, RequestStats
 
 
 class TrackingListener:
-    """Tells the tracker what the engine does."""
+    """Tells the curves what the engine does."""
 
-    def __init__(self, tracker: ServingTracker) -> None:
-        self._tracker = tracker
+    def __init__(self, curves: ServedCurves) -> None:
+        self._curves = curves
         self._clock = SwapClock()
 
     def on_round(self, stats: RoundStats) -> None:
-        self._tracker.count(tokens=stats.new_tokens)
+        self._curves.count(tokens=stats.new_tokens)
 
     def on_finish(self, request: GenerationRequest, stats: RequestStats, finish_reason: str) -> None:
-        self._tracker.count(
+        self._curves.count(
             domain=request.domain,
             requests=1,
             rounds=stats.rounds,
@@ -24,7 +24,7 @@ class TrackingListener:
             accepted=stats.accepted_tokens,
         )
         if self._clock.is_of_one_version(stats):
-            self._tracker.served(
+            self._curves.served(
                 stats.draft_version,
                 domain=request.domain,
                 drafted=stats.drafted_tokens,
@@ -34,4 +34,4 @@ class TrackingListener:
 
     def on_swap(self, event: SwapEvent) -> None:
         self._clock.swapped()
-        self._tracker.mark_swap(event.version, reason=event.reason)
+        self._curves.mark_swap(event.version, reason=event.reason)

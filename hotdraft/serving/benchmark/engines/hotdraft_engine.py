@@ -134,5 +134,5 @@ def _serving_listeners(engine: Engine, config: HotdraftConfig) -> list[EngineLis
 
     tracker = ServingTracker(config)
     tracker.start()
-    sources = Sources(recorder=engine.recorder, tracker=tracker)
-    return [ServingMetrics(engine, config.served_model_name, sources), TrackingListener(tracker)]
+    sources = Sources(recorder=engine.recorder, curves=tracker.curves)
+    return [ServingMetrics(engine, config.served_model_name, sources), TrackingListener(tracker.curves)]

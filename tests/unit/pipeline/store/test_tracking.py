@@ -9,9 +9,10 @@ from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 
 from hotdraft.pipeline.config.settings import HotdraftConfig, TrackingConfig
 from hotdraft.pipeline.store.connection import experiment_id, open_client
+from hotdraft.pipeline.store.curves import POINTS_IN_HISTORY
 from hotdraft.pipeline.store.domains import MAX_DOMAINS
 from hotdraft.pipeline.store.registry import AdapterRegistry
-from hotdraft.pipeline.store.tracking import POINTS_IN_HISTORY, ServingTracker
+from hotdraft.pipeline.store.tracking import ServingTracker
 
 
 def every(config: HotdraftConfig, seconds: float) -> HotdraftConfig:
@@ -91,9 +92,9 @@ def wait_until(condition, seconds: float = 10.0) -> None:
 def test_points_follow_their_definitions(fake, config):
     tracker = ServingTracker(every(config, 60), connect=fake.connect)
     tracker.start()
-    tracker.count(domain="math", rounds=4, drafted=12, accepted=9, tokens=13)
-    tracker.count(domain="sql", rounds=2, drafted=6, accepted=0, tokens=2)
-    tracker.count(domain="sql", requests=2)
+    tracker.curves.count(domain="math", rounds=4, drafted=12, accepted=9, tokens=13)
+    tracker.curves.count(domain="sql", rounds=2, drafted=6, accepted=0, tokens=2)
+    tracker.curves.count(domain="sql", requests=2)
     tracker.stop()
     assert fake.values("acceptance_rate") == [9 / 18]
     assert fake.values("acceptance_rate/math") == [9 / 12]
@@ -109,12 +110,12 @@ def test_points_follow_their_definitions(fake, config):
 def test_history_has_the_points_and_swaps_that_mlflow_is_told(fake, config):
     tracker = ServingTracker(every(config, 60), connect=fake.connect)
     tracker.start()
-    tracker.count(domain="math", requests=1, rounds=4, drafted=12, accepted=9, tokens=13)
-    tracker.mark_swap(3, reason="promotion")
-    tracker.count(requests=1, rounds=2, tokens=2)
-    before = tracker.history()
+    tracker.curves.count(domain="math", requests=1, rounds=4, drafted=12, accepted=9, tokens=13)
+    tracker.curves.mark_swap(3, reason="promotion")
+    tracker.curves.count(requests=1, rounds=2, tokens=2)
+    before = tracker.curves.history()
     tracker.stop()
-    history = tracker.history()
+    history = tracker.curves.history()
     assert history.interval_seconds == 60
     assert before.points == history.points[:1], "what is not yet over is no point"
     first, second = history.points
@@ -131,9 +132,9 @@ def test_history_has_the_points_and_swaps_that_mlflow_is_told(fake, config):
 def test_history_is_bounded(fake, config):
     tracker = ServingTracker(every(config, 60), connect=fake.connect)
     for version in range(POINTS_IN_HISTORY + 10):
-        tracker.count(requests=1, tokens=1)
-        tracker.mark_swap(version, reason="test")
-    history = tracker.history()
+        tracker.curves.count(requests=1, tokens=1)
+        tracker.curves.mark_swap(version, reason="test")
+    history = tracker.curves.history()
     assert len(history.points) == POINTS_IN_HISTORY
     assert history.points[-1].request == POINTS_IN_HISTORY + 10
     assert len(history.swaps) < POINTS_IN_HISTORY
@@ -143,7 +144,7 @@ def test_history_is_bounded(fake, config):
 def test_idle_intervals_make_no_points(fake, config):
     tracker = ServingTracker(config, connect=fake.connect)
     tracker.start()
-    tracker.count(rounds=1, drafted=2, accepted=1, tokens=2)
+    tracker.curves.count(rounds=1, drafted=2, accepted=1, tokens=2)
     wait_until(lambda: fake.metrics)
     time.sleep(0.1)
     tracker.stop()
@@ -153,9 +154,9 @@ def test_idle_intervals_make_no_points(fake, config):
 def test_a_swap_parts_the_points_and_is_noted(fake, config):
     tracker = ServingTracker(every(config, 60), connect=fake.connect)
     tracker.start()
-    tracker.count(requests=1, rounds=1, drafted=4, accepted=1, tokens=2)
-    tracker.mark_swap(3, reason="promoted | gain\n+0.1")
-    tracker.count(requests=1, rounds=1, drafted=4, accepted=3, tokens=4)
+    tracker.curves.count(requests=1, rounds=1, drafted=4, accepted=1, tokens=2)
+    tracker.curves.mark_swap(3, reason="promoted | gain\n+0.1")
+    tracker.curves.count(requests=1, rounds=1, drafted=4, accepted=3, tokens=4)
     tracker.stop()
     assert fake.values("acceptance_rate") == [0.25, 0.75]
     assert fake.values("draft_version") == [0, 0, 3, 3]
@@ -167,11 +168,11 @@ def test_a_swap_parts_the_points_and_is_noted(fake, config):
 def test_an_outage_delays_points_and_loses_none(fake, config, caplog):
     tracker = ServingTracker(config, connect=fake.connect)
     tracker.start()
-    tracker.count(requests=1, rounds=1, drafted=2, accepted=1, tokens=2)
+    tracker.curves.count(requests=1, rounds=1, drafted=2, accepted=1, tokens=2)
     wait_until(lambda: fake.metrics)
     fake.down = True
     for _ in range(5):
-        tracker.count(requests=1, rounds=1, drafted=2, accepted=1, tokens=2)
+        tracker.curves.count(requests=1, rounds=1, drafted=2, accepted=1, tokens=2)
         time.sleep(0.05)
     attempts = fake.attempts
     assert len(fake.values("requests")) == 1
@@ -179,7 +180,7 @@ def test_an_outage_delays_points_and_loses_none(fake, config, caplog):
     wait_until(lambda: max(fake.values("requests")) == 6)
     tracker.stop()
     assert attempts >= 3
-    assert tracker.dropped == 0
+    assert tracker.curves.dropped == 0
     assert fake.values("requests") == sorted(fake.values("requests"))
     stamps = [metric.timestamp for metric in fake.metrics]
     assert max(stamps) - min(stamps) >= 150, "points keep the time at which they were made"
@@ -190,7 +191,7 @@ def test_a_store_that_is_away_from_the_start_is_found_later(fake, config):
     fake.down = True
     tracker = ServingTracker(config, connect=fake.connect)
     tracker.start()
-    tracker.count(requests=1, rounds=1, drafted=2, accepted=1, tokens=2)
+    tracker.curves.count(requests=1, rounds=1, drafted=2, accepted=1, tokens=2)
     wait_until(lambda: fake.attempts >= 2)
     assert tracker.run_id is None
     fake.down = False
@@ -202,8 +203,8 @@ def test_unsent_points_are_bounded_and_losses_counted_and_told_once(fake, config
     fake.down = True
     tracker = ServingTracker(every(config, 60), connect=fake.connect, max_unsent_points=10)
     for version in range(1, 31):
-        tracker.mark_swap(version, reason="test")
-    assert (tracker.unsent, tracker.dropped) == (10, 20)
+        tracker.curves.mark_swap(version, reason="test")
+    assert (tracker.curves.unsent, tracker.curves.dropped) == (10, 20)
     fake.down = False
     tracker.start()
     tracker.stop()
@@ -223,12 +224,12 @@ def test_counting_does_not_wait_for_a_store_that_hangs(fake, config):
     fake.log_batch = hang
     tracker = ServingTracker(config, connect=fake.connect)
     tracker.start()
-    tracker.count(rounds=1, drafted=1, tokens=1)
+    tracker.curves.count(rounds=1, drafted=1, tokens=1)
     assert sending.wait(5)
     started = time.perf_counter()
     for _ in range(1000):
-        tracker.count(domain="math", rounds=1, drafted=3, accepted=1, tokens=2)
-    tracker.mark_swap(1, reason="test")
+        tracker.curves.count(domain="math", rounds=1, drafted=3, accepted=1, tokens=2)
+    tracker.curves.mark_swap(1, reason="test")
     tracker.stop(patience=0.1)
     assert time.perf_counter() - started < 2
     free.set()
@@ -246,7 +247,7 @@ def test_a_store_that_hangs_makes_no_point_late(fake, config):
     tracker = ServingTracker(config, connect=fake.connect)
     tracker.start()
     for _ in range(4):
-        tracker.count(requests=1, rounds=1, drafted=1, tokens=1)
+        tracker.curves.count(requests=1, rounds=1, drafted=1, tokens=1)
         time.sleep(0.1)
     released = time.time()
     free.set()
@@ -259,7 +260,7 @@ def test_counts_from_many_threads_add_up(fake, config):
     tracker = ServingTracker(config, connect=fake.connect)
     tracker.start()
     counters = [
-        threading.Thread(target=lambda: [tracker.count(requests=1, tokens=1) for _ in range(2000)])
+        threading.Thread(target=lambda: [tracker.curves.count(requests=1, tokens=1) for _ in range(2000)])
         for _ in range(4)
     ]
     for counter in counters:
@@ -274,7 +275,7 @@ def test_any_domain_makes_a_name_that_mlflow_takes_and_their_number_is_bounded(s
     tracker = ServingTracker(every(store_config, 60))
     tracker.start()
     for domain in ["", "..", "a/../b", "Größe ☃", "x" * 400, *(f"d{i}" for i in range(2 * MAX_DOMAINS))]:
-        tracker.count(domain=domain, rounds=1, drafted=2, accepted=1, tokens=2)
+        tracker.curves.count(domain=domain, rounds=1, drafted=2, accepted=1, tokens=2)
     tracker.stop()
     metrics = open_client(store_config).get_run(tracker.run_id).data.metrics
     names = [name for name in metrics if name.startswith("acceptance_rate/")]
@@ -297,10 +298,10 @@ def test_run_in_a_real_store_links_versions_to_their_training_runs(store_config,
     before = time.time()
     tracker = ServingTracker(every(store_config, 60))
     tracker.start()
-    tracker.count(requests=3, rounds=3, drafted=9, accepted=3, tokens=6)
-    tracker.mark_swap(version, reason="promoted")
+    tracker.curves.count(requests=3, rounds=3, drafted=9, accepted=3, tokens=6)
+    tracker.curves.mark_swap(version, reason="promoted")
     time.sleep(0.01)  # MLflow's clock ticks in milliseconds
-    tracker.mark_swap(0, reason="rolled back")
+    tracker.curves.mark_swap(0, reason="rolled back")
     tracker.stop()
     run = client.get_run(tracker.run_id)
     assert run.info.status == "FINISHED"
@@ -326,19 +327,19 @@ def test_what_a_version_served_is_told_when_it_is_swapped_out_and_at_the_end(sto
     one = {"domain": "sql", "drafted": 10, "examined": 8, "accepted": 6}
 
     def serve() -> None:
-        tracker.count(requests=1, rounds=4, drafted=10, accepted=6, tokens=10)
-        tracker.served(version, **one)
+        tracker.curves.count(requests=1, rounds=4, drafted=10, accepted=6, tokens=10)
+        tracker.curves.served(version, **one)
 
-    tracker.mark_swap(version, reason="promotion")
+    tracker.curves.mark_swap(version, reason="promotion")
     client = open_client(store_config)
     wait_until(lambda: tracker.run_id and "hotdraft.draft_version" in client.get_run(tracker.run_id).data.tags)
     serve()
     time.sleep(0.3)
     assert registry.version(version).served is None, "not at every point, `served_seconds` are not over"
-    tracker.mark_swap(0, reason="rollback")
+    tracker.curves.mark_swap(0, reason="rollback")
     wait_until(lambda: registry.version(version).served)
     assert registry.version(version).served.requests == 1
-    tracker.mark_swap(version, reason="promotion")
+    tracker.curves.mark_swap(version, reason="promotion")
     serve()
     tracker.stop()
     found = registry.version(version)
@@ -348,8 +349,8 @@ def test_what_a_version_served_is_told_when_it_is_swapped_out_and_at_the_end(sto
 
     again = ServingTracker(every(store_config, 60))
     again.start()
-    again.mark_swap(version, reason="startup")
-    again.served(version, **one)
+    again.curves.mark_swap(version, reason="startup")
+    again.curves.served(version, **one)
     again.stop()
     assert again.run_id != tracker.run_id
     assert registry.version(version).served.requests == 3, "a server that starts again adds to what was served"
@@ -364,9 +365,9 @@ def test_what_was_served_during_an_outage_is_told_after_it(fake, config):
     fake.down = True
     tracker = ServingTracker(config, connect=fake.connect)
     tracker.start()
-    tracker.mark_swap(3, reason="promotion")
+    tracker.curves.mark_swap(3, reason="promotion")
     for _ in range(5):
-        tracker.served(3, domain="sql", drafted=10, examined=8, accepted=6)
+        tracker.curves.served(3, domain="sql", drafted=10, examined=8, accepted=6)
     wait_until(lambda: fake.attempts >= 2)
     assert not told
     fake.down = False

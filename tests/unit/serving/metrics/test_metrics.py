@@ -46,7 +46,7 @@ def state() -> State:
 
 @pytest.fixture
 def metrics(state: State) -> ServingMetrics:
-    sources = Sources(recorder=state, replay=state, trainer=state, jobs=state, tracker=state, adapters=state)
+    sources = Sources(recorder=state, replay=state, trainer=state, jobs=state, curves=state, adapters=state)
     return ServingMetrics(state, "tiny", sources)
 
 

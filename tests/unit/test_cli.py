@@ -135,6 +135,7 @@ def test_what_a_run_writes_is_for_its_owner_alone(tmp_path: Path) -> None:
     assert modes["control.json"] == 0o600
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_knows_commands_options_and_values(shell: str) -> None:
     assert completed(shell, "hotdraft ad") == {"adapters"}

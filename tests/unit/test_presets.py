@@ -82,6 +82,7 @@ def test_the_preset_fits_a_gpu_of_80_gb_and_no_24(request, preset):
         check(plan, Available(24 * 10**9, None, "a GPU of 24 GB"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["predistill-qwen2.5-7b", "predistill-6b-to-1.5b"])
 def test_the_command_plans_without_a_gpu_or_weights(folders, preset, monkeypatch):
     monkeypatch.setenv("HOTDRAFT_TARGET", folders["Qwen2.5-7B" if "qwen" in preset else "Yi-1.5-6B"])

@@ -133,6 +133,7 @@ def test_a_trigger_counts_a_request_once_whatever_becomes_of_its_shard(tmp_path)
     assert any(map(is_merged, buffer.shards()))
 
 
+@pytest.mark.slow
 def test_the_reservoir_is_inside_the_bound_however_many_domains_clients_make_up(tmp_path):
     limit = 2_000_000
     buffer = ReplayBuffer(str(tmp_path), max_bytes=limit, reservoir_requests=64)

@@ -120,6 +120,7 @@ def test_there_is_a_critical_value_for_every_number_of_looks():
     assert lengths == set(range(1, len(CRITICAL) + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", REPLICAS)
 def test_few_good_swaps_are_undone_by_however_many_servers_and_domains(replicas):
     for domains in DOMAINS:
@@ -127,6 +128,7 @@ def test_few_good_swaps_are_undone_by_however_many_servers_and_domains(replicas)
             assert len(undone_after(Traffic(replicas, domains, clients), 150)) <= 0.05 * 150
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "traffic",
     [

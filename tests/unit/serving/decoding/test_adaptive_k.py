@@ -59,6 +59,7 @@ class Traffic:
         return tokens / seconds, ks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("acceptance", "draft_step", "rows"),
     [

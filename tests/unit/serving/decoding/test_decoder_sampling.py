@@ -75,6 +75,7 @@ def pvalue(counts: Tensor, probs: Tensor) -> float:
     return float(chisquare(observed[wanted > 0], wanted[wanted > 0]).pvalue)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("k", "seed"), [(1, None), (3, None), (0, 1), (3, 1)])
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS.keys())
 def test_tokens_come_as_often_as_the_target_says(params: SamplingParams, k: int, seed: int | None) -> None:

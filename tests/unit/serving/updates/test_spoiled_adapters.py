@@ -29,6 +29,8 @@ from tests.integration.adapters import write_adapter
 from tests.scenarios.spoiled_adapters import ODD_TAGS, SPOILED_FILES, SPOILED_SOURCES
 from tests.unit.serving.clients import ask, greedy, request
 
+pytestmark = pytest.mark.slow
+
 GOOD = 1
 CASES = [*SPOILED_FILES, *SPOILED_SOURCES]
 PROMPT, LENGTH = (1, 2, 3), 8

@@ -7,6 +7,8 @@ import pytest
 
 from tests.scenarios.gate_simulation import Setting, lineages
 
+pytestmark = pytest.mark.slow
+
 FALSE_ACCEPT = 0.05
 LOSS = 0.05 - 1e-9
 LOSING = Setting(gain=0.2)

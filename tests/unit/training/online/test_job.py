@@ -35,7 +35,7 @@ from hotdraft.training.scoring.evaluate import by_request, expected_acceptance_b
 
 STRANGE_DOMAIN = "../a b=c:☃\n" + 300 * "x"
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 
 class StopAfter:

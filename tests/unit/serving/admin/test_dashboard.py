@@ -1,4 +1,4 @@
-"""The dashboard's files and the history route, without a browser; `tests/integration/test_dashboard.py` has one."""
+"""The dashboard's files and the history route, without a browser; `tests/integration/dashboard` has one."""
 
 import re
 import time

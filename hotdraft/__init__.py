@@ -9,10 +9,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hotdraft.distillation import Distilled, distill
     from hotdraft.llm import LLM, CompletionOutput, RequestOutput
+    from hotdraft.pipeline.models.adapter_folder import AdapterError
+    from hotdraft.pipeline.models.loading import ModelError
     from hotdraft.pipeline.replay.buffer import ReplayBuffer
     from hotdraft.serving.messages.request import SamplingParams
+    from hotdraft.serving.updates.hot_swap import SwapError
+    from hotdraft.training.online.context import JobError
 
-__all__ = ["LLM", "CompletionOutput", "Distilled", "ReplayBuffer", "RequestOutput", "SamplingParams", "distill"]
+__all__ = [
+    "LLM",
+    "AdapterError",
+    "CompletionOutput",
+    "Distilled",
+    "JobError",
+    "ModelError",
+    "ReplayBuffer",
+    "RequestOutput",
+    "SamplingParams",
+    "SwapError",
+    "distill",
+]
 
 _HOMES = {
     "LLM": "hotdraft.llm",
@@ -22,6 +38,10 @@ _HOMES = {
     "distill": "hotdraft.distillation",
     "ReplayBuffer": "hotdraft.pipeline.replay.buffer",
     "SamplingParams": "hotdraft.serving.messages.request",
+    "AdapterError": "hotdraft.pipeline.models.adapter_folder",
+    "JobError": "hotdraft.training.online.context",
+    "ModelError": "hotdraft.pipeline.models.loading",
+    "SwapError": "hotdraft.serving.updates.hot_swap",
 }
 
 
@@ -30,3 +50,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'hotdraft' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

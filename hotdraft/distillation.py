@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hotdraft.pipeline.config.learning import DistillConfig
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.registry import AdapterRegistry
@@ -26,12 +25,20 @@ class Distilled:
 
 
 def distill(
-    target: str, draft: str, buffer: ReplayBuffer, *, run_dir: str | Path = "runs/default", **options: Any
+    target: str,
+    draft: str,
+    buffer: ReplayBuffer,
+    *,
+    run_dir: str | Path,
+    dtype: str | None = None,
+    device: str | None = None,
+    **options: Any,
 ) -> Distilled:
     """Teach `draft` by QLoRA and forward KL what `target` answered in `buffer`, and judge it against the champion.
 
-    `options` are the keys of the configuration's section `distill`, as in ``max_steps=40``; versions, runs and
-    their curves go to the MLflow store in `run_dir`. Raises `JobError` if there is too little in `buffer`, and
+    `options` are the keys of the configuration's section `distill`, as in ``max_steps=40``; ``HOTDRAFT_*``
+    variables hold for what is not given. Versions, runs and their curves go to the MLflow store in `run_dir`,
+    which belongs to this pair alone. Raises `JobError` if there is too little in `buffer`, and
     what else `training.online.job.run_job` raises.
 
     >>> from hotdraft import LLM, ReplayBuffer, SamplingParams, distill
@@ -42,12 +49,13 @@ def distill(
     ...     llm.record_to(None)
     ...     result = distill("smollm2", "smollm2-draft", buffer, run_dir="my-run", max_steps=20)
     ...     if result.accepted:
-    ...         swap = llm.swap(result.adapter)
+    ...         swap = llm.swap(result.adapter, version=result.version)
     >>> result.version
     1
     """
-    section = DistillConfig(**options)
-    config = HotdraftConfig(target=target, draft=draft, run_dir=Path(run_dir), distill=section)
+    given: dict[str, Any] = {"dtype": dtype, "device": device, "distill": options}
+    given = {name: value for name, value in given.items() if value}
+    config = HotdraftConfig(target=target, draft=draft, run_dir=Path(run_dir), **given)
     registry = AdapterRegistry(config)
     result = run_job(config, buffer=buffer, registry=registry)
     adapter = None if result.version is None else registry.download(result.version)

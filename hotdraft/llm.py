@@ -1,18 +1,18 @@
 """The library's face: a pair of models that generates, records and takes on adapters in this process.
 
-Names and shapes are vLLM's where it has them. `hotdraft serve` does the same over HTTP and minds the loop itself.
+Names and shapes follow vLLM's. `hotdraft serve` does the same over HTTP, and minds the loop by itself.
 """
 
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
-from hotdraft.pipeline.config.serving import EngineConfig, RecorderConfig
+from hotdraft.pipeline.config.serving import RecorderConfig
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.loading import fingerprint
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
@@ -52,22 +52,25 @@ class RequestOutput:
     prompt: str | None
     """None if it was given as token ids or as a conversation."""
     prompt_token_ids: tuple[int, ...]
+    prompt_logprobs: tuple[TokenLogprob, ...] | None
+    """One for each of `prompt_token_ids`; None if they were not asked for."""
     outputs: list[CompletionOutput]
     """One."""
     stats: RequestStats
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Share of the drafted tokens looked at that the target accepted; None if nothing was drafted."""
-        return self.stats.accepted_tokens / self.stats.examined_tokens if self.stats.examined_tokens else None
+        """Accepted over drafted tokens, those after a rejection counted as drafted; None if nothing was drafted."""
+        return self.stats.accepted_tokens / self.stats.drafted_tokens if self.stats.drafted_tokens else None
 
 
 class LLM:
     """A target, with a draft that proposes for it, in this process.
 
     `target` and `draft` are hub ids, local folders, or names known to `hotdraft models`; `engine` takes the keys of
-    the configuration's section of that name, as in ``k=4`` or ``num_slots=16``. Generation runs in threads of its
-    own until `close`, which the end of a ``with`` calls.
+    the configuration's section of that name, as in ``k=4`` or ``num_slots=16``; ``HOTDRAFT_*`` variables hold for
+    what is not given. Generation runs in threads of its own until `close`, which the end of a ``with`` calls;
+    without it what was last recorded is lost. Any thread may call any method.
 
     >>> from hotdraft import LLM, SamplingParams
     >>> greedy = SamplingParams(temperature=0, max_tokens=16)
@@ -80,28 +83,42 @@ class LLM:
     """
 
     def __init__(
-        self, target: str, draft: str | None = None, *, dtype: str = "auto", device: str = "auto", **engine: Any
+        self,
+        target: str,
+        draft: str | None = None,
+        *,
+        dtype: str | None = None,
+        device: str | None = None,
+        **engine: Any,
     ) -> None:
         """Load the models. Raises `ModelError` if they are missing or do not fit, ValueError for a wrong option."""
-        section = EngineConfig(**engine)
-        self._config = HotdraftConfig(target=target, draft=draft, dtype=dtype, device=device, engine=section)
+        given: dict[str, Any] = {"draft": draft, "dtype": dtype, "device": device, "engine": engine}
+        self._config = HotdraftConfig(target=target, **{name: value for name, value in given.items() if value})
         self._engine = build_engine(self._config, None)
+        self._room = threading.Semaphore(self._config.engine.max_queue)
+        self._changing = threading.Lock()
         self._swapper: HotSwapper | None = None
-        self._engine.start()
+        self._newest_version = 0
+        try:
+            self._engine.start()
+        except BaseException:
+            self._engine.stop()
+            raise
 
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[list[int]],
+        prompts: str | list[int] | Sequence[str | list[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         domain: str = DEFAULT_DOMAIN,
     ) -> list[RequestOutput]:
-        """Answer `prompts`, texts or lists of token ids, in batches; in their order.
+        """Answer `prompts`, one or several, texts or lists of token ids, in batches; in their order.
 
         Recorded answers are kept under `domain`. Raises ValueError for what the models cannot take, and
         RuntimeError if the engine fails.
         """
-        given: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
+        is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        given: list[Any] = [prompts] if is_one else list(prompts)
         token_ids = [encode_text(self._engine.tokenizer, prompt) for prompt in given]
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]
         return self._answer(texts, token_ids, sampling_params, domain)
@@ -126,50 +143,56 @@ class LLM:
         *,
         domain: str = DEFAULT_DOMAIN,
     ) -> Iterator[OutputDelta]:
-        """The answer's text as it comes; the last delta has a `finish_reason`. Left early, it is cancelled."""
+        """The answer's text as it comes; the last delta has a `finish_reason`. Left early, it is cancelled.
+
+        Raises as `generate` does.
+        """
         prompt_ids = tuple(encode_text(self._engine.tokenizer, prompt))
         request = GenerationRequest(uuid4().hex, prompt_ids, sampling_params or SamplingParams(), domain)
         deltas: queue.SimpleQueue[OutputDelta] = queue.SimpleQueue()
-        self._engine.submit(request, deltas.put)
-        try:
-            while True:
-                delta = deltas.get()
-                yield delta
-                if delta.finish_reason is not None:
-                    return
-        finally:
-            self._engine.cancel(request.request_id)
+        self._submit(request, deltas.put)
+        return self._deltas(request, deltas)
 
     def record_to(self, buffer: ReplayBuffer | None, *, flush_seconds: float = 5.0) -> None:
-        """Keep what is answered from now on in `buffer`, with the target's distributions; None ends it.
+        """Keep what is asked from now on, once answered, in `buffer` with the target's distributions; None ends it.
 
-        Shards appear every `flush_seconds`. What the recorder before had taken is written first.
+        Shards appear every `flush_seconds`. What the recorder before had taken is written first, for ten seconds at
+        most; what is lost is logged. Meanwhile nobody else may use this `buffer`, but another one of the same URL.
         """
-        recorder, self._engine.recorder = self._engine.recorder, None
-        if recorder is not None:
-            recorder.close()
-        if buffer is not None:
-            self._engine.recorder = Recorder(buffer, RecorderConfig(flush_seconds=flush_seconds))
+        keys = self._config.recorder.model_dump() | {"flush_seconds": flush_seconds}
+        recorder = None if buffer is None else Recorder(buffer, RecorderConfig(**keys))
+        with self._changing:
+            before, self._engine.recorder = self._engine.recorder, recorder
+            if before is not None:
+                before.close()
 
-    def swap(self, adapter: str | Path | None) -> SwapEvent:
+    def swap(self, adapter: str | Path | None, *, version: int | None = None) -> SwapEvent:
         """Let the draft take on the adapter in a folder, between two rounds; None brings back the draft itself.
+
+        What is recorded says by which `version` it was drafted: give the registry's, or there is a new number.
 
         Raises `AdapterError` if it does not fit the draft, and `SwapError` if the live draft then does not compute
         what its trainer did; in both cases what was served before goes on.
         """
         if self._config.draft is None:
             raise ValueError("there is no draft to swap: LLM was given a target alone")
-        if self._swapper is None:
-            ranking = draft_ranking(self._config, self._engine.decoder.vocab_size)
-            self._swapper = HotSwapper(self._engine, fingerprint(self._config.draft), ranking)
-        version = 0 if adapter is None else self._swapper.live_version + 1
-        staged = self._swapper.stage(version, None if adapter is None else Path(adapter))
-        return self._swapper.swap(staged, "promotion")
+        with self._changing:
+            if self._swapper is None:
+                ranking = draft_ranking(self._config, self._engine.decoder.vocab_size)
+                self._swapper = HotSwapper(self._engine, fingerprint(self._config.draft), ranking)
+            if adapter is None:
+                return self._swapper.swap(self._swapper.stage(0, None), "rollback")
+            staged = self._swapper.stage(version or self._newest_version + 1, Path(adapter))
+            event = self._swapper.swap(staged, "promotion")
+            self._newest_version = max(self._newest_version, event.version)
+            return event
 
     def close(self) -> None:
         """End generation and write what was recorded."""
-        self._engine.stop()
-        self.record_to(None)
+        try:
+            self._engine.stop()
+        finally:
+            self.record_to(None)
 
     def __enter__(self) -> Self:
         return self
@@ -188,45 +211,86 @@ class LLM:
     ) -> list[RequestOutput]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params or SamplingParams()] * len(token_ids)
-        room = threading.Semaphore(self._config.engine.max_queue)
+        if len(sampling_params) != len(token_ids):
+            raise ValueError(
+                f"{len(token_ids)} prompts, {len(sampling_params)} sampling_params: give one, or one each"
+            )
         answers: list[_Answer] = []
         try:
             for prompt, prompt_ids, params in zip(prompts, token_ids, sampling_params, strict=True):
                 request = GenerationRequest(uuid4().hex, tuple(prompt_ids), params, domain)
-                answers.append(_Answer(request, prompt, room))
-                room.acquire()
-                self._engine.submit(request, answers[-1].take)
+                answers.append(_Answer(request, prompt))
+                self._submit(request, answers[-1].take)
             return [answer.result() for answer in answers]
         except BaseException:
             for answer in answers:
                 self._engine.cancel(answer.request.request_id)
             raise
 
+    def _submit(self, request: GenerationRequest, on_delta: Callable[[OutputDelta], None]) -> None:
+        """Submit as soon as the engine's queue has room."""
+
+        def hear(delta: OutputDelta) -> None:
+            if delta.finish_reason is not None:
+                self._room.release()
+            on_delta(delta)
+
+        self._room.acquire()
+        try:
+            self._engine.submit(request, hear)
+        except BaseException:
+            self._room.release()
+            raise
+
+    def _deltas(
+        self, request: GenerationRequest, deltas: "queue.SimpleQueue[OutputDelta]"
+    ) -> Iterator[OutputDelta]:
+        try:
+            while True:
+                delta = deltas.get()
+                yield delta
+                if delta.finish_reason is not None:
+                    _check_finished(delta.finish_reason)
+                    return
+        finally:
+            self._engine.cancel(request.request_id)
+
 
 class _Answer:
     """Gathers what the engine says of one request."""
 
-    def __init__(self, request: GenerationRequest, prompt: str | None, room: threading.Semaphore) -> None:
+    def __init__(self, request: GenerationRequest, prompt: str | None) -> None:
         self.request = request
         self._prompt = prompt
-        self._room = room
         self._deltas: list[OutputDelta] = []
         self._done = threading.Event()
 
     def take(self, delta: OutputDelta) -> None:
         self._deltas.append(delta)
         if delta.finish_reason is not None:
-            self._room.release()
             self._done.set()
 
     def result(self) -> RequestOutput:
         self._done.wait()
         last = self._deltas[-1]
-        if last.finish_reason in (None, "error", "cancelled"):
-            raise RuntimeError(f"the engine ended a request with {last.finish_reason!r}; its log says why")
+        assert last.finish_reason is not None
+        _check_finished(last.finish_reason)
+        params = self.request.params
         token_ids = tuple(token for delta in self._deltas for token in delta.token_ids)
-        wanted = self.request.params.logprobs is not None
         logprobs = tuple(one for delta in self._deltas for one in delta.logprobs or ())
+        prompt_logprobs = tuple(one for delta in self._deltas for one in delta.prompt_logprobs or ())
         text = "".join(delta.text for delta in self._deltas)
-        output = CompletionOutput(0, text, token_ids, last.finish_reason, logprobs if wanted else None)
-        return RequestOutput(self.request.request_id, self._prompt, self.request.prompt_ids, [output], last.stats)
+        wanted = None if params.logprobs is None else logprobs
+        return RequestOutput(
+            self.request.request_id,
+            self._prompt,
+            self.request.prompt_ids,
+            None if params.prompt_logprobs is None else prompt_logprobs,
+            [CompletionOutput(0, text, token_ids, last.finish_reason, wanted)],
+            last.stats,
+        )
+
+
+def _check_finished(reason: FinishReason) -> None:
+    if reason in ("error", "cancelled"):
+        raise RuntimeError(f"the request ended as {reason!r}: the engine failed, as its log says, or was closed")

@@ -1,5 +1,6 @@
 """What a client asks of the engine and what it hears back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,7 +31,8 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int | None = None
     """Equal seeds give equal text up to rounding, whatever the batch, the draft and k; None draws one."""
-    stop: tuple[str, ...] = ()
+    stop: str | Sequence[str] = ()
+    """One or several; none of them is in the text."""
     ignore_eos: bool = False
     presence_penalty: float = 0.0
     """Taken from the logits of the tokens that the answer has already, as OpenAI defines it."""
@@ -42,6 +44,8 @@ class SamplingParams:
     """The same of the prompt's tokens."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
         if 0 < self.temperature < MIN_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
         checks = {

@@ -1,6 +1,7 @@
 """`from hotdraft import LLM`: what is generated, recorded and swapped in one process."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,41 @@ def test_an_adapter_changes_what_is_drafted_and_nothing_that_is_answered(
     after = llm.generate(PROMPTS, GREEDY)
     assert [one.outputs for one in before] == [one.outputs for one in swapped] == [one.outputs for one in after]
     assert [one.stats.rounds for one in before] != [one.stats.rounds for one in swapped]
+
+
+def test_a_stop_string_may_stand_alone_and_is_no_set_of_letters() -> None:
+    assert SamplingParams(stop="END").stop == ("END",)
+
+
+def test_the_environment_holds_for_what_is_not_given(tiny_target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOTDRAFT_ENGINE__MAX_MODEL_LEN", "24")
+    monkeypatch.setenv("HOTDRAFT_DTYPE", "float32")
+    with (
+        LLM(tiny_target, device="cpu", num_slots=1) as llm,
+        pytest.raises(ValueError, match="maximum context length is 24"),
+    ):
+        llm.generate("hello", SamplingParams(max_tokens=32))
+
+
+def test_as_many_parameters_as_prompts_or_one(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="2 prompts, 3 sampling_params"):
+        llm.generate(PROMPTS[:2], [GREEDY] * 3)
+
+
+def test_prompts_may_outnumber_the_queue_from_several_threads(tiny_target: str) -> None:
+    options = {"dtype": "float32", "device": "cpu", "num_slots": 2, "max_model_len": 64, "max_queue": 3}
+    with LLM(tiny_target, **options) as llm, ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(lambda _: llm.generate(PROMPTS * 4, GREEDY), range(2))
+    assert [output.outputs for output in one] == [output.outputs for output in other]
+
+
+def test_what_a_closed_engine_left_is_no_answer(tiny_target: str) -> None:
+    llm = LLM(tiny_target, dtype="float32", device="cpu", max_model_len=256)
+    stream = llm.stream("hello", SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))
+    next(stream)
+    llm.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        list(stream)
 
 
 def test_without_a_draft_there_is_nothing_to_swap(tiny_target: str, tmp_path: Path) -> None:

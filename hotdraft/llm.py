@@ -145,26 +145,36 @@ class LLM:
     ) -> Iterator[OutputDelta]:
         """The answer's text as it comes; the last delta has a `finish_reason`. Left early, it is cancelled.
 
-        Raises as `generate` does.
+        Raises as `generate` does, once the first text is waited for: nothing is asked before.
         """
         prompt_ids = tuple(encode_text(self._engine.tokenizer, prompt))
         request = GenerationRequest(uuid4().hex, prompt_ids, sampling_params or SamplingParams(), domain)
         deltas: queue.SimpleQueue[OutputDelta] = queue.SimpleQueue()
         self._submit(request, deltas.put)
-        return self._deltas(request, deltas)
+        try:
+            while True:
+                delta = deltas.get()
+                yield delta
+                if delta.finish_reason is not None:
+                    _check_finished(delta.finish_reason)
+                    return
+        finally:
+            self._engine.cancel(request.request_id)
 
     def record_to(self, buffer: ReplayBuffer | None, *, flush_seconds: float = 5.0) -> None:
         """Keep what is asked from now on, once answered, in `buffer` with the target's distributions; None ends it.
 
         Shards appear every `flush_seconds`. What the recorder before had taken is written first, for ten seconds at
-        most; what is lost is logged. Meanwhile nobody else may use this `buffer`, but another one of the same URL.
+        most; what is lost is logged, and what is answered meanwhile is not kept.
         """
         keys = self._config.recorder.model_dump() | {"flush_seconds": flush_seconds}
-        recorder = None if buffer is None else Recorder(buffer, RecorderConfig(**keys))
+        config = RecorderConfig(**keys)
         with self._changing:
-            before, self._engine.recorder = self._engine.recorder, recorder
+            before = self._engine.record_with(None)
             if before is not None:
                 before.close()
+            if buffer is not None:
+                self._engine.record_with(Recorder(buffer, config))
 
     def swap(self, adapter: str | Path | None, *, version: int | None = None) -> SwapEvent:
         """Let the draft take on the adapter in a folder, between two rounds; None brings back the draft itself.
@@ -176,6 +186,8 @@ class LLM:
         """
         if self._config.draft is None:
             raise ValueError("there is no draft to swap: LLM was given a target alone")
+        if not self._engine.is_alive:
+            raise RuntimeError("there is no engine to swap a draft in: it was closed, or failed as its log says")
         with self._changing:
             if self._swapper is None:
                 ranking = draft_ranking(self._config, self._engine.decoder.vocab_size)
@@ -241,19 +253,6 @@ class LLM:
         except BaseException:
             self._room.release()
             raise
-
-    def _deltas(
-        self, request: GenerationRequest, deltas: "queue.SimpleQueue[OutputDelta]"
-    ) -> Iterator[OutputDelta]:
-        try:
-            while True:
-                delta = deltas.get()
-                yield delta
-                if delta.finish_reason is not None:
-                    _check_finished(delta.finish_reason)
-                    return
-        finally:
-            self._engine.cancel(request.request_id)
 
 
 class _Answer:

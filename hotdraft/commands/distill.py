@@ -24,6 +24,7 @@ def distill(
     follow: Annotated[bool, typer.Option("--follow", help="Run jobs as traffic calls for them.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the job's record instead of a table.")] = False,
     job: Annotated[str | None, typer.Option(hidden=True, help="Job on record that this process is to run.")] = None,
+    lock: Annotated[int, typer.Option(hidden=True, help="The job's lock, as an open file.")] = -1,
 ) -> None:
     """Distil recorded traffic into a new adapter, judge it, and promote it if it is better.
 
@@ -45,7 +46,7 @@ def distill(
     if follow:
         _follow(settings)
     else:
-        _once(settings, as_json, job)
+        _once(settings, as_json, job, lock)
 
 
 def _follow(settings: "HotdraftConfig") -> None:
@@ -57,12 +58,12 @@ def _follow(settings: "HotdraftConfig") -> None:
         follow(settings, stop)
 
 
-def _once(settings: "HotdraftConfig", as_json: bool, job_id: str | None) -> None:
+def _once(settings: "HotdraftConfig", as_json: bool, job_id: str | None, lock: int) -> None:
     from dataclasses import asdict
 
     from rich.console import Console
 
-    from hotdraft.pipeline.loop.jobs import JobRecords, JobRunningError
+    from hotdraft.pipeline.loop.jobs import JobEndedError, JobRecords, JobRunningError
     from hotdraft.pipeline.replay.buffer import ReplayBuffer
     from hotdraft.pipeline.store.registry import AdapterRegistry
     from hotdraft.training.fit.progress_bar import quiet_trainer
@@ -76,8 +77,8 @@ def _once(settings: "HotdraftConfig", as_json: bool, job_id: str | None) -> None
     result = None
     with _stopped_by_signals() as stop:
         try:
-            job = records.begin("command") if job_id is None else records.inherit(job_id)
-        except JobRunningError as error:
+            job = records.begin("command") if job_id is None else records.inherit(job_id, lock)
+        except (JobRunningError, JobEndedError) as error:
             typer.secho(f"hotdraft: {error}", fg="red", err=True)
             raise typer.Exit(1) from None
         try:

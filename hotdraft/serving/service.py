@@ -104,12 +104,12 @@ class _Part(Protocol):
 
 @contextmanager
 def _running(*parts: _Part | None) -> Iterator[None]:
-    """Starts those that there are, and stops what was started, the last first."""
+    """Starts those that there are, and stops what was begun to be started, the last first."""
     started: list[_Part] = []
     try:
         for part in filter(None, parts):
+            started.append(part)  # first: a signal may come while it starts
             part.start()
-            started.append(part)
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are about to end

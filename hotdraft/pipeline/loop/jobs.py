@@ -9,6 +9,7 @@ is in `<run_dir>/jobs/logs/<id>.log`.
 
 import fcntl
 import logging
+import os
 import re
 import time
 import uuid
@@ -93,9 +94,19 @@ class JobRecords:
             job.write()
             return job
 
-    def inherit(self, job_id: str) -> RunningJob:
-        """The job that another process began for this one, handing on its lock and its log as our output."""
-        return RunningJob(self.get(job_id), self._folder, self.log_path(job_id), None)
+    def inherit(self, job_id: str, lock: int) -> RunningJob:
+        """The job that another process began for this one, handing on its `lock`, open, and its log as our output.
+
+        Raises `UnknownJobError`, and `JobEndedError` if `lock` is not that of a job that runs.
+        """
+        job = self.get(job_id)
+        try:
+            is_ours = os.path.samestat(os.fstat(lock), self._path(job_id, "lock").stat())
+        except OSError:
+            is_ours = False
+        if not is_ours or job.ended_at is not None:
+            raise JobEndedError(f"job {job_id} was not handed to this process; it is {job.state}")
+        return RunningJob(job, self._folder, self.log_path(job_id), None)
 
     def cancel(self, job_id: str) -> Job:
         """Ask a job to end without a verdict; it does at its next step.

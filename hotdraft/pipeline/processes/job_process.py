@@ -30,7 +30,7 @@ def start_job(
     try:
         with records.log_path(job.id).open("ab") as log:
             process = subprocess.Popen(
-                distill_command(config_path, "--once", "--job", job.id),
+                distill_command(config_path, "--once", "--job", job.id, "--lock", str(job.fileno())),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -90,12 +90,12 @@ class Engine:
 
     @property
     def recorder(self) -> Recorder | None:
-        """Who is handed finished requests; may be set at any time and holds for those that end from then on."""
+        """Who is handed finished requests."""
         return self._outputs.recorder
 
-    @recorder.setter
-    def recorder(self, recorder: Recorder | None) -> None:
-        self._outputs.recorder = recorder
+    def record_with(self, recorder: Recorder | None) -> Recorder | None:
+        """Hand requests that are asked from now on to `recorder`; gives the one before, which hears no more."""
+        return self._outputs.record_with(recorder).result()
 
     @property
     def num_running(self) -> int:

@@ -3,6 +3,7 @@
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 
 from hotdraft.serving.decoding.rounds import Round
@@ -55,6 +56,17 @@ class OutputThread:
     def finish(self, output: Output, reason: FinishReason) -> None:
         self._submit(partial(self._finish, output, reason))
 
+    def record_with(self, recorder: Recorder | None) -> "Future[Recorder | None]":
+        """From now on; gives the one before, which hears of nothing more."""
+        before: Future[Recorder | None] = Future()
+
+        def exchange() -> None:
+            previous, self.recorder = self.recorder, recorder
+            before.set_result(previous)
+
+        self._submit(exchange)
+        return before
+
     def swap(self, event: SwapEvent) -> None:
         self._submit(partial(self._tell_listeners, lambda listener: listener.on_swap(event)))
 
@@ -95,9 +107,8 @@ class OutputThread:
     def _finish(self, output: Output, reason: FinishReason) -> None:
         if output.finish_reason is not None:
             return
-        recorder = self.recorder
-        if reason in ("stop", "length") and recorder is not None:
-            self._record(output, recorder)
+        if reason in ("stop", "length") and self.recorder is not None:
+            self._record(output, self.recorder)
         self._count(output, reason)
         try:
             output.send(reason)

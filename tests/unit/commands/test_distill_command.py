@@ -118,5 +118,7 @@ def test_while_another_job_runs_none_begins(hotdraft, records, job_that):
 def test_a_job_that_was_begun_for_this_process_is_run(hotdraft, records, job_that):
     job_that(judged(True))
     begun = records.begin("api")
-    assert hotdraft("--once", "--job", begun.id).exit_code == 0
+    assert hotdraft("--once", "--job", begun.id).exit_code == 1, "not without its lock"
+    assert records.get(begun.id).state == "running"
+    assert hotdraft("--once", "--job", begun.id, "--lock", str(begun.fileno())).exit_code == 0
     assert (records.get(begun.id).origin, records.get(begun.id).state) == ("api", "accepted")

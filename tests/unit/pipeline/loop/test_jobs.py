@@ -128,9 +128,10 @@ def test_a_killed_process_leaves_a_job_that_died(records, tmp_path):
 def test_a_job_lives_on_in_the_process_that_inherits_it(records, tmp_path):
     job = records.begin("api")
     child = subprocess.Popen(["sleep", "60"], pass_fds=[job.fileno()])
+    lock = os.dup(job.fileno())
     job.hand_over()
     assert records.get(job.id).state == "running"
-    inherited = records.inherit(job.id)
+    inherited = records.inherit(job.id, lock)
     with inherited:
         logging.getLogger("training.somewhere").warning("to the output, which is the log already")
         inherited.end("rejected", "worse")
@@ -141,6 +142,19 @@ def test_a_job_lives_on_in_the_process_that_inherits_it(records, tmp_path):
     abandoned = records.begin("api")
     abandoned.hand_over()
     assert records.get(abandoned.id).state == "died"
+
+
+def test_a_job_that_was_not_handed_on_is_not_gone_on_with(records, tmp_path):
+    """As if its command line were started again by hand, while it runs and after."""
+    job = records.begin("api")
+    other = (tmp_path / "other").open("w")
+    for lock in (-1, other.fileno()):
+        with pytest.raises(JobEndedError, match="not handed to this process; it is running"):
+            records.inherit(job.id, lock)
+    kept = os.dup(job.fileno())
+    job.end("rejected", "worse")
+    with pytest.raises(JobEndedError, match="it is rejected"):
+        records.inherit(job.id, kept)
 
 
 def test_the_oldest_records_are_forgotten(records, monkeypatch, tmp_path):

@@ -42,7 +42,9 @@ def test_the_process_is_detached_and_yields_and_its_end_is_the_jobs(config, monk
         time.sleep(0.02)
     assert records.get(job.id).state == "died", "it ended without a verdict"
     said = json.loads(records.log_tail(job.id))
-    assert said == [["--once", "--job", job.id], True, min(before + 7, 19), "1", "3"]
+    arguments, *said = said
+    assert arguments[:-1] == ["--once", "--job", job.id, "--lock"]
+    assert said == [True, min(before + 7, 19), "1", "3"]
     assert os.nice(0) == before
 
 

@@ -1,5 +1,6 @@
 """How the server ends: SIGTERM lets what was accepted finish, within a time limit."""
 
+import asyncio
 import logging
 import socket
 import threading
@@ -16,6 +17,8 @@ from hotdraft.serving.http.connections import ACCEPTS_A_TURN, Connections
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
+SETTLE_SECONDS = 0.2
+"""For connections that the kernel has taken and we have not: closing the door on them would cut them off."""
 LAST_WORDS_SECONDS = 5
 """For answers on their way to slow clients."""
 KEEP_ALIVE_SECONDS = 75
@@ -52,10 +55,18 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        self._listen(BACKLOG)  # asyncio has one number for both backlogs, its own and the kernel's
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._listen(0)  # who comes now is refused once the door is closed
+        await asyncio.sleep(SETTLE_SECONDS)
+        await super().shutdown(sockets)
+
+    def _listen(self, backlog: int) -> None:
         for server in self.servers:
-            for listener in server.sockets:  # asyncio has one number for both backlogs, its own and the kernel's
+            for listener in server.sockets:
                 with listener.dup() as same:
-                    same.listen(BACKLOG)
+                    same.listen(backlog)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._thread.ident is None:

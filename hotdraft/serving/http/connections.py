@@ -141,6 +141,14 @@ class Connection(H11Protocol):
         if self._stall is not None:
             self._stall.cancel()
 
+    def shutdown(self) -> None:
+        """At the server's end. Closing an idle connection would cut off a request that is on its way on it."""
+        if self.cycle is None or self.cycle.response_complete:
+            self._expect(None)
+            self.end(503, "The server is shutting down.")
+        else:
+            super().shutdown()
+
     def end(self, status: int, message: str) -> None:
         """Say why, and leave when the client has left or had time to read it."""
         self._is_ended = True

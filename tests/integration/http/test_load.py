@@ -67,8 +67,6 @@ def test_sigterm_under_load(
             assert httpx.get(f"{server.url}/health").status_code == 200
         assert server.process.wait(60) == 0
         counts = crowd.join().counts
-        # the kernel takes a few connections more while the door is being closed
-        assert counts.pop("broken: ReadError", 0) <= 4, counts
         assert counts.keys() <= {"200", "503", "told 503", "left", "refused"}
         assert counts["200"] + counts["told 503"] > 0
         assert bool(counts["told 503"]) == told, counts

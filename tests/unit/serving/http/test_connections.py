@@ -27,8 +27,8 @@ BODY = json.dumps({"model": "tiny-chat", "prompt": "hello", "stream": True}).enc
 class Guarded:
     """A served engine, and its connections."""
 
-    def __init__(self, url: str, engine: ScriptedEngine, connections: Connections) -> None:
-        self.url, self.engine, self.connections = url, engine, connections
+    def __init__(self, url: str, engine: ScriptedEngine, connections: Connections, runner: Server) -> None:
+        self.url, self.engine, self.connections, self.runner = url, engine, connections, runner
 
     def connect(self, said: bytes = b"") -> socket.socket:
         address = ("127.0.0.1", int(self.url.rpartition(":")[2]))
@@ -58,7 +58,7 @@ def guarded(limit: int, header_seconds: float = 60, body_seconds: float = 60) ->
         thread.start()
         while not runner.started:
             time.sleep(0.01)
-        yield Guarded(f"http://127.0.0.1:{sock.getsockname()[1]}", engine, connections)
+        yield Guarded(f"http://127.0.0.1:{sock.getsockname()[1]}", engine, connections, runner)
         runner.should_exit = True
         thread.join(10)
 
@@ -173,6 +173,20 @@ def test_an_idle_connection_is_used_again_and_goes_first() -> None:
         with server.connect(), server.connect():
             server.until(lambda: server.connections.closed == {"crowded": 1})
             assert client.get("/health").status_code == 200, "by a connection of its own"
+
+
+def test_a_request_that_crosses_with_the_servers_end_is_told_so() -> None:
+    ask = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with guarded(limit=2) as server:
+        client = server.connect(ask)
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+        server.runner.should_exit = True
+        time.sleep(0.5)
+        client.sendall(ask)
+        time.sleep(0.1)
+        answer = rest(client)
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"shutting down" in answer
 
 
 def test_the_log_says_a_thing_five_times_and_then_for_a_while_no_more(caplog: pytest.LogCaptureFixture) -> None:

@@ -34,32 +34,32 @@ class MetricFamilies:
 
     def gauge_now(self, name: str, documentation: str, value: float) -> Metric:
         """A gauge for a collector that reads its value when scraped."""
-        fixed = self._labels(name)
-        family = GaugeMetricFamily(name, documentation, labels=list(fixed))
-        family.add_metric(list(fixed.values()), value)
-        return family
+        return self._now(GaugeMetricFamily, name, documentation, {(): value})
 
     def gauge_by_now(self, label: str, name: str, documentation: str, values: Mapping[str, float]) -> Metric:
         """Likewise, with a value for each value of `label`."""
-        fixed = self._labels(name)
-        family = GaugeMetricFamily(name, documentation, labels=[*fixed, label])
-        for key, value in values.items():
-            family.add_metric([*fixed.values(), key], value)
-        return family
+        return self._now(GaugeMetricFamily, name, documentation, {(key,): v for key, v in values.items()}, label)
 
     def count_now(self, name: str, documentation: str, value: float) -> Metric:
         """A counter for a collector that reads its value when scraped."""
-        fixed = self._labels(name)
-        family = CounterMetricFamily(name, documentation, labels=list(fixed))
-        family.add_metric(list(fixed.values()), value)
-        return family
+        return self._now(CounterMetricFamily, name, documentation, {(): value})
 
     def count_by_now(self, label: str, name: str, documentation: str, values: Mapping[str, float]) -> Metric:
         """Likewise, with a value for each value of `label`."""
+        return self._now(CounterMetricFamily, name, documentation, {(key,): v for key, v in values.items()}, label)
+
+    def _now(
+        self,
+        kind: type[GaugeMetricFamily | CounterMetricFamily],
+        name: str,
+        documentation: str,
+        values: Mapping[tuple[str, ...], float],
+        *labels: str,
+    ) -> Metric:
         fixed = self._labels(name)
-        family = CounterMetricFamily(name, documentation, labels=[*fixed, label])
+        family = kind(name, documentation, labels=[*fixed, *labels])
         for key, value in values.items():
-            family.add_metric([*fixed.values(), key], value)
+            family.add_metric([*fixed.values(), *key], value)
         return family
 
     def _labels(self, name: str) -> dict[str, str]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.config.settings import HotdraftConfig, given
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.online.job import run_job
@@ -53,9 +53,8 @@ def distill(
     >>> result.version
     1
     """
-    given: dict[str, Any] = {"dtype": dtype, "device": device, "distill": options}
-    given = {name: value for name, value in given.items() if value}
-    config = HotdraftConfig(target=target, draft=draft, run_dir=Path(run_dir), **given)
+    settings = given({"dtype": dtype, "device": device, "distill": options})
+    config = HotdraftConfig(target=target, draft=draft, run_dir=Path(run_dir), **settings)
     registry = AdapterRegistry(config)
     result = run_job(config, buffer=buffer, registry=registry)
     adapter = None if result.version is None else registry.download(result.version)

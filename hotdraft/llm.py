@@ -13,7 +13,7 @@ from typing import Any, Self
 from uuid import uuid4
 
 from hotdraft.pipeline.config.serving import RecorderConfig
-from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.config.settings import HotdraftConfig, given
 from hotdraft.pipeline.models.loading import fingerprint
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.serving.engine.load import build_engine, draft_ranking
@@ -92,8 +92,8 @@ class LLM:
         **engine: Any,
     ) -> None:
         """Load the models. Raises `ModelError` if they are missing or do not fit, ValueError for a wrong option."""
-        given: dict[str, Any] = {"draft": draft, "dtype": dtype, "device": device, "engine": engine}
-        self._config = HotdraftConfig(target=target, **{name: value for name, value in given.items() if value})
+        options = given({"draft": draft, "dtype": dtype, "device": device, "engine": engine})
+        self._config = HotdraftConfig(target=target, **options)
         self._engine = build_engine(self._config, None)
         self._room = threading.Semaphore(self._config.engine.max_queue)
         self._changing = threading.Lock()
@@ -118,9 +118,9 @@ class LLM:
         RuntimeError if the engine fails.
         """
         is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-        given: list[Any] = [prompts] if is_one else list(prompts)
-        token_ids = [encode_text(self._engine.tokenizer, prompt) for prompt in given]
-        texts = [prompt if isinstance(prompt, str) else None for prompt in given]
+        several: list[Any] = [prompts] if is_one else list(prompts)
+        token_ids = [encode_text(self._engine.tokenizer, prompt) for prompt in several]
+        texts = [prompt if isinstance(prompt, str) else None for prompt in several]
         return self._answer(texts, token_ids, sampling_params, domain)
 
     def chat(

@@ -29,10 +29,8 @@ KOption = Annotated[
 
 def serving_overrides(host: str | None, port: int | None, dtype: str | None, k: str | None) -> dict[str, Any]:
     """What the flags of `hotdraft serve` lay over file and environment, nested as in the file."""
+    from hotdraft.pipeline.config.settings import given
+
     server = {"host": host, "port": port}
-    flags: dict[str, Any] = {"dtype": dtype, "server": _given(server), "engine": _given({"k": k})}
-    return {key: value for key, value in _given(flags).items() if value != {}}
-
-
-def _given(flags: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in flags.items() if value is not None}
+    flags: dict[str, Any] = {"dtype": dtype, "server": given(server), "engine": given({"k": k})}
+    return {key: value for key, value in given(flags).items() if value != {}}

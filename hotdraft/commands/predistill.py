@@ -50,12 +50,12 @@ def predistill(
     """
     import random
 
-    from hotdraft.pipeline.config.settings import load_config
+    from hotdraft.pipeline.config.settings import given, load_config
     from hotdraft.pipeline.traffic.generators.varied import varied
     from hotdraft.pipeline.traffic.sources import read_sources
 
     changed = {"sources": prompts or None, "draft": draft, "method": method and method.value}
-    overrides: dict[str, Any] = {"predistill": {key: value for key, value in changed.items() if value is not None}}
+    overrides: dict[str, Any] = {"predistill": given(changed)}
     settings = load_config(config, overrides)
     chosen = settings.predistill
     if out is None and not plan:

@@ -122,6 +122,11 @@ def load_config(path: str | Path, overrides: dict[str, Any] | None = None) -> Ho
         raise ConfigError(f"{path}: {error}") from error
 
 
+def given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `values` that are not None: what somebody said, to lay over what others did."""
+    return {key: value for key, value in values.items() if value is not None}
+
+
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Nested settings with those of `over` laid over them."""
     both = {**under, **over}

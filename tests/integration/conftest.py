@@ -1,15 +1,16 @@
 """A pair that learns within seconds, and configurations of it."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
 from tests.conftest import disturbed, save, tiny_llama
-from tests.integration.processes import MODEL
+from tests.integration.processes import MODEL, Server
 
 
 @pytest.fixture(scope="session")
@@ -55,3 +56,17 @@ def write_config(pair: tuple[str, str], empty_mlflow_db: Path) -> Callable[..., 
         return path
 
     return write
+
+
+@pytest.fixture(scope="module")
+def config(config_path: Path) -> HotdraftConfig:
+    """Of the module's `config_path`."""
+    return load_config(config_path)
+
+
+@pytest.fixture(scope="module")
+def server(config_path: Path) -> Iterator[Server]:
+    """Of the module's `config_path`, with a trainer beside it."""
+    server = Server(config_path, config_path.with_name("server.log"), "--self-improve")
+    yield server
+    server.kill()

@@ -1,7 +1,7 @@
 """An operator's way through the admin API of a live server, and the command line beside it."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hotdraft.cli import app
-from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
+from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry
@@ -52,18 +52,6 @@ def config_path(write_config: Callable[..., Path], tmp_path_factory: pytest.Temp
     """The loop would begin a job at the 60th request, and k is automatic."""
     engine = {"k": "auto", "max_k": 3, "num_slots": 4, "max_model_len": 128}
     return write_config(tmp_path_factory.mktemp("admin"), engine=engine)
-
-
-@pytest.fixture(scope="module")
-def config(config_path: Path) -> HotdraftConfig:
-    return load_config(config_path)
-
-
-@pytest.fixture(scope="module")
-def server(config_path: Path) -> Iterator[Server]:
-    server = Server(config_path, config_path.with_name("server.log"), "--self-improve")
-    yield server
-    server.kill()
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 from typer.testing import CliRunner
 
 from hotdraft.cli import app
-from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
+from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry
@@ -25,18 +25,6 @@ FIRST, AFTER, SECOND = range(120), range(1000, 1030), range(2000, 2120)
 @pytest.fixture(scope="module")
 def config_path(write_config: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_config(tmp_path_factory.mktemp("loop"))
-
-
-@pytest.fixture(scope="module")
-def config(config_path: Path) -> HotdraftConfig:
-    return load_config(config_path)
-
-
-@pytest.fixture(scope="module")
-def server(config_path: Path) -> Iterator[Server]:
-    server = Server(config_path, config_path.with_name("server.log"), "--self-improve")
-    yield server
-    server.kill()
 
 
 @pytest.fixture(scope="module")

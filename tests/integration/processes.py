@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import openai
@@ -21,6 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hotdraft.pipeline.processes.local_server import wait_until_healthy
 from hotdraft.pipeline.system.log_tail import log_tail
+from tests.integration.warm.process import Process
+from tests.integration.warm.start import start, trainer_of
 
 MODEL = "tiny"
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
@@ -63,22 +65,29 @@ def acceptance_rate(answers: list[Answer]) -> float:
 class Server:
     """Runs until `stop` or `kill`; `client` is OpenAI's own, which never retries here.
 
-    With `files` it may open no more than as many.
+    With `files` it may open no more than as many. It and its trainers are forked from a process that has made
+    their imports; not so when it is `cold`, and starts as a user's does.
     """
 
-    def __init__(self, config: Path, log: Path, *arguments: str, files: int | None = None) -> None:
+    def __init__(
+        self, config: Path, log: Path, *arguments: str, files: int | None = None, cold: bool = False
+    ) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
         command = [sys.executable, "-m", "hotdraft", "serve", "--config", str(config), "--port", str(port)]
-        if files is not None:
-            command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
+        command += arguments
+        self.process: subprocess.Popen[bytes] | Process
         with log.open("ab") as output:
-            self.process = subprocess.Popen(
-                [*command, *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-            )
+            if cold:
+                assert files is None
+                self.process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+                )
+            else:
+                self.process = start(command, stdout=output, files=files)
         try:
-            wait_until_healthy(self.url, self.process, log)
+            wait_until_healthy(self.url, cast(subprocess.Popen[bytes], self.process), log)
         except BaseException:
             self.kill()
             raise
@@ -119,6 +128,8 @@ class Server:
 
     def trainer_pid(self) -> int | None:
         """Process id of the trainer that the server supervises, if one runs."""
+        if isinstance(self.process, Process):
+            return trainer_of(self.process)
         for children in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
             for pid in children.read_text().split():
                 if b"distill" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):

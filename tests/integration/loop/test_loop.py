@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,14 @@ FIRST, AFTER, SECOND = range(120), range(1000, 1030), range(2000, 2120)
 @pytest.fixture(scope="module")
 def config_path(write_config: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_config(tmp_path_factory.mktemp("loop"))
+
+
+@pytest.fixture(scope="module")
+def server(config_path: Path) -> Iterator[Server]:
+    """Started as a user starts it, for who dies with whom."""
+    server = Server(config_path, config_path.with_name("server.log"), "--self-improve", cold=True)
+    yield server
+    server.kill()
 
 
 @pytest.fixture(scope="module")

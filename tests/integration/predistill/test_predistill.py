@@ -17,6 +17,8 @@ from hotdraft.pipeline.store.connection import open_client
 from hotdraft.training.predistill.make import EXPERIMENT
 from tests.conftest import tiny_llama, tiny_tokenizer
 from tests.integration.processes import wait_for
+from tests.integration.warm.start import run as warm_run
+from tests.integration.warm.start import start
 
 pytestmark = [pytest.mark.timeout(240)]
 
@@ -82,13 +84,13 @@ def test_killed_when_the_draft_is_written_it_goes_on_from_there(folder: Path) ->
     (folder / "killed.yaml").write_text(yaml.safe_dump({**settings, "run_dir": str(run_dir)}))
     command = [sys.executable, "-m", "hotdraft", "predistill", "--config", "killed.yaml"]
     command += ["--prompts", "prompts.jsonl", "--out", "killed"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder)
+    process = start(command, stdout=subprocess.DEVNULL, cwd=folder)
     wait_for("the draft", out.is_dir, 120)
     process.kill()
     assert process.wait() == -9, "ended before it could be killed"
     written = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
 
-    again = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    again = warm_run(command, cwd=folder)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "The draft in killed is finished" in again.stdout
     assert "On prompts never trained on" in again.stdout

@@ -1,13 +1,17 @@
 """Two processes that share the work learn what one does alone."""
 
+import multiprocessing
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from hotdraft.training.fit import processes
 from hotdraft.training.fit.processes import TrainingProcessError
 from tests.integration.predistill.tiny_run import command, curve, train_in
 from tests.integration.processes import is_running, wait_for
@@ -32,6 +36,20 @@ def folder_for(tmp_path, empty_mlflow_db):
     return make
 
 
+@pytest.fixture
+def forked(monkeypatch):
+    """Training processes that are forked from one that has made their imports; alike in all else."""
+    multiprocessing.set_forkserver_preload(
+        ["hotdraft.training.predistill.make", "lightning.pytorch", "tests.conftest"]
+    )
+    method = "forkserver"
+    changed = SimpleNamespace(
+        get_context=lambda _: multiprocessing.get_context(method),
+        spawn=partial(torch.multiprocessing.start_processes, start_method=method),
+    )
+    monkeypatch.setattr(processes, "multiprocessing", changed)
+
+
 def assert_same(first, second):
     for name in ("loss", "validation/loss", "validation/overlap", "validation/greedy_agreement"):
         truth, found = curve(first, name), curve(second, name)
@@ -44,6 +62,7 @@ def assert_same(first, second):
         torch.testing.assert_close(weights[1][name], tensor, msg=name, rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("strategy", "changes"),
     [
@@ -67,6 +86,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for text in lists for child in text.read_text().split()]
 
 
+@pytest.mark.usefixtures("forked")  # but not what is killed, which starts as a user starts it
 def test_killed_processes_leave_none_behind_and_go_on_where_they_were(folder_for):
     whole, broken = folder_for("whole"), folder_for("broken")
     settings = SETTINGS | {"max_steps": 40, "devices": 2, "strategy": "fsdp"}
@@ -82,6 +102,7 @@ def test_killed_processes_leave_none_behind_and_go_on_where_they_were(folder_for
     assert_same(whole, broken)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_failure_in_one_process_ends_all_and_is_told(folder_for):
     with pytest.raises(TrainingProcessError, match="NonFiniteLossError: the loss is nan"):
         train_in(folder_for("failed"), SETTINGS | {"devices": 2, "learning_rate": 1e30})

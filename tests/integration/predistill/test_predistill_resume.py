@@ -13,6 +13,7 @@ import torch
 from hotdraft.training.fit import run
 from tests.integration.predistill.tiny_run import command, curve, train_in
 from tests.integration.processes import wait_for
+from tests.integration.warm.start import start
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +44,7 @@ def test_killed_runs_go_on_exactly(tmp_path, empty_mlflow_db, monkeypatch):
     pause = random.Random(0)
     for _ in range(KILLS):
         before = written(checkpoint)
-        process = subprocess.Popen(command(broken, SETTINGS), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = start(command(broken, SETTINGS), stdout=subprocess.DEVNULL)
         wait_for("a checkpoint", lambda before=before: written(checkpoint) > before, START_SECONDS)
         time.sleep(pause.uniform(0.0, 0.3))
         process.kill()

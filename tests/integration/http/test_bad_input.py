@@ -20,6 +20,7 @@ from hotdraft.pipeline.store.connection import experiment_id, open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from tests.integration.adapters import write_adapter
 from tests.integration.processes import Server, Trickle, wait_for
+from tests.integration.warm.start import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -116,13 +117,13 @@ def publish(config: HotdraftConfig, tmp_path_factory: pytest.TempPathFactory) ->
     assert config.draft is not None
     draft = config.draft
     client = open_client(config)
-    run = client.create_run(experiment_id(client, config, config.tracking.training_experiment))
+    run_id = client.create_run(experiment_id(client, config, config.tracking.training_experiment)).info.run_id
 
     def publish(spoil: Spoil | None) -> int:
         folder = write_adapter(tmp_path_factory.mktemp("adapter") / "adapter", draft)
         if spoil is not None:
             spoil(folder, draft)
-        return AdapterRegistry(config).publish(folder, run_id=run.info.run_id, tags={"parent": "0"})
+        return AdapterRegistry(config).publish(folder, run_id=run_id, tags={"parent": "0"})
 
     return publish
 
@@ -188,6 +189,11 @@ def unusable(server: Server) -> dict[str, str]:
 
 
 def hotdraft(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return run([sys.executable, "-m", "hotdraft", *map(str, arguments)], timeout=120)
+
+
+def started_hotdraft(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """As a user starts it, with imports of its own, of which a bad configuration needs few."""
     command = [sys.executable, "-m", "hotdraft", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
@@ -216,13 +222,13 @@ def test_a_bad_configuration_is_named(
     write_config: Callable[..., Path], tmp_path: Path, changes: dict[str, Any], told: str
 ) -> None:
     path = write_config(tmp_path, **changes)
-    assert_one_line(hotdraft("serve", "--config", path), str(path), told)
+    assert_one_line(started_hotdraft("serve", "--config", path), str(path), told)
 
 
 def test_broken_yaml_is_named(tmp_path: Path) -> None:
     path = tmp_path / "broken.yaml"
     path.write_text("engine: {k: 3\ntarget: [")
-    assert_one_line(hotdraft("replay", "stats", "--config", path), f"{path} is not valid YAML", "line 2")
+    assert_one_line(started_hotdraft("replay", "stats", "--config", path), f"{path} is not valid YAML", "line 2")
 
 
 def test_an_unknown_dtype_flag_is_named(config_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from typer.testing import CliRunner
 from hotdraft.cli import app
 from hotdraft.pipeline.traffic.prompts import ask, write_traffic
 from hotdraft.serving.benchmark.plan import BenchError
+from tests.integration.warm.start import run
 
 TOKENS = 8
 PROMPTS = 3
@@ -33,7 +33,7 @@ def test_engines_side_by_side(write_config: Callable[..., Path], tmp_path: Path)
         *("--json", tmp_path / "report.json", "--chart", tmp_path / "chart.png"),
     ]
     environ = {**os.environ, "HOTDRAFT_BENCH_PYTHON_LLAMACPP": str(bare), "COLUMNS": "200"}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    done = run(list(map(str, command)), env=environ)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "left out: llamacpp: needs the package 'xllamacpp'" in done.stdout
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")

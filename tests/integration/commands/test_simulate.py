@@ -1,7 +1,6 @@
 """`hotdraft simulate` as a user runs it: it starts a server, plays two files and writes report and picture."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from hotdraft.pipeline.config.settings import load_config
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.traffic.prompts import ask, write_traffic
+from tests.integration.warm.start import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -34,7 +34,7 @@ def test_two_files_through_a_server_of_its_own(write_config: Callable[..., Path]
         "--traffic", tmp_path / "sums.jsonl", "--traffic", tmp_path / "colours.jsonl", "--max-tokens", 20,
         "--limit", 20,
     ]  # fmt: skip
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=240)
+    done = run(list(map(str, command)), timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
 
     report = json.loads((out / "report.json").read_text())

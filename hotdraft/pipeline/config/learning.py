@@ -38,6 +38,9 @@ class TriggerConfig(Section):
     drift_requests: int = Field(8, ge=4, description="newest requests that show a drift")
     every_seconds: Annotated[float, Field(gt=0)] | None = None
     """Time after which a job is due whatever the draft missed, if there are `min_new_requests`."""
+    max_steps: int = Field(
+        30, ge=1, description="of a job that traffic calls for, not the clock, if `distill.max_steps` are more"
+    )
     cooldown_seconds: float = Field(0.0, ge=0, description="time between the end of a job and the next")
     poll_seconds: float = Field(2.0, gt=0)
 
@@ -144,6 +147,11 @@ class PredistillConfig(TrainingSection):
     activation_checkpointing: bool = False
     validation_steps: int = Field(200, ge=1, description="optimiser steps between two looks at held-out prompts")
     validation_requests: int = Field(64, ge=1, description="held-out prompts looked at")
+    mixture_requests: int = Field(
+        320,
+        ge=0,
+        description="prompts with their answers that go with the draft, to be rehearsed; 0 keeps them private",
+    )
     patience: int | None = Field(None, ge=1, description="looks without a better overlap after which training ends")
     devices: int = Field(1, ge=1, description="processes, one to a GPU")
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"

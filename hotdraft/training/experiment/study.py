@@ -15,6 +15,7 @@ from hotdraft.pipeline.models.adapter_folder import AdapterBase, LoadedAdapter, 
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.store.registry import AdapterRegistry
+from hotdraft.training.batches.mixture import held_out_in_mixture
 from hotdraft.training.experiment.play import Played, play
 from hotdraft.training.fit.resume import StopSignal
 from hotdraft.training.judging.served_draft import ServedDraft, load_draft
@@ -72,8 +73,11 @@ def study(
     stream = _Stream(config, samples, on_served)
     result = StreamResult(probes_before=stream.draft.acceptance_by_domain(probes), served=stream.served)
     while stream.serve():
-        if stream.trigger.decide().due:
-            job = run_job(config, buffer=stream.buffer, registry=stream.registry, stop=_Meanwhile(stream))
+        if (decision := stream.trigger.decide()).due:
+            job = run_job(
+                config, buffer=stream.buffer, registry=stream.registry, stop=_Meanwhile(stream),
+                max_steps=decision.max_steps,
+            )  # fmt: skip
             stream.trigger.reset(new_draft=job.verdict.accepted)
             result.jobs.append(
                 JobDone(
@@ -95,7 +99,7 @@ class _Stream:
         self.config = config
         self.buffer = ReplayBuffer.of(config)
         self.registry = AdapterRegistry(config)
-        self.trigger = DistillTrigger(config, self.buffer)
+        self.trigger = DistillTrigger(config, self.buffer, held_out=held_out_in_mixture(config))
         self.draft = _Draft(config, self.registry)
         self.served: list[ServedRequest] = []
         self._samples = samples

@@ -49,3 +49,5 @@ class JobContext:
     interruption: Interruption
     progress: bool
     """Whether to draw a bar."""
+    max_steps: int | None
+    """Of a new job's training; None is what the configuration says."""

@@ -10,6 +10,7 @@ from hotdraft.pipeline.loop.trigger import DistillTrigger
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import StoreError, store_errors
 from hotdraft.pipeline.store.registry import AdapterRegistry, RegistryError
+from hotdraft.training.batches.mixture import held_out_in_mixture
 from hotdraft.training.fit.resume import JobInterruptedError, StopSignal
 from hotdraft.training.online.context import JobCancelledError, JobError
 from hotdraft.training.online.job import run_job
@@ -59,7 +60,7 @@ class _Follower:
         self._journal = JobJournal(config)
         self._enabled = True
         self._learned = self._journal.last_job()
-        self._trigger = DistillTrigger(config, self._buffer, self._learned)
+        self._trigger = DistillTrigger(config, self._buffer, self._learned, held_out=held_out_in_mixture(config))
         self._unfinished = self._journal.unfinished() is not None
 
     def turn(self, stop: StopEvent) -> None:
@@ -80,7 +81,14 @@ class _Follower:
         logger.info("distilling: %s", "an unfinished job" if self._unfinished else decision.reason)
         accepted = False
         try:
-            result = run_job(self._config, buffer=self._buffer, registry=self._registry, stop=stop, job=job)
+            result = run_job(
+                self._config,
+                buffer=self._buffer,
+                registry=self._registry,
+                stop=stop,
+                job=job,
+                max_steps=decision.max_steps,
+            )
         except StoreError:
             self._unfinished = self._journal.unfinished() is not None
             raise

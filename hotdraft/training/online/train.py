@@ -19,6 +19,7 @@ from hotdraft.training.online.context import JobContext, JobError
 from hotdraft.training.online.journal import JobState
 from hotdraft.training.online.recorded import Recorded
 from hotdraft.training.online.rehearsal import rehearsed
+from hotdraft.training.online.unproven import Unproven
 from hotdraft.training.scoring.evaluate import by_request
 
 
@@ -66,15 +67,17 @@ def _candidates(
     distill, data, folder = context.config.distill, recorded.data, context.journal.job_folder(state)
     context.interruption.check("training began")
     quantization = resolve_quantization(distill.quantization, draft.base)
-    initial = initial_adapter(draft, distill, quantization)
+    unproven = Unproven(context.config.run_dir).beside(state.parent_version, draft)
+    initial = initial_adapter(draft, unproven, distill, quantization)
     model = build_lora(draft.base, distill.lora, quantization, initial=initial)
     start = copy_trainable(model)
     ranking = None if draft.head_size is None else draft.rank(data.drawn(distill.window_requests))
     if distill.older_targets == "champion":
-        data.rehearse(partial(rehearsed, draft.model(draft.parent)))
+        data.rehearse(partial(rehearsed, draft.model(draft.parent), top_k=context.config.recorder.top_k))
     uri, stop = context.config.tracking_uri, context.interruption
     place = RunPlace(uri, state.run_id, folder / "checkpoints", context.progress, stop)
-    metrics |= train(model, data, distill, place, FitOptions(vocabulary=draft.covered(ranking)))
+    settings = distill if state.max_steps is None else distill.model_copy(update={"max_steps": state.max_steps})
+    metrics |= train(model, data, settings, place, FitOptions(vocabulary=draft.covered(ranking)))
     context.interruption.check("the candidates were judged")
     parent = 0 if initial is None else state.parent_version
     card = card_of(draft.base, draft.fingerprint, distill.lora, quantization, data.train_rows, parent)

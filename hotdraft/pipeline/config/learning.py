@@ -81,7 +81,7 @@ class DistillConfig(TrainingSection):
         0.3, ge=0, lt=1, description="share of batches from before the window and of other domains than today's"
     )
     older_targets: Literal["champion", "target"] = Field(
-        "champion", description="whose distributions these teach, see `training.online.rehearsal`"
+        "champion", description="whose distributions these teach, see `training.scoring.rehearsal`"
     )
     max_length: int = Field(
         1024, ge=16, description="tokens of a request: what is longer is cut, and left out if its prompt alone is"

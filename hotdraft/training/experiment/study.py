@@ -18,6 +18,7 @@ from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.batches.mixture import held_out_in_mixture
 from hotdraft.training.experiment.play import Played, play
 from hotdraft.training.fit.resume import StopSignal
+from hotdraft.training.judging.resident import Resident
 from hotdraft.training.judging.served_draft import ServedDraft, load_draft
 from hotdraft.training.online.job import run_job
 
@@ -70,13 +71,13 @@ def study(
 
     `on_served` hears how many requests were played. `config.run_dir` must be new. Raises what `run_job` raises.
     """
-    stream = _Stream(config, samples, on_served)
+    stream, resident = _Stream(config, samples, on_served), Resident()
     result = StreamResult(probes_before=stream.draft.acceptance_by_domain(probes), served=stream.served)
     while stream.serve():
         if (decision := stream.trigger.decide()).due:
             job = run_job(
                 config, buffer=stream.buffer, registry=stream.registry, stop=_Meanwhile(stream),
-                max_steps=decision.max_steps,
+                max_steps=decision.max_steps, resident=resident,
             )  # fmt: skip
             stream.trigger.reset(new_draft=job.verdict.accepted)
             result.jobs.append(

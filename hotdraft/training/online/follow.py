@@ -12,6 +12,7 @@ from hotdraft.pipeline.store.connection import StoreError, store_errors
 from hotdraft.pipeline.store.registry import AdapterRegistry, RegistryError
 from hotdraft.training.batches.mixture import held_out_in_mixture
 from hotdraft.training.fit.resume import JobInterruptedError, StopSignal
+from hotdraft.training.judging.resident import Resident
 from hotdraft.training.online.context import JobCancelledError, JobError
 from hotdraft.training.online.job import run_job
 from hotdraft.training.online.journal import JobJournal
@@ -58,6 +59,7 @@ class _Follower:
         self._controls = ControlFile(config.run_dir)
         self._records = JobRecords(config.run_dir)
         self._journal = JobJournal(config)
+        self._resident = Resident()
         self._enabled = True
         self._learned = self._journal.last_job()
         self._trigger = DistillTrigger(config, self._buffer, self._learned, held_out=held_out_in_mixture(config))
@@ -88,6 +90,7 @@ class _Follower:
                 stop=stop,
                 job=job,
                 max_steps=decision.max_steps,
+                resident=self._resident,
             )
         except StoreError:
             self._unfinished = self._journal.unfinished() is not None

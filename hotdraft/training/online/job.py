@@ -19,6 +19,7 @@ from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.system.json_file import BrokenFileError
 from hotdraft.training.fit.resume import JobInterruptedError, StopSignal
 from hotdraft.training.judging.gate import Verdict
+from hotdraft.training.judging.resident import Resident
 from hotdraft.training.online.begin import begin, kept_or_dropped, take_up
 from hotdraft.training.online.compare import compare
 from hotdraft.training.online.context import Interruption, JobCancelledError, JobContext
@@ -52,11 +53,12 @@ def run_job(
     stop: StopSignal | None = None,
     job: RunningJob | None = None,
     max_steps: int | None = None,
+    resident: Resident | None = None,
 ) -> JobResult:
     """Train an adapter on the buffer, judge it against the champion, and promote or reject it.
 
     It takes `max_steps`, by default those of the configuration, from where the champion is, or from where a job
-    left off whose gain could not be shown.
+    left off whose gain could not be shown. `resident` is what jobs before it left in this process.
 
     It is judged on held-out prompts and on requests that came while it trained. If the champion moved since the
     verdict, it is judged again.
@@ -74,7 +76,8 @@ def run_job(
     with job or JobRecords(config.run_dir).begin("command") as job, _interruption_on_record(job):
         began = time.monotonic()
         journal = JobJournal(config)
-        context = JobContext(config, buffer, registry, journal, job, Interruption(job, stop), progress, max_steps)
+        interruption, resident = Interruption(job, stop), resident or Resident()
+        context = JobContext(config, buffer, registry, journal, job, interruption, progress, resident, max_steps)
         with store_errors(config):
             registry.champion()  # no job trains that could not be told of
         state, judged = _judged(context)

@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from hotdraft.training.batches.packing import pack
-from hotdraft.training.online.rehearsal import rehearsed
 from hotdraft.training.scoring.forward import OutputHead, hidden_states
 from hotdraft.training.scoring.position_scores import position_scores
+from hotdraft.training.scoring.rehearsal import rehearsed
 
 
 def pull(model, samples):

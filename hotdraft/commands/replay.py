@@ -74,10 +74,12 @@ def due(config: ConfigOption, as_json: JsonOption = False) -> None:
     from hotdraft.pipeline.config.settings import load_config
     from hotdraft.pipeline.loop.trigger import DistillTrigger
     from hotdraft.pipeline.replay.buffer import ReplayBuffer
+    from hotdraft.training.batches.mixture import held_out_in_mixture
     from hotdraft.training.online.journal import JobJournal
 
     settings = load_config(config)
-    decision = DistillTrigger(settings, ReplayBuffer.of(settings), JobJournal(settings).last_job()).decide()
+    buffer, last_job = ReplayBuffer.of(settings), JobJournal(settings).last_job()
+    decision = DistillTrigger(settings, buffer, last_job, held_out=held_out_in_mixture(settings)).decide()
     if as_json:
         typer.echo(json.dumps(asdict(decision), indent=2))
     else:

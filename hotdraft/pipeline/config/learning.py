@@ -38,6 +38,9 @@ class TriggerConfig(Section):
     drift_requests: int = Field(8, ge=4, description="newest requests that show a drift")
     every_seconds: Annotated[float, Field(gt=0)] | None = None
     """Time after which a job is due whatever the draft missed, if there are `min_new_requests`."""
+    max_steps: int = Field(
+        30, ge=1, description="of a job that traffic calls for, not the clock, if `distill.max_steps` are more"
+    )
     cooldown_seconds: float = Field(0.0, ge=0, description="time between the end of a job and the next")
     poll_seconds: float = Field(2.0, gt=0)
 
@@ -78,7 +81,7 @@ class DistillConfig(TrainingSection):
         0.3, ge=0, lt=1, description="share of batches from before the window and of other domains than today's"
     )
     older_targets: Literal["champion", "target"] = Field(
-        "champion", description="whose distributions these teach, see `training.online.rehearsal`"
+        "champion", description="whose distributions these teach, see `training.scoring.rehearsal`"
     )
     max_length: int = Field(
         1024, ge=16, description="tokens of a request: what is longer is cut, and left out if its prompt alone is"
@@ -144,6 +147,11 @@ class PredistillConfig(TrainingSection):
     activation_checkpointing: bool = False
     validation_steps: int = Field(200, ge=1, description="optimiser steps between two looks at held-out prompts")
     validation_requests: int = Field(64, ge=1, description="held-out prompts looked at")
+    mixture_requests: int = Field(
+        320,
+        ge=0,
+        description="prompts with their answers that go with the draft, to be rehearsed; 0 keeps them private",
+    )
     patience: int | None = Field(None, ge=1, description="looks without a better overlap after which training ends")
     devices: int = Field(1, ge=1, description="processes, one to a GPU")
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"

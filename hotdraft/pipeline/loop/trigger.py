@@ -21,6 +21,8 @@ LONG_TERM = 4
 """Requests that stand for the time before a drift, for each that shows it."""
 DRIFT_HELD_OUT = 2
 """Held-out prompts of what is new for which a job waits; the gate needs more, and most come while it trains."""
+MOST_PATIENCE = 8
+"""Where jobs are refused again and again the draft is as good as it gets, and none comes sooner than this says."""
 DRIFT_SPAN = 20
 """How many times the requests that a drift is told by are looked at: one that lasts longer was acted on before."""
 
@@ -35,6 +37,8 @@ class Decision:
     """Output positions of theirs that the draft missed; see `missed`."""
     possible: bool
     """Whether a job would find anything new, and the gate enough to judge by, whether or not one is due."""
+    max_steps: int | None = None
+    """Of a job that traffic calls for: a burst, as another comes soon if it must. None: what is configured."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class LastJob:
     """The newest request that it saw."""
     ended_at: float
     accepted: bool
+    refused_in_a_row: int = 0
+    """Jobs up to this one and with it."""
 
 
 class DistillTrigger:
@@ -63,10 +69,13 @@ class DistillTrigger:
         buffer: ReplayBuffer,
         last_job: LastJob | None = None,
         clock: Callable[[], float] = time.time,
+        held_out: int = 0,
     ) -> None:
+        """`held_out`: prompts for the gate that there are beside those of the buffer."""
         self._trigger = config.distill.trigger
+        self._burst = min(config.distill.max_steps, config.distill.trigger.max_steps)
         self._held_out_fraction = config.replay.held_out_fraction
-        self._held_out_needed = config.gate.min_requests
+        self._held_out_needed = max(0, config.gate.min_requests - held_out)
         self._buffer = buffer
         self._told = last_job
         self._clock = clock
@@ -75,6 +84,7 @@ class DistillTrigger:
         self._known: set[str] = set()
         """Shards as they were first committed."""
         self._new_requests = self._new_missed = 0
+        self._refused = 0 if last_job is None else last_job.refused_in_a_row
         self._held_out: set[int] = set()
         """Held-out prompts, no more than are needed."""
         self._fallen: set[int] = set()
@@ -86,27 +96,38 @@ class DistillTrigger:
     def decide(self) -> Decision:
         """Read what is new in the buffer and say whether a job is due."""
         self._read()
-        drift, others = self._drift(), self._reasons()
-        reasons = [*drift, *others]
+        drift, missed, waited = self._drift(), self._missed(), self._waited()
+        reasons = [*drift, *missed, *waited]
         shortfalls = self._shortfalls(drifts=bool(drift))
         due = not shortfalls and bool(reasons)
         if not reasons:
-            shortfalls.append(f"{self._new_missed} of {self._trigger.min_new_rejected} newly missed tokens")
+            needed = self._patience * self._trigger.min_new_rejected
+            shortfalls.append(f"{self._new_missed} of {needed} newly missed tokens")
         reason = "; ".join(reasons) if due else "waiting: " + ", ".join(shortfalls)
         possible = self._new_requests > 0 and len(self._held_out) >= self._held_out_needed
-        return Decision(due, reason, self._new_requests, self._new_missed, possible)
+        burst = self._burst if drift or missed else None
+        return Decision(due, reason, self._new_requests, self._new_missed, possible, burst)
 
     def reset(self, *, new_draft: bool = True) -> None:
-        """Start counting anew: a job has taken what is there. Without a new draft the past stays its past."""
+        """Start counting anew: a job has taken what is there. Without a new draft the past stays its past.
+
+        Then the next job waits for twice as much, unless acceptance falls.
+        """
         self._new_requests = self._new_missed = 0
+        self._refused = 0 if new_draft else self._refused + 1
         self._last_job = self._clock()
         if new_draft:
             self._before.clear()
 
+    @property
+    def _patience(self) -> int:
+        """Times `min_new_requests` and `min_new_rejected` that are waited for."""
+        return min(2**self._refused, MOST_PATIENCE)
+
     def _shortfalls(self, *, drifts: bool) -> list[str]:
         trigger = self._trigger
         # The first requests of a new kind of traffic are what there is to learn from.
-        requests_needed = trigger.drift_requests if drifts else trigger.min_new_requests
+        requests_needed = trigger.drift_requests if drifts else self._patience * trigger.min_new_requests
         found = [
             f"{have} of {need} {what}"
             for have, need, what in (
@@ -121,16 +142,17 @@ class DistillTrigger:
             found.append(f"{trigger.cooldown_seconds - cooled:.0f} s of cool-down")
         return found
 
-    def _reasons(self) -> list[str]:
-        trigger = self._trigger
-        found = []
-        if self._new_missed >= trigger.min_new_rejected:
-            found.append(f"{self._new_missed} newly missed tokens in {self._new_requests} requests")
+    def _missed(self) -> list[str]:
+        if self._new_missed < self._patience * self._trigger.min_new_rejected:
+            return []
+        return [f"{self._new_missed} newly missed tokens in {self._new_requests} requests"]
+
+    def _waited(self) -> list[str]:
         began = self._first_request if self._last_job is None else self._last_job
         waited = 0.0 if began is None else self._clock() - began
-        if trigger.every_seconds is not None and waited >= trigger.every_seconds:
-            found.append(f"{waited:.0f} s since the {'first request' if self._last_job is None else 'last job'}")
-        return found
+        if self._trigger.every_seconds is None or waited < self._trigger.every_seconds:
+            return []
+        return [f"{waited:.0f} s since the {'first request' if self._last_job is None else 'last job'}"]
 
     def _drift(self) -> list[str]:
         """That the newest requests fare worse than those before, by accepted among examined tokens, if so."""

@@ -49,6 +49,12 @@ class ReplayRows:
         """Those of `table`, which is of the schema of shards and stays in memory."""
         return cls(_InMemory(table), index_of(table), [Place(_NO_SHARD, 0, len(table))])
 
+    def following(self, table: pa.Table) -> "ReplayRows":
+        """Those of `table`, which stays in memory, and then these, which must be all of their source."""
+        source = _InMemory(table, self._source)
+        places = [Place(_NO_SHARD, 0, len(table)), *self._places]
+        return ReplayRows(source, pa.concat_tables([index_of(table), self._whole]), places)
+
     def __len__(self) -> int:
         return len(self._chosen)
 
@@ -168,12 +174,17 @@ _NO_SHARD = Shard("", 0, 0, (), (), None, None)
 
 
 class _InMemory:
-    def __init__(self, table: pa.Table) -> None:
+    def __init__(self, table: pa.Table, rest: Source | None = None) -> None:
+        """`rest` has what comes after."""
+        self._table = table
         self._batches = table.to_batches()
         self._ends = np.cumsum([len(batch) for batch in self._batches])
+        self._rest = rest
 
-    def fetch(self, shard: Shard, rows: Sequence[int]) -> pa.Table:
+    def fetch(self, shard: Shard, rows: Sequence[int]) -> pa.Table | None:
         """Row by row: Arrow's own `take` makes a copy of all batches first."""
+        if shard is not _NO_SHARD and self._rest is not None:
+            return self._rest.fetch(shard, rows)
         found = []
         for row in rows:
             number = int(np.searchsorted(self._ends, row, side="right"))
@@ -182,4 +193,5 @@ class _InMemory:
         return pa.Table.from_batches(found, SCHEMA)
 
     def rows(self) -> ReplayRows:
-        raise AssertionError("what is in memory is never elsewhere")
+        assert self._rest is not None, "what is in memory is never elsewhere"
+        return self._rest.rows().following(self._table)

@@ -88,7 +88,7 @@ def pack(
                 f"request {sample.request_id}: {len(sample.prompt_ids)} prompt tokens leave nothing to "
                 f"learn within its first {length} tokens"
             )
-        logprobs, tail = _cut_top(sample, count, top_k)
+        logprobs, tail = cut_top(sample, count, top_k)
         columns["input_ids"].append(tokens)
         columns["position_ids"].append(np.arange(length))
         columns["lengths"].append(np.full(1, length))
@@ -125,7 +125,8 @@ def pack(
     )
 
 
-def _cut_top(sample: ReplaySample, count: int, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+def cut_top(sample: ReplaySample, count: int, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Log-probs [N, K] and tail [N] of the first `count` positions, all but the first `top_k` in the tail."""
     logprobs = sample.target_top_logprobs[:count].astype(np.float32)
     tail = sample.target_tail_logprob[:count]
     if logprobs.shape[1] > top_k:

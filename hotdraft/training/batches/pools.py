@@ -9,6 +9,7 @@ import numpy as np
 
 from hotdraft.pipeline.config.learning import DistillConfig
 from hotdraft.pipeline.replay.rows import ReplayRows
+from hotdraft.training.batches.mixture import DOMAIN as MIXTURE
 
 DRAWN_AT_ONCE = 64
 
@@ -55,7 +56,7 @@ def everything(count: int) -> list[Pool]:
 
 def mix_of(domains: Sequence[str], settings: DistillConfig) -> dict[str, float]:
     """Share of each domain in today's traffic: the newest `mix_requests` of `domains`, oldest first."""
-    counts = Counter(domains[-settings.mix_requests :])
+    counts = Counter(domain for domain in domains[-settings.mix_requests :] if domain != MIXTURE)
     return {domain: count / counts.total() for domain, count in counts.items()}
 
 

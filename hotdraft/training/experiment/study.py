@@ -15,8 +15,10 @@ from hotdraft.pipeline.models.adapter_folder import AdapterBase, LoadedAdapter, 
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.store.registry import AdapterRegistry
+from hotdraft.training.batches.mixture import held_out_in_mixture
 from hotdraft.training.experiment.play import Played, play
 from hotdraft.training.fit.resume import StopSignal
+from hotdraft.training.judging.resident import Resident
 from hotdraft.training.judging.served_draft import ServedDraft, load_draft
 from hotdraft.training.online.job import run_job
 
@@ -69,11 +71,14 @@ def study(
 
     `on_served` hears how many requests were played. `config.run_dir` must be new. Raises what `run_job` raises.
     """
-    stream = _Stream(config, samples, on_served)
+    stream, resident = _Stream(config, samples, on_served), Resident()
     result = StreamResult(probes_before=stream.draft.acceptance_by_domain(probes), served=stream.served)
     while stream.serve():
-        if stream.trigger.decide().due:
-            job = run_job(config, buffer=stream.buffer, registry=stream.registry, stop=_Meanwhile(stream))
+        if (decision := stream.trigger.decide()).due:
+            job = run_job(
+                config, buffer=stream.buffer, registry=stream.registry, stop=_Meanwhile(stream),
+                max_steps=decision.max_steps, resident=resident,
+            )  # fmt: skip
             stream.trigger.reset(new_draft=job.verdict.accepted)
             result.jobs.append(
                 JobDone(
@@ -95,7 +100,7 @@ class _Stream:
         self.config = config
         self.buffer = ReplayBuffer.of(config)
         self.registry = AdapterRegistry(config)
-        self.trigger = DistillTrigger(config, self.buffer)
+        self.trigger = DistillTrigger(config, self.buffer, held_out=held_out_in_mixture(config))
         self.draft = _Draft(config, self.registry)
         self.served: list[ServedRequest] = []
         self._samples = samples

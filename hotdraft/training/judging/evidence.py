@@ -53,6 +53,10 @@ class GateEvidence:
         return cls(samples, content["mix"], {blend: np.array(row) for blend, row in content["candidates"]})
 
 
+Known = dict[int, dict[str, float]]
+"""By version and request: expected acceptance."""
+
+
 class VersionScores:
     """Expected acceptance of `samples` from the draft with any version of the registry; each is asked once."""
 
@@ -62,16 +66,19 @@ class VersionScores:
         registry: AdapterRegistry,
         settings: DistillConfig,
         samples: Sequence[ReplaySample],
+        known: Known | None = None,
     ) -> None:
+        """`known` is what was found before, of the same draft; what is found now is added to it."""
         self._draft = draft
         self._registry = registry
         self._settings = settings
         self._samples = samples
-        self._known: dict[int, np.ndarray] = {}
+        self._known: Known = {} if known is None else known
 
-    def tell(self, version: int, scores: np.ndarray) -> None:
-        """What is known of `version` on the first of the samples."""
-        self._of(version)[: len(scores)] = scores
+    def tell(self, version: int, samples: Sequence[ReplaySample], scores: np.ndarray) -> None:
+        """What `version` does on `samples`, scores [S]."""
+        found = zip((sample.request_id for sample in samples), scores.tolist(), strict=True)
+        self._known.setdefault(version, {}).update(found)
 
     def of_champion(self, version: int) -> np.ndarray:
         """Scores [R]; the draft's own if `version` does not fit the configuration."""
@@ -89,14 +96,13 @@ class VersionScores:
             logger.warning("nothing is held against version %d any more: %s", version, error)
             return None
 
-    def _of(self, version: int) -> np.ndarray:
-        return self._known.setdefault(version, np.full(len(self._samples), np.nan))
-
     def _complete(self, version: int, rows: np.ndarray) -> np.ndarray:
-        scores = self._of(version)
-        missing = np.flatnonzero(rows & np.isnan(scores))
-        if len(missing):
+        known = self._known.get(version, {})
+        asked = zip(self._samples, rows, strict=True)
+        missing = [sample for sample, is_asked in asked if is_asked and sample.request_id not in known]
+        if missing:
             adapter = load_version(self._draft, self._registry, version)
-            samples = [self._samples[int(index)] for index in missing]
-            scores[missing] = by_request(self._draft.chances(adapter, samples, self._settings.batch_tokens))
-        return scores
+            found = by_request(self._draft.chances(adapter, missing, self._settings.batch_tokens))
+            self.tell(version, missing, found)
+        known = self._known.get(version, {})
+        return np.array([known.get(sample.request_id, np.nan) for sample in self._samples])

@@ -41,6 +41,8 @@ class Verdict:
     gain_high: float
     by_domain: dict[str, float]
     """Gain by domain, whatever the number of its requests."""
+    is_promising: bool = False
+    """Refused, but for too little evidence: it seems better, and to lose nothing."""
     loss_high: float = float("nan")
     """Largest loss, of any domain or group of them against its best, that the requests do not rule out."""
 
@@ -145,6 +147,7 @@ def judge(
         gain_low=low,
         gain_high=high,
         by_domain={str(name): float(gains[names == name].mean()) for name in np.unique(names)},
+        is_promising=not accepted and not losing and estimate.value > 0,
         loss_high=loss_high,
     )
 

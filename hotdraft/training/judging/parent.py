@@ -34,14 +34,17 @@ def load_version(draft: ServedDraft, registry: AdapterRegistry, version: int) ->
     return load_adapter(registry.download(version), AdapterBase.of(draft.base, draft.fingerprint))
 
 
-def initial_adapter(draft: ServedDraft, distill: DistillConfig, quantization: Quantization) -> LoadedAdapter | None:
-    """The parent's adapter, where a job is to start from it and may."""
-    if draft.parent is None or not distill.continue_from_champion:
+def initial_adapter(
+    draft: ServedDraft, unproven: LoadedAdapter | None, distill: DistillConfig, quantization: Quantization
+) -> LoadedAdapter | None:
+    """What a job is to start from: the `unproven` adapter that the one before left, or else the parent's."""
+    initial = unproven or draft.parent
+    if initial is None or not distill.continue_from_champion:
         return None
-    card, lora = draft.parent.card, distill.lora
+    card, lora = initial.card, distill.lora
     names = target_modules(draft.base, lora.target_modules)
     settings = (card.quantization, card.rank, card.alpha, card.target_modules)
     if settings != (quantization, lora.rank, lora.alpha, names):
         logger.warning("starting afresh: the champion was trained with other LoRA settings")
         return None
-    return draft.parent
+    return initial

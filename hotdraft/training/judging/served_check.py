@@ -19,6 +19,11 @@ class UnlikeServedError(ValueError):
     """Held-out requests that no adapter can be judged by."""
 
 
+def checkable(samples: Sequence[ReplaySample], version: int) -> list[ReplaySample]:
+    """Those that tell whether draft `version` does as well on them as when it served them."""
+    return [sample for sample in samples if sample.temperature == 0 and _drafted_by(sample, version).any()]
+
+
 def check_served(samples: Sequence[ReplaySample], chances: Sequence[np.ndarray], version: int) -> None:
     """Raise `UnlikeServedError` if less of `samples` is accepted now than was when draft `version` was served.
 
@@ -28,7 +33,7 @@ def check_served(samples: Sequence[ReplaySample], chances: Sequence[np.ndarray],
     served, again = [], []
     for sample, chance in zip(samples, chances, strict=True):
         count = len(chance)
-        drafted = (sample.drafted_ids != NOT_DRAFTED) & (sample.draft_versions == version)
+        drafted = _drafted_by(sample, version)
         if sample.temperature == 0 and drafted[:count].any():
             served.append(sample.accepted[:count][drafted[:count]].mean())
             again.append(chance[drafted[:count]].mean())
@@ -37,3 +42,8 @@ def check_served(samples: Sequence[ReplaySample], chances: Sequence[np.ndarray],
             f"held-out requests are not what was served: of the tokens drafted by version {version} "
             f"{np.mean(served):.0%} were accepted, and {np.mean(again):.0%} would be now"
         )
+
+
+def _drafted_by(sample: ReplaySample, version: int) -> np.ndarray:
+    """bool [N]: positions that draft `version` was asked for."""
+    return (sample.drafted_ids != NOT_DRAFTED) & (sample.draft_versions == version)

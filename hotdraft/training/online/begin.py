@@ -46,6 +46,7 @@ def begin(context: JobContext, recorded: Recorded, unfinished: JobState | None) 
         last_request=recorded.last_request,
         parent_version=context.registry.champion(),
         run_id="",
+        max_steps=context.max_steps,
     )
     journal.save(replace(state, attempts=state.attempts + 1))
     if not state.run_id:  # made once the job is known: whoever finds the one ends or takes over the other

@@ -25,8 +25,8 @@ def compare(context: JobContext, recorded: Recorded, state: JobState, trained: T
         return judged
     judged.tags["parent"] = str(trained.candidates[0].card.parent_version)
     evidence = _evidence(context, recorded, state, trained)
-    scores = VersionScores(trained.draft, context.registry, context.config.distill, evidence.samples)
-    scores.tell(state.parent_version, trained.before)
+    known = context.resident.scores
+    scores = VersionScores(trained.draft, context.registry, context.config.distill, evidence.samples, known)
     folder = context.journal.job_folder(state)
     judged = contest(judged, evidence, scores, folder, context.registry, context.config)
     evidence.save(folder)

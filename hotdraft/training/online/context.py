@@ -7,6 +7,7 @@ from hotdraft.pipeline.loop.job_record import RunningJob
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.fit.resume import JobInterruptedError, StopSignal
+from hotdraft.training.judging.resident import Resident
 from hotdraft.training.online.journal import JobJournal
 
 
@@ -49,3 +50,6 @@ class JobContext:
     interruption: Interruption
     progress: bool
     """Whether to draw a bar."""
+    resident: Resident
+    max_steps: int | None
+    """Of a new job's training; None is what the configuration says."""

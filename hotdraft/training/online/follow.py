@@ -10,7 +10,9 @@ from hotdraft.pipeline.loop.trigger import DistillTrigger
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import StoreError, store_errors
 from hotdraft.pipeline.store.registry import AdapterRegistry, RegistryError
+from hotdraft.training.batches.mixture import held_out_in_mixture
 from hotdraft.training.fit.resume import JobInterruptedError, StopSignal
+from hotdraft.training.judging.resident import Resident
 from hotdraft.training.online.context import JobCancelledError, JobError
 from hotdraft.training.online.job import run_job
 from hotdraft.training.online.journal import JobJournal
@@ -57,9 +59,10 @@ class _Follower:
         self._controls = ControlFile(config.run_dir)
         self._records = JobRecords(config.run_dir)
         self._journal = JobJournal(config)
+        self._resident = Resident()
         self._enabled = True
         self._learned = self._journal.last_job()
-        self._trigger = DistillTrigger(config, self._buffer, self._learned)
+        self._trigger = DistillTrigger(config, self._buffer, self._learned, held_out=held_out_in_mixture(config))
         self._unfinished = self._journal.unfinished() is not None
 
     def turn(self, stop: StopEvent) -> None:
@@ -80,7 +83,15 @@ class _Follower:
         logger.info("distilling: %s", "an unfinished job" if self._unfinished else decision.reason)
         accepted = False
         try:
-            result = run_job(self._config, buffer=self._buffer, registry=self._registry, stop=stop, job=job)
+            result = run_job(
+                self._config,
+                buffer=self._buffer,
+                registry=self._registry,
+                stop=stop,
+                job=job,
+                max_steps=decision.max_steps,
+                resident=self._resident,
+            )
         except StoreError:
             self._unfinished = self._journal.unfinished() is not None
             raise

@@ -19,6 +19,7 @@ from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.system.json_file import BrokenFileError
 from hotdraft.training.fit.resume import JobInterruptedError, StopSignal
 from hotdraft.training.judging.gate import Verdict
+from hotdraft.training.judging.resident import Resident
 from hotdraft.training.online.begin import begin, kept_or_dropped, take_up
 from hotdraft.training.online.compare import compare
 from hotdraft.training.online.context import Interruption, JobCancelledError, JobContext
@@ -27,6 +28,7 @@ from hotdraft.training.online.offer import offer
 from hotdraft.training.online.publish import Judged, log_inputs
 from hotdraft.training.online.recorded import open_recorded
 from hotdraft.training.online.train import train_candidates
+from hotdraft.training.online.unproven import Unproven
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +52,13 @@ def run_job(
     progress: bool = False,
     stop: StopSignal | None = None,
     job: RunningJob | None = None,
+    max_steps: int | None = None,
+    resident: Resident | None = None,
 ) -> JobResult:
     """Train an adapter on the buffer, judge it against the champion, and promote or reject it.
+
+    It takes `max_steps`, by default those of the configuration, from where the champion is, or from where a job
+    left off whose gain could not be shown. `resident` is what jobs before it left in this process.
 
     It is judged on held-out prompts and on requests that came while it trained. If the champion moved since the
     verdict, it is judged again.
@@ -69,12 +76,14 @@ def run_job(
     with job or JobRecords(config.run_dir).begin("command") as job, _interruption_on_record(job):
         began = time.monotonic()
         journal = JobJournal(config)
-        context = JobContext(config, buffer, registry, journal, job, Interruption(job, stop), progress)
+        interruption, resident = Interruption(job, stop), resident or Resident()
+        context = JobContext(config, buffer, registry, journal, job, interruption, progress, resident, max_steps)
         with store_errors(config):
             registry.champion()  # no job trains that could not be told of
         state, judged = _judged(context)
         with store_errors(config):
             version, judged = offer(judged, state.run_id, journal.job_folder(state), config, registry)
+        Unproven(config.run_dir).settle(judged, journal.job_folder(state))
         journal.finish(state, accepted=judged.verdict.accepted)
         result = JobResult(version, judged.verdict, judged.metrics, state.run_id, time.monotonic() - began)
         verdict = result.verdict

@@ -37,6 +37,7 @@ class _Last:
     last_request: str
     ended_at: float | None = None
     accepted: bool = False
+    refused_in_a_row: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class JobState:
     parent_version: int
     run_id: str
     """The MLflow run; empty until it is made."""
+    max_steps: int | None = None
+    """Of its training; None is what the configuration says."""
     attempts: int = 0
     """Times the job was started since it last got on well."""
 
@@ -104,8 +107,9 @@ class JobJournal:
         write_json(self.job_folder(state) / "job.json", asdict(state))
 
     def finish(self, state: JobState, *, accepted: bool) -> None:
-        content = {"last_request": state.last_request, "ended_at": time.time(), "accepted": accepted}
-        write_json(self.folder / "last.json", content)
+        before = self.last_job()
+        refused = 0 if accepted else 1 + (0 if before is None else before.refused_in_a_row)
+        write_json(self.folder / "last.json", asdict(_Last(state.last_request, time.time(), accepted, refused)))
         self.drop(state)
 
     def drop(self, state: JobState) -> None:
@@ -136,7 +140,7 @@ class JobJournal:
         except BrokenFileError as error:
             self._set_aside(path, path.name, error)
             return None
-        return LastJob(last.last_request, ended_at, last.accepted)
+        return LastJob(last.last_request, ended_at, last.accepted, last.refused_in_a_row)
 
     def _states(self) -> list[JobState]:
         return [

@@ -24,6 +24,7 @@ from hotdraft.pipeline.store.connection import log_params, name_part, open_clien
 from hotdraft.pipeline.store.lineage import GATE_BY_DOMAIN, Lineage
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.system.json_file import read_json, write_json
+from hotdraft.training.batches.mixture import served
 from hotdraft.training.batches.replay_data import ReplayDataModule
 from hotdraft.training.judging.gate import Verdict
 
@@ -108,7 +109,8 @@ def log_inputs(client: MlflowClient, run_id: str, config: HotdraftConfig, data: 
 
 
 def window_tags(rows: ReplayRows) -> dict[str, str]:
-    """Tags of a version for the requests that its job could draw from, oldest first."""
+    """Tags of a version for the requests that its job could draw from, oldest first, but the mixture's."""
+    rows = served(rows)
     times = rows.column("created_at")
     domains = Counter(name_part(domain) for domain in rows["domain"])
     return {

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from hotdraft.pipeline.replay.sample import ReplaySample
+from hotdraft.training.batches.mixture import read_mixture
 from hotdraft.training.batches.packing import DataError
 from hotdraft.training.batches.pools import mix_of
 from hotdraft.training.batches.replay_data import ReplayDataModule
@@ -27,6 +28,9 @@ def open_recorded(context: JobContext, unfinished: JobState | None) -> Recorded:
         raise JobError("the replay buffer is empty: let traffic pass through `hotdraft serve` first")
     if unfinished is not None:
         rows = rows.up_to(unfinished.last_request)
+    mixture = None if config.draft is None else read_mixture(config.draft)
+    if mixture is not None:
+        rows = rows.following(mixture)
     vocab_size = None if config.draft is None else read_config(config.draft).get_text_config().vocab_size
     try:
         data = ReplayDataModule.for_job(rows, config.distill, config.replay.held_out_fraction, vocab_size)

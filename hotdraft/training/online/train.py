@@ -12,22 +12,22 @@ from hotdraft.training.fit.lora import build_lora, card_of, resolve_quantization
 from hotdraft.training.fit.module import NonFiniteLossError
 from hotdraft.training.fit.run import FitOptions, RunPlace, train
 from hotdraft.training.judging.candidate import Candidate, candidates, copy_trainable
+from hotdraft.training.judging.evidence import VersionScores
 from hotdraft.training.judging.parent import initial_adapter, with_parent
-from hotdraft.training.judging.served_check import UnlikeServedError, check_served
-from hotdraft.training.judging.served_draft import ServedDraft, load_draft
+from hotdraft.training.judging.served_check import UnlikeServedError, check_served, checkable
+from hotdraft.training.judging.served_draft import ServedDraft
 from hotdraft.training.online.context import JobContext, JobError
 from hotdraft.training.online.journal import JobState
 from hotdraft.training.online.recorded import Recorded
-from hotdraft.training.online.rehearsal import rehearsed
+from hotdraft.training.online.unproven import Unproven
 from hotdraft.training.scoring.evaluate import by_request
+from hotdraft.training.scoring.rehearsal import rehearsed
 
 
 @dataclass(frozen=True)
 class Trained:
     draft: ServedDraft
     """With the adapter that the job began from."""
-    before: np.ndarray
-    """Scores [H] of that one on the held-out requests."""
     metrics: Mapping[str, float]
     candidates: Sequence[Candidate]
     refusal: str = ""
@@ -41,10 +41,14 @@ def train_candidates(context: JobContext, recorded: Recorded, state: JobState) -
     interruption.check("the draft was loaded")
     if config.draft is None:
         raise JobError("the configuration names no draft to improve")
-    draft = with_parent(load_draft(config.draft, config), context.registry, state.parent_version)
+    draft = with_parent(context.resident.draft(config.draft, config), context.registry, state.parent_version)
     interruption.check("the champion was judged")
-    chances = draft.chances(draft.parent, recorded.held_out, config.distill.batch_tokens)
-    before = by_request(chances)
+    serving = 0 if draft.parent is None else state.parent_version
+    scores = VersionScores(draft, context.registry, config.distill, recorded.held_out, context.resident.scores)
+    checked = checkable(recorded.held_out, serving)
+    chances = draft.chances(draft.parent, checked, config.distill.batch_tokens)
+    scores.tell(serving, checked, by_request(chances))
+    before = scores.of_champion(serving)
     if not np.isfinite(before).all():
         raise JobError("the draft's expected acceptance before the first step is not finite")
     metrics = {
@@ -52,11 +56,11 @@ def train_candidates(context: JobContext, recorded: Recorded, state: JobState) -
         "requests_left_out": float(recorded.data.left_out),
     }
     try:
-        check_served(recorded.held_out, chances, 0 if draft.parent is None else state.parent_version)
+        check_served(checked, chances, serving)
         offered = _candidates(context, recorded, state, draft, metrics)
     except (UnlikeServedError, NonFiniteLossError, AdapterError) as error:
-        return Trained(draft, before, metrics, (), str(error))
-    return Trained(draft, before, metrics, offered)
+        return Trained(draft, metrics, (), str(error))
+    return Trained(draft, metrics, offered)
 
 
 def _candidates(
@@ -66,15 +70,17 @@ def _candidates(
     distill, data, folder = context.config.distill, recorded.data, context.journal.job_folder(state)
     context.interruption.check("training began")
     quantization = resolve_quantization(distill.quantization, draft.base)
-    initial = initial_adapter(draft, distill, quantization)
+    unproven = Unproven(context.config.run_dir).beside(state.parent_version, draft)
+    initial = initial_adapter(draft, unproven, distill, quantization)
     model = build_lora(draft.base, distill.lora, quantization, initial=initial)
     start = copy_trainable(model)
     ranking = None if draft.head_size is None else draft.rank(data.drawn(distill.window_requests))
     if distill.older_targets == "champion":
-        data.rehearse(partial(rehearsed, draft.model(draft.parent)))
+        data.rehearse(partial(rehearsed, draft.model(draft.parent), top_k=context.config.recorder.top_k))
     uri, stop = context.config.tracking_uri, context.interruption
     place = RunPlace(uri, state.run_id, folder / "checkpoints", context.progress, stop)
-    metrics |= train(model, data, distill, place, FitOptions(vocabulary=draft.covered(ranking)))
+    settings = distill if state.max_steps is None else distill.model_copy(update={"max_steps": state.max_steps})
+    metrics |= train(model, data, settings, place, FitOptions(vocabulary=draft.covered(ranking)))
     context.interruption.check("the candidates were judged")
     parent = 0 if initial is None else state.parent_version
     card = card_of(draft.base, draft.fingerprint, distill.lora, quantization, data.train_rows, parent)

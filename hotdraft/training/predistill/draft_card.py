@@ -37,6 +37,8 @@ verifies. The licence and notices of what it comes from apply.
 | --- | --- |
 {data_rows}
 
+{mixture}
+
 ## Method
 
 `hotdraft predistill`: loss `{loss}` on the logged distributions. {method} {steps:,} steps of about
@@ -79,6 +81,8 @@ class CardFacts:
     figures: Figures
     by_position: Figures
     cost: DraftCost
+    mixture: int = 0
+    """Requests that go with the draft."""
 
 
 def write_draft_card(folder: Path, facts: CardFacts) -> None:
@@ -93,6 +97,7 @@ def write_draft_card(folder: Path, facts: CardFacts) -> None:
         requests=facts.data.requests,
         tokens=facts.data.output_tokens,
         kinds=_kinds(facts.tokens_by_kind),
+        mixture=_mixture(facts.mixture),
         data_rows=_rows([domain, f"{count:,}"] for domain, count in sorted(facts.data.requests_by_domain.items())),
         method=_method(settings),
         steps=facts.steps,
@@ -168,6 +173,15 @@ def _origin(origin: Cut | str) -> str:
     layers = ", ".join(map(str, origin.layers))
     kept = "" if origin.feed_forward is None else f", {origin.feed_forward} channels of the feed-forward in each"
     return f"Layers {layers} of `{_public(origin.base)}`{kept}, with its embedding and output head."
+
+
+def _mixture(requests: int) -> str:
+    if not requests:
+        return "No prompt or answer is contained here."
+    return (
+        f"`mixture.parquet` holds {requests:,} of these prompts and answers, which online jobs rehearse and judge "
+        "by; without it the draft is the same."
+    )
 
 
 def _kinds(tokens_by_kind: dict[str, int]) -> str:

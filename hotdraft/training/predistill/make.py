@@ -31,6 +31,7 @@ from hotdraft.pipeline.replay.buffer import ReplayBuffer, sample_from_row
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.store.connection import experiment_id, name_part, open_client
+from hotdraft.training.batches.mixture import save_mixture
 from hotdraft.training.batches.replay_data import ReplayDataModule
 from hotdraft.training.drafts.draft_cost import predicted_cost
 from hotdraft.training.drafts.draft_init import make_draft
@@ -117,7 +118,8 @@ def predistill(
         vocab_size = draft.config.get_text_config().vocab_size
         counts = (count_answers(rows, vocab_size), count_prompts(rows, vocab_size))
         save_vocabulary(folder, merge_rankings([rank_tokens(count) for count in counts]))
-        write_draft_card(folder, facts)
+        kept = save_mixture(folder, data.train_rows, data.held_out_rows, settings.mixture_requests, settings.seed)
+        write_draft_card(folder, replace(facts, mixture=kept))
         FinishedDraft(config, out, slim=slim).write(outcome)
     conclude(config, outcome)
     return outcome

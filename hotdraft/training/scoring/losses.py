@@ -52,6 +52,8 @@ def distillation_loss(
     Returns:
         [N]; differentiable in `draft_logits`. No [N, V] tensor but the gradient is allocated.
     """
+    if top_ids.shape[1] >= draft_logits.shape[1]:  # no tail, though rounding may have logged one: no draft has one
+        tail_logprob = torch.full_like(tail_logprob, -torch.inf)
     target = _normalised(top_logprobs, tail_logprob, _wide(draft_logits))
     if sampling is None:
         divisor, lowest = draft_logits.new_ones(len(draft_logits), dtype=target.dtype), None

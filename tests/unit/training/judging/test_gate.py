@@ -132,6 +132,18 @@ def test_what_the_champion_has_lost_for_good_does_not_end_learning():
         assert verdict.accepted is accepted
 
 
+@pytest.mark.parametrize(
+    ("gain", "loss", "accepted", "promising"),
+    [(0.2, 0.0, True, False), (0.03, 0.0, False, True), (-0.03, 0.0, False, False), (0.03, 0.3, False, False)],
+)
+def test_what_is_refused_for_too_little_evidence_alone_is_promising(gain, loss, accepted, promising):
+    noise = np.random.default_rng(0).normal(0, 0.05, 40)
+    domains = 20 * ["new"] + 20 * ["old"]
+    change = noise - noise.mean() + np.repeat([gain, -loss], 20)
+    verdict = judge(np.full(40, 0.5), 0.5 + change, domains, GateConfig(), {"new": 1.0})
+    assert (verdict.accepted, verdict.is_promising) == (accepted, promising)
+
+
 def test_too_few_requests_are_no_ground_for_a_verdict():
     verdict = judge(CHAMPION[:3], CHAMPION[:3] + 0.5, ["a"] * 3, CONFIG)
     assert not verdict.accepted

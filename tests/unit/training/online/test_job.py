@@ -21,8 +21,11 @@ from hotdraft.pipeline.models.adapter_folder import AdapterBase, load_adapter
 from hotdraft.pipeline.models.draft_vocabulary import choose_vocabulary, save_vocabulary
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out
+from hotdraft.pipeline.replay.rows import ReplayRows
+from hotdraft.pipeline.replay.schema import table_of
 from hotdraft.pipeline.store.connection import StoreError, name_part, open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry
+from hotdraft.training.batches.mixture import DOMAIN, save_mixture
 from hotdraft.training.fit.lora import merged_model
 from hotdraft.training.fit.resume import JobInterruptedError
 from hotdraft.training.judging.anchors import read_anchors
@@ -281,6 +284,47 @@ def test_a_version_that_a_person_rolled_back_is_not_promoted_by_a_job_that_ends_
     run_job(config, buffer=buffer, registry=registry)
     assert registry.champion() == 0
     assert registry.version(1).status == "rolled_back"
+
+
+def test_a_gain_that_could_not_be_shown_is_built_upon_until_it_is_lost_or_another_version_serves(config, buffer):
+    strict = config.model_copy(update={"gate": config.gate.model_copy(update={"min_gain": 0.9})})
+    still = with_distill(strict, learning_rate=1e-12)
+    registry = AdapterRegistry(config)
+
+    def reached(settings, steps):
+        result = run_job(settings, buffer=buffer, registry=registry, max_steps=steps)
+        assert not result.verdict.accepted
+        assert result.metrics["steps"] == steps
+        return result.metrics["candidate_expected_acceptance"]
+
+    first = reached(strict, 15)
+    assert reached(still, 1) == pytest.approx(first, abs=1e-4), "it begins where the first ended"
+    second = reached(strict, 15)
+    assert second > first
+    assert registry.champion() == 0, "none of it was served"
+
+    harmful = strict.model_copy(update={"gate": strict.gate.model_copy(update={"max_domain_loss": 0.0})})
+    damaged = reached(with_distill(harmful, learning_rate=5.0), 5)
+    assert damaged < second
+    bare = run_job(still, buffer=buffer, registry=registry, max_steps=1).metrics
+    assert bare["candidate_expected_acceptance"] == pytest.approx(bare["champion_expected_acceptance"], abs=1e-4)
+
+    kept = reached(strict, 15)
+    registry.promote(3, reason="by hand")
+    after = run_job(still, buffer=buffer, registry=registry, max_steps=1).metrics
+    assert after["candidate_expected_acceptance"] == pytest.approx(after["champion_expected_acceptance"], abs=1e-4)
+    assert after["candidate_expected_acceptance"] != pytest.approx(kept, abs=1e-3)
+
+
+def test_a_draft_is_held_to_what_it_brings_of_its_pre_distillation(config, buffer, target, serve):
+    known = serve(target, 60, prefix="m", seed=5)
+    rows = ReplayRows.of(table_of(known))
+    save_mixture(Path(config.draft), rows.select(range(40)), rows.select(range(40, 60)), 40, seed=0)
+    result = run_job(config, buffer=buffer, registry=AdapterRegistry(config))
+    assert DOMAIN in result.verdict.by_domain
+    tags = AdapterRegistry(config).version(result.version).tags
+    assert json.loads(tags["train_domains"]).keys() == {"d"}, "no request of it was served"
+    assert tags["train_first_request"] in {"r0", "r1", "r2", "r3"}
 
 
 class Meanwhile(StopAfter):

@@ -269,3 +269,17 @@ def test_filters_give_finite_values_and_gradients_where_the_two_share_nothing(na
     loss.sum().backward()
     assert torch.isfinite(loss).all()
     assert torch.isfinite(draft.grad).all()
+
+
+@pytest.mark.parametrize("loss", DIVERGENCES)
+def test_a_tail_that_rounding_left_beside_the_whole_vocabulary_is_none(loss):
+    torch.manual_seed(0)
+    target, draft = torch.randn(2, 3, 8).log_softmax(-1)
+    ids = torch.arange(8).expand(3, 8)
+    draft.requires_grad_()
+    found = distillation_loss(draft, ids, target, torch.full((3,), -30.0), loss=loss)
+    expected = distillation_loss(draft, ids, target, torch.full((3,), -torch.inf), loss=loss)
+    assert torch.isfinite(found).all()
+    torch.testing.assert_close(found, expected)
+    found.sum().backward()
+    assert torch.isfinite(draft.grad).all()

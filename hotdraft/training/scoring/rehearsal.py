@@ -13,12 +13,11 @@ from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.training.scoring.target_scores import ScoredText, score
 
 
-def rehearsed(champion: PreTrainedModel, samples: Sequence[ReplaySample]) -> list[ReplaySample]:
-    """`samples` in order, with the champion's distributions of the same width in place of the target's.
+def rehearsed(champion: PreTrainedModel, samples: Sequence[ReplaySample], top_k: int) -> list[ReplaySample]:
+    """`samples` in order, with the champion's distributions, of its `top_k` tokens, in place of the target's.
 
     Their temperature is 1: nothing is to be made sharper than the champion is.
     """
     texts = [ScoredText(s.request_id, s.domain, 1.0, s.prompt_ids, s.output_ids) for s in samples]
-    top_k = min(sample.target_top_ids.shape[1] for sample in samples)
     together = sum(len(s.prompt_ids) + len(s.output_ids) for s in samples)
     return list(score(champion, texts, top_k, batch_tokens=together))

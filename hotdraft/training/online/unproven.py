@@ -1,0 +1,52 @@
+"""What a job leaves to the next one that was on a good way, but whose gain could not be shown yet.
+
+`<run_dir>/jobs/unproven` holds its adapter, and which champion that was judged against. Bursts of few steps gain
+little each, and few requests show a great gain only: the next goes on from there, and its gain is that of both.
+"""
+
+import logging
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from hotdraft.pipeline.models.adapter_folder import AdapterBase, AdapterError, LoadedAdapter, load_adapter
+from hotdraft.pipeline.system.json_file import BrokenFileError, read_json, write_json
+from hotdraft.training.judging.candidate import candidate_folder
+from hotdraft.training.judging.served_draft import ServedDraft
+from hotdraft.training.online.publish import Judged
+
+logger = logging.getLogger(__name__)
+
+RECORD, ADAPTER = "unproven.json", "adapter"
+
+
+@dataclass(frozen=True)
+class _Record:
+    champion: int
+
+
+class Unproven:
+    """For whoever runs the job of a run directory."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir / "jobs" / "unproven"
+
+    def settle(self, judged: Judged, job_folder: Path) -> None:
+        """Keep what the job ended with, or forget what there was: it is served now, or leads nowhere."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if judged.verdict.is_promising and judged.champion is not None:
+            blends = [float(path.name.removeprefix("adapter-")) for path in job_folder.glob("adapter-*")]
+            shutil.copytree(candidate_folder(job_folder, max(blends)), self._folder / ADAPTER)
+            write_json(self._folder / RECORD, {"champion": judged.champion})
+
+    def beside(self, champion: int, draft: ServedDraft) -> LoadedAdapter | None:
+        """What was left, if that was judged against this `champion` and fits the draft."""
+        try:
+            if read_json(self._folder / RECORD, _Record).champion != champion:
+                return None
+            return load_adapter(self._folder / ADAPTER, AdapterBase.of(draft.base, draft.fingerprint))
+        except FileNotFoundError:
+            return None
+        except (AdapterError, BrokenFileError) as error:
+            logger.warning("starting from the champion: what the last job left does not fit: %s", error)
+            return None

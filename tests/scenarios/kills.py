@@ -46,14 +46,17 @@ class Toll:
     """Likewise, in the replay buffer."""
 
 
-def kill_at_random(config_path: Path, kills: int, seed: int, tell: Callable[[str], None] = print) -> Toll:
+def kill_at_random(
+    config_path: Path, kills: int, seed: int, tell: Callable[[str], None] = print, *, cold: bool = False
+) -> Toll:
     """Serve with the loop on, ask without a pause, and kill server, trainer or one after the other `kills` times.
 
-    Two of three kills come while a job is under way or is being published, where there is most to break.
+    Two of three kills come while a job is under way or is being published, where there is most to break. For `cold`
+    see `Server`.
     """
     config = load_config(config_path)
     chance, toll, known = random.Random(seed), Toll(), set[str]()
-    server, first = Server(config_path, _log(config_path), "--self-improve"), 0
+    server, first = Server(config_path, _log(config_path), "--self-improve", cold=cold), 0
     try:
         while toll.kills.total() < kills:
             victims, moment = chance.choice(VICTIMS), chance.choice(list(MOMENTS))
@@ -74,7 +77,7 @@ def kill_at_random(config_path: Path, kills: int, seed: int, tell: Callable[[str
             if "server" in victims:
                 if trainer is not None:
                     wait_for("the trainer's end", lambda pid=trainer: not is_running(pid))  # type: ignore[misc]
-                server = Server(config_path, _log(config_path), "--self-improve")
+                server = Server(config_path, _log(config_path), "--self-improve", cold=cold)
                 toll.champion_not_served += server.draft_version != AdapterRegistry(config).champion()
             else:
                 assert not [*one.failures, *other.failures], "serving outlives its trainer"

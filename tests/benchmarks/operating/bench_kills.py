@@ -5,7 +5,6 @@ python -m tests.benchmarks.operating.bench_kills --config my-small-pair.yaml --k
 
 import argparse
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 from tests.scenarios.kills import kill_at_random
@@ -18,8 +17,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
     arguments = parser.parse_args()
-    toll = kill_at_random(arguments.config, arguments.kills, arguments.seed)
-    report = json.dumps(asdict(toll), indent=2)
+    toll = kill_at_random(arguments.config, arguments.kills, arguments.seed, cold=True)
+    report = json.dumps({**vars(toll), "kills": dict(toll.kills)}, indent=2)
     print(report)
     if arguments.out is not None:
         arguments.out.write_text(report + "\n")

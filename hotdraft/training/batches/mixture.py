@@ -4,6 +4,7 @@ It is rehearsed from the first job on, and guarded by the gate, as an older doma
 distributions are cut short: rehearsed is what the champion says there.
 """
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample
 from hotdraft.pipeline.replay.schema import completed, table_of
 from hotdraft.training.batches.packing import cut_top
 from hotdraft.training.batches.sound_rows import SoundRows
+
+logger = logging.getLogger(__name__)
 
 FILE = "mixture.parquet"
 """In a draft's folder."""
@@ -47,9 +50,13 @@ def save_mixture(draft_folder: Path, trained: ReplayRows, held_out: ReplayRows, 
 
 
 def read_mixture(draft: str) -> pa.Table | None:
-    """What the folder of `draft` holds, of the schema of shards; None if it holds none, or is a hub's."""
-    path = Path(resolve(draft)) / FILE
-    return completed(pq.read_table(path)) if path.is_file() else None
+    """What the folder of `draft` holds, of the schema of shards; None if nothing can be read, or it is a hub's."""
+    try:
+        path = Path(resolve(draft)) / FILE
+        return completed(pq.read_table(path)) if path.is_file() else None
+    except (OSError, ValueError) as error:  # Arrow's and `ModelError` are among the latter
+        logger.warning("jobs go without what the draft was pre-distilled on: %s", error)
+        return None
 
 
 def held_out_in_mixture(config: HotdraftConfig) -> int:

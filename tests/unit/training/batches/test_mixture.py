@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from hotdraft.pipeline.config.learning import DistillConfig
@@ -10,7 +12,7 @@ from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.replay.sample import NOT_DRAFTED
 from hotdraft.pipeline.replay.schema import table_of
-from hotdraft.training.batches.mixture import DOMAIN, read_mixture, save_mixture, served
+from hotdraft.training.batches.mixture import DOMAIN, FILE, read_mixture, save_mixture, served
 from hotdraft.training.batches.pools import mix_of, pools_of
 from hotdraft.training.batches.record_check import contradiction
 from hotdraft.training.batches.sound_rows import SoundRows
@@ -49,8 +51,22 @@ def test_who_asks_for_none_gives_no_prompt_away(tmp_path, answers):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_draft_that_brings_none_is_a_draft_still(tmp_path):
+@pytest.mark.parametrize("content", [None, b"", b"PAR1 not", b"PAR1" + 200 * b"x" + b"PAR1"])
+def test_a_draft_that_brings_nothing_that_can_be_read_is_a_draft_still(tmp_path, caplog, content):
+    if content is not None:
+        (tmp_path / FILE).write_bytes(content)
     assert read_mixture(str(tmp_path)) is None
+    assert ("jobs go without" in caplog.text) == (content is not None)
+
+
+def test_a_table_of_something_else_is_none(tmp_path, caplog):
+    pq.write_table(pa.table({"request_id": ["a"], "prompt": ["b"]}), tmp_path / FILE)
+    assert read_mixture(str(tmp_path)) is None
+    assert "it has other columns than a shard" in caplog.text
+
+
+def test_a_draft_that_is_not_there_brings_none(tmp_path):
+    assert read_mixture(str(tmp_path / "nowhere")) is None
 
 
 def test_it_is_older_than_all_traffic_and_no_part_of_the_mix(answers):

@@ -148,7 +148,7 @@ class PredistillConfig(TrainingSection):
     validation_steps: int = Field(200, ge=1, description="optimiser steps between two looks at held-out prompts")
     validation_requests: int = Field(64, ge=1, description="held-out prompts looked at")
     mixture_requests: int = Field(
-        320,
+        128,
         ge=0,
         description="prompts with their answers that go with the draft, to be rehearsed; 0 keeps them private",
     )

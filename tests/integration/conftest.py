@@ -45,7 +45,7 @@ def write_config(pair: tuple[str, str], empty_mlflow_db: Path) -> Callable[..., 
                 "batch_tokens": 512,
                 "checkpoint_steps": 5,
                 "threads": 1,
-                "trigger": {"min_new_requests": 60, "min_new_rejected": 100, "max_steps": 60, "poll_seconds": 0.3},
+                "trigger": {"min_new_requests": 60, "min_new_rejected": 100, "poll_seconds": 0.3},
             },
             "tracking": {"interval_seconds": 1.0},
         }

@@ -38,9 +38,8 @@ class TriggerConfig(Section):
     drift_requests: int = Field(8, ge=4, description="newest requests that show a drift")
     every_seconds: Annotated[float, Field(gt=0)] | None = None
     """Time after which a job is due whatever the draft missed, if there are `min_new_requests`."""
-    max_steps: int = Field(
-        30, ge=1, description="of a job that traffic calls for, not the clock, if `distill.max_steps` are more"
-    )
+    max_steps: Annotated[int, Field(ge=1)] | None = None
+    """Of a job that traffic calls for, and not the clock: bursts, one after the other. None: as of any job."""
     cooldown_seconds: float = Field(0.0, ge=0, description="time between the end of a job and the next")
     poll_seconds: float = Field(2.0, gt=0)
 

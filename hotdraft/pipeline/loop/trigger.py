@@ -38,7 +38,7 @@ class Decision:
     possible: bool
     """Whether a job would find anything new, and the gate enough to judge by, whether or not one is due."""
     max_steps: int | None = None
-    """Of a job that traffic calls for: a burst, as another comes soon if it must. None: what is configured."""
+    """Of a job that traffic calls for: a burst, as another comes soon if it must. None: as of any job."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class LastJob:
     ended_at: float
     accepted: bool
     refused_in_a_row: int = 0
-    """Jobs up to this one and with it."""
+    """Jobs up to this one and with it, without hope: none seemed to gain."""
 
 
 class DistillTrigger:
@@ -73,7 +73,7 @@ class DistillTrigger:
     ) -> None:
         """`held_out`: prompts for the gate that there are beside those of the buffer."""
         self._trigger = config.distill.trigger
-        self._burst = min(config.distill.max_steps, config.distill.trigger.max_steps)
+        self._burst = config.distill.trigger.max_steps
         self._held_out_fraction = config.replay.held_out_fraction
         self._held_out_needed = max(0, config.gate.min_requests - held_out)
         self._buffer = buffer
@@ -108,13 +108,13 @@ class DistillTrigger:
         burst = self._burst if drift or missed else None
         return Decision(due, reason, self._new_requests, self._new_missed, possible, burst)
 
-    def reset(self, *, new_draft: bool = True) -> None:
+    def reset(self, *, new_draft: bool = True, refused_in_a_row: int = 0) -> None:
         """Start counting anew: a job has taken what is there. Without a new draft the past stays its past.
 
-        Then the next job waits for twice as much, unless acceptance falls.
+        For each job `refused_in_a_row` without hope the next waits for twice as much, unless acceptance falls.
         """
         self._new_requests = self._new_missed = 0
-        self._refused = 0 if new_draft else self._refused + 1
+        self._refused = refused_in_a_row
         self._last_job = self._clock()
         if new_draft:
             self._before.clear()

@@ -71,7 +71,7 @@ def study(
 
     `on_served` hears how many requests were played. `config.run_dir` must be new. Raises what `run_job` raises.
     """
-    stream, resident = _Stream(config, samples, on_served), Resident()
+    stream, resident, refused = _Stream(config, samples, on_served), Resident(), 0
     result = StreamResult(probes_before=stream.draft.acceptance_by_domain(probes), served=stream.served)
     while stream.serve():
         if (decision := stream.trigger.decide()).due:
@@ -79,7 +79,8 @@ def study(
                 config, buffer=stream.buffer, registry=stream.registry, stop=_Meanwhile(stream),
                 max_steps=decision.max_steps, resident=resident,
             )  # fmt: skip
-            stream.trigger.reset(new_draft=job.verdict.accepted)
+            refused = refused + 1 if job.verdict.is_hopeless else 0
+            stream.trigger.reset(new_draft=job.verdict.accepted, refused_in_a_row=refused)
             result.jobs.append(
                 JobDone(
                     len(result.served), job.version, job.verdict.accepted, job.verdict.reason,

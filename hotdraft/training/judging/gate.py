@@ -46,6 +46,11 @@ class Verdict:
     loss_high: float = float("nan")
     """Largest loss, of any domain or group of them against its best, that the requests do not rule out."""
 
+    @property
+    def is_hopeless(self) -> bool:
+        """More of the same would not help."""
+        return not self.accepted and not self.is_promising
+
 
 def refused(reason: str, requests: int = 0) -> Verdict:
     """A refusal for which nothing could be measured."""

@@ -104,7 +104,8 @@ class _Follower:
 
     def _reset(self, *, new_draft: bool) -> None:
         self._learned = self._journal.last_job()
-        self._trigger.reset(new_draft=new_draft)
+        refused = 0 if self._learned is None else self._learned.refused_in_a_row
+        self._trigger.reset(new_draft=new_draft, refused_in_a_row=refused)
 
     def _is_enabled(self) -> bool:
         enabled = self._controls.read().loop_enabled

@@ -84,7 +84,7 @@ def run_job(
         with store_errors(config):
             version, judged = offer(judged, state.run_id, journal.job_folder(state), config, registry)
         Unproven(config.run_dir).settle(judged, journal.job_folder(state))
-        journal.finish(state, accepted=judged.verdict.accepted)
+        journal.finish(state, accepted=judged.verdict.accepted, hopeless=judged.verdict.is_hopeless)
         result = JobResult(version, judged.verdict, judged.metrics, state.run_id, time.monotonic() - began)
         verdict = result.verdict
         outcome: Literal["accepted", "rejected"] = "accepted" if verdict.accepted else "rejected"

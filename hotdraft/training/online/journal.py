@@ -106,9 +106,9 @@ class JobJournal:
     def save(self, state: JobState) -> None:
         write_json(self.job_folder(state) / "job.json", asdict(state))
 
-    def finish(self, state: JobState, *, accepted: bool) -> None:
+    def finish(self, state: JobState, *, accepted: bool, hopeless: bool = False) -> None:
         before = self.last_job()
-        refused = 0 if accepted else 1 + (0 if before is None else before.refused_in_a_row)
+        refused = 1 + (0 if before is None else before.refused_in_a_row) if hopeless else 0
         write_json(self.folder / "last.json", asdict(_Last(state.last_request, time.time(), accepted, refused)))
         self.drop(state)
 

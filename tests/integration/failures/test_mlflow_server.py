@@ -37,9 +37,7 @@ def mlflow_server(tmp_path: Path, empty_mlflow_db: Path) -> Iterator[MlflowServe
 def config_path(write_config: Callable[..., Path], mlflow_server: MlflowServer, tmp_path: Path) -> Path:
     return write_config(
         tmp_path,
-        distill={
-            "trigger": {"min_new_requests": 40, "min_new_rejected": 100, "max_steps": 60, "poll_seconds": 0.3}
-        },
+        distill={"trigger": {"min_new_requests": 40, "min_new_rejected": 100, "poll_seconds": 0.3}},
         tracking={"uri": mlflow_server.url, "served_seconds": 1.0},
     )
 

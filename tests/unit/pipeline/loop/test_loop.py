@@ -217,7 +217,7 @@ def test_time_calls_for_a_job_if_there_is_anything_new(config, buffer):
     assert told.decide() == trigger.decide()
 
 
-def test_a_refused_job_has_the_next_wait_for_twice_as_much_up_to_a_bound(config, buffer):
+def test_a_job_without_hope_has_the_next_wait_for_twice_as_much_up_to_a_bound(config, buffer):
     trigger, first = DistillTrigger(config, buffer), 0
     for refused, times in enumerate((1, 2, 4, 8, 8)):
         last = LastJob(f"r{first - 1}", 0.0, accepted=False, refused_in_a_row=refused) if first else None
@@ -226,7 +226,7 @@ def test_a_refused_job_has_the_next_wait_for_twice_as_much_up_to_a_bound(config,
             buffer.append(samples(first, 5, rejected=4))
             first += 5
         assert 10 * times <= decision.new_requests < 10 * times + 10
-        trigger.reset(new_draft=False)
+        trigger.reset(new_draft=False, refused_in_a_row=refused + 1)
     trigger.reset()
     buffer.append(samples(first, 20, rejected=4))
     assert trigger.decide().due, "a better draft may be bettered"
@@ -235,8 +235,7 @@ def test_a_refused_job_has_the_next_wait_for_twice_as_much_up_to_a_bound(config,
 def test_acceptance_that_falls_is_not_waited_out(config, buffer):
     trigger = DistillTrigger(changed(config, drift=0.2, drift_requests=10), buffer)
     buffer.append(samples(0, 60, rejected=1))
-    for _ in range(3):
-        trigger.reset(new_draft=False)
+    trigger.reset(new_draft=False, refused_in_a_row=3)
     buffer.append(samples(60, 20, rejected=7))
     assert trigger.decide().due
 
@@ -250,15 +249,14 @@ def test_prompts_to_judge_by_that_the_draft_brings_need_not_be_recorded(config, 
 
 def test_traffic_calls_for_a_burst_and_the_clock_for_a_whole_job(config, buffer):
     clock = Clock()
-    trigger = DistillTrigger(changed(config, every_seconds=3600.0), buffer, clock=clock)
+    trigger = DistillTrigger(changed(config, every_seconds=3600.0, max_steps=7), buffer, clock=clock)
     buffer.append(samples(0, 30, rejected=0))
     clock.now = 4000.0
     assert trigger.decide().due
     assert trigger.decide().max_steps is None
     buffer.append(samples(30, 30))
-    assert trigger.decide().max_steps == 30
-    short = config.model_copy(update={"distill": config.distill.model_copy(update={"max_steps": 7})})
-    assert DistillTrigger(short, buffer).decide().max_steps == 7
+    assert trigger.decide().max_steps == 7
+    assert DistillTrigger(config, buffer).decide().max_steps is None, "unless bursts are asked for"
 
 
 def test_jobs_keep_their_distance(config, buffer):

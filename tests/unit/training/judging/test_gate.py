@@ -142,6 +142,7 @@ def test_what_is_refused_for_too_little_evidence_alone_is_promising(gain, loss, 
     change = noise - noise.mean() + np.repeat([gain, -loss], 20)
     verdict = judge(np.full(40, 0.5), 0.5 + change, domains, GateConfig(), {"new": 1.0})
     assert (verdict.accepted, verdict.is_promising) == (accepted, promising)
+    assert verdict.is_hopeless == (not accepted and not promising)
 
 
 def test_too_few_requests_are_no_ground_for_a_verdict():

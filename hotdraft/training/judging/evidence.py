@@ -97,12 +97,11 @@ class VersionScores:
             return None
 
     def _complete(self, version: int, rows: np.ndarray) -> np.ndarray:
-        known = self._known.get(version, {})
+        known = self._known.setdefault(version, {})
         asked = zip(self._samples, rows, strict=True)
         missing = [sample for sample, is_asked in asked if is_asked and sample.request_id not in known]
         if missing:
             adapter = load_version(self._draft, self._registry, version)
             found = by_request(self._draft.chances(adapter, missing, self._settings.batch_tokens))
             self.tell(version, missing, found)
-        known = self._known.get(version, {})
         return np.array([known.get(sample.request_id, np.nan) for sample in self._samples])

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from mlflow import MlflowClient
-from mlflow.exceptions import MlflowException
+from mlflow.exceptions import BAD_REQUEST, MlflowException
 
 from hotdraft.pipeline.store import lock as store_lock
 from hotdraft.pipeline.store.connection import open_client
@@ -69,6 +69,29 @@ def test_who_was_late_to_break_it_leaves_the_next_holders_alone(client, monkeypa
     with StoreLock(client, NAME) as holder:
         late._break(dead._token)
         assert late._holder() == holder._token
+
+
+def test_who_breaks_it_while_another_does_is_told_nothing(client, monkeypatch):
+    dead = StoreLock(client, NAME).__enter__()
+    real = client.rename_registered_model
+
+    def crossed(*args, **kwargs):
+        real(*args, **kwargs)
+        raise MlflowException("expected to update 1 row(s); 0 were matched", BAD_REQUEST)
+
+    monkeypatch.setattr(client, "rename_registered_model", crossed)
+    StoreLock(client, NAME)._break(dead._token)
+    assert names(client) == [f"{NAME}.{dead._token}"]
+
+
+def test_a_lock_that_cannot_be_broken_is_told(client, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise MlflowException("read-only", BAD_REQUEST)
+
+    dead = StoreLock(client, NAME).__enter__()
+    monkeypatch.setattr(client, "rename_registered_model", refuse)
+    with pytest.raises(MlflowException, match="read-only"):
+        StoreLock(client, NAME)._break(dead._token)
 
 
 def test_a_holder_that_took_too_long_stops_and_frees_nothing(client, monkeypatch):

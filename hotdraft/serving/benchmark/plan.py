@@ -25,7 +25,7 @@ class BenchError(ValueError):
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """What to measure. `prompts` are token ids, the same for every engine."""
 
     settings: EngineSettings
@@ -54,7 +54,7 @@ def make_plan(
     fixed_k: bool,
     overhead: bool,
     swap: bool,
-) -> Plan:
+) -> BenchPlan:
     """Check all that was asked, and write the models where the peers can load them.
 
     Raises `BenchError`, or what is wrong with the models or the traffic.
@@ -90,7 +90,7 @@ def make_plan(
         config_file=config_file,
         recording=overhead,
     )
-    return Plan(settings, tuple(against), ids, max_tokens, repeats, fixed_k, swap)
+    return BenchPlan(settings, tuple(against), ids, max_tokens, repeats, fixed_k, swap)
 
 
 def builtin_prompts(config: HotdraftConfig, count: int) -> list[Prompt]:

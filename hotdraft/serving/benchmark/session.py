@@ -9,7 +9,7 @@ from pathlib import Path
 from hotdraft.serving.benchmark.engines.client import Memory, Worker, WorkerError
 from hotdraft.serving.benchmark.engines.engine import PLAIN, EngineSettings, Mode, PeerUnavailable
 from hotdraft.serving.benchmark.figures.summary import Measurement
-from hotdraft.serving.benchmark.plan import ASSISTED, OURS, Plan
+from hotdraft.serving.benchmark.plan import ASSISTED, OURS, BenchPlan
 
 WARM_UP_TOKENS = 16
 
@@ -32,7 +32,7 @@ class Measured:
     """hotdraft's worker once its imports were done, and after its last run."""
 
 
-def run(plan: Plan, log_folder: Path, tell: Callable[[str], None]) -> Measured:
+def run(plan: BenchPlan, log_folder: Path, tell: Callable[[str], None]) -> Measured:
     """Measure; `tell` hears what comes next. Raises `WorkerError` if hotdraft's own worker fails."""
     measured = Measured()
     with ExitStack() as stack:
@@ -68,7 +68,7 @@ def describe(mode: Mode) -> str:
 
 
 def _repeat(
-    plan: Plan, workers: dict[str, Worker], repeat: int, measured: Measured, tell: Callable[[str], None]
+    plan: BenchPlan, workers: dict[str, Worker], repeat: int, measured: Measured, tell: Callable[[str], None]
 ) -> None:
     """One interleaved repeat; every other one goes backwards, so that no engine always follows the same."""
     ours = workers[OURS]
@@ -88,13 +88,13 @@ def _repeat(
                 measured.measurements.append(Measurement(name, mode, concurrency, repeat, result))
 
 
-def _settings_of(name: str, plan: Plan) -> EngineSettings:
+def _settings_of(name: str, plan: BenchPlan) -> EngineSettings:
     if name == "transformers" and ASSISTED not in plan.against:
         return replace(plan.settings, draft_folder=None)
     return plan.settings
 
 
-def _turns(plan: Plan, workers: Mapping[str, Worker], concurrency: int) -> list[tuple[str, Mode]]:
+def _turns(plan: BenchPlan, workers: Mapping[str, Worker], concurrency: int) -> list[tuple[str, Mode]]:
     """Engines and modes to run at a concurrency."""
 
     def wanted(name: str, mode: Mode) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hotdraft.serving.decoding.costs import RoundCosts
-from hotdraft.serving.decoding.learned_costs import LearnedCosts, Setting
+from hotdraft.serving.decoding.learned_costs import LearnedCosts, RoundSetting
 
 MEMORY = 0.97
 """Weight of the past, by judged token."""
@@ -63,9 +63,11 @@ class AdaptiveK:
         self._allowance = 0.0
         """Seconds that may be lost to exploration."""
 
-    def choose(self, estimates: Sequence[AcceptanceEstimate], longest: int, setting: Setting | None = None) -> int:
+    def choose(
+        self, estimates: Sequence[AcceptanceEstimate], longest: int, setting: RoundSetting | None = None
+    ) -> int:
         """k for a round over requests with these `estimates`, the longest with `longest` tokens to go."""
-        setting = setting or Setting(len(estimates))
+        setting = setting or RoundSetting(len(estimates))
         tokens = np.sum([estimate.expected_tokens() for estimate in estimates], axis=0)
         seconds = self._learned.least_seconds(setting)
         speed = tokens / seconds
@@ -80,6 +82,6 @@ class AdaptiveK:
                 best += 1
         return min(best, longest - 1)
 
-    def observe(self, setting: Setting, k: int, seconds: float) -> None:
+    def observe(self, setting: RoundSetting, k: int, seconds: float) -> None:
         """A round of k drafted tokens took `seconds`."""
         self._learned.observe(setting, k, seconds)

@@ -17,7 +17,7 @@ from hotdraft.serving.models.slots import Slots
 from hotdraft.serving.models.track import Track
 from hotdraft.serving.proposers.proposer import Proposer
 from hotdraft.serving.sampling.logits import SamplingBatch
-from hotdraft.serving.sampling.penalties import Answers
+from hotdraft.serving.sampling.penalties import AnswerTokens
 from hotdraft.serving.sampling.proposal import Proposal
 from hotdraft.serving.sampling.soundness import UnsoundLogitsError
 from hotdraft.serving.sampling.target_log import TargetLog, pack, unpack
@@ -152,7 +152,7 @@ class SpeculativeDecoder:
         key_length = self.slots.key_length(max(self.slots.lengths[:rows]) + k)
         window = Window(slice(0, rows), drawn_at - 1, key_length)
         logits = self.target.runner.forward(window, fed, k + 1)[..., : self.vocab_size].float()
-        answers = Answers(*self.slots.answers(rows), self.vocab_size)
+        answers = AnswerTokens(*self.slots.answers(rows), self.vocab_size)
         verdict = verify(logits, proposal, drawn_at, sampling, answers)
         accepted, token_ids = verdict.num_accepted, verdict.token_ids
         self.slots.append(drawn_at, token_ids, accepted + 1)

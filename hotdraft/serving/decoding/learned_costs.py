@@ -26,7 +26,7 @@ PLAIN_DOUBT = 0.75
 """The same of k = 0, which all others are held against."""
 
 
-class Setting(NamedTuple):
+class RoundSetting(NamedTuple):
     """What a round's cost depends on beside k."""
 
     rows: int
@@ -77,20 +77,20 @@ class LearnedCosts:
     def __init__(self, measured: RoundCosts) -> None:
         self.measured = measured
         self._pace: float | None = None
-        self._learned: dict[Setting, _Learned] = {}
+        self._learned: dict[RoundSetting, _Learned] = {}
         self._latest: dict[tuple[bool, ...], np.ndarray] = {}
         """Effects of the setting seen last, by kind."""
 
-    def seconds(self, setting: Setting) -> np.ndarray:
+    def seconds(self, setting: RoundSetting) -> np.ndarray:
         """What a round is expected to take, [max_k + 1]."""
         measured = [self.measured.round_seconds(setting.rows, k) for k in range(self.measured.max_k + 1)]
         return np.array(measured) * np.exp((self._pace or 0.0) + self._of(setting).effects)
 
-    def least_seconds(self, setting: Setting) -> np.ndarray:
+    def least_seconds(self, setting: RoundSetting) -> np.ndarray:
         """What it might take at best, [max_k + 1]: who always takes the best by these tries all that matter."""
         return self.seconds(setting) * np.exp(-self._of(setting).doubt)
 
-    def observe(self, setting: Setting, k: int, seconds: float) -> None:
+    def observe(self, setting: RoundSetting, k: int, seconds: float) -> None:
         """A round took `seconds`."""
         surprise = math.log(max(seconds, 1e-9) / float(self.seconds(setting)[k]))
         if self._pace is None:
@@ -101,11 +101,11 @@ class LearnedCosts:
         learned.learn(k, surprise)
         self._latest[setting.kind] = learned.effects
 
-    def _of(self, setting: Setting) -> _Learned:
+    def _of(self, setting: RoundSetting) -> _Learned:
         known = self._learned.get(_alike(setting))
         return known or _Learned(self._latest.get(setting.kind, np.zeros(self.measured.max_k + 1)))
 
 
-def _alike(setting: Setting) -> Setting:
+def _alike(setting: RoundSetting) -> RoundSetting:
     """One setting for all that are alike."""
-    return Setting(setting.rows.bit_length(), max(setting.context, 64).bit_length(), setting.kind)
+    return RoundSetting(setting.rows.bit_length(), max(setting.context, 64).bit_length(), setting.kind)

@@ -6,7 +6,7 @@ from typing import Literal
 from hotdraft.serving.decoding.adaptive_k import AcceptanceEstimate, AdaptiveK
 from hotdraft.serving.decoding.costs import RoundCosts, profile_costs, rows_to_measure
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
-from hotdraft.serving.decoding.learned_costs import Setting
+from hotdraft.serving.decoding.learned_costs import RoundSetting
 
 
 class KChoice:
@@ -44,7 +44,7 @@ class KChoice:
         """For a request that has yet to begin."""
         return AcceptanceEstimate(self._decoder.max_k, prior=self._acceptance)
 
-    def choose(self, estimates: Sequence[AcceptanceEstimate], longest: int, setting: Setting) -> int:
+    def choose(self, estimates: Sequence[AcceptanceEstimate], longest: int, setting: RoundSetting) -> int:
         """For a round over requests with these `estimates`, the longest with `longest` tokens to go."""
         k = self.k
         if k == "auto":
@@ -56,7 +56,7 @@ class KChoice:
         self._due = k
         return 0
 
-    def observe(self, setting: Setting, k: int, seconds: float) -> None:
+    def observe(self, setting: RoundSetting, k: int, seconds: float) -> None:
         """A round of k drafted tokens took `seconds`."""
         if self.adaptive is not None:
             self.adaptive.observe(setting, k, seconds)

@@ -9,7 +9,7 @@ from collections import deque
 from typing import NamedTuple
 
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
-from hotdraft.serving.decoding.learned_costs import Setting
+from hotdraft.serving.decoding.learned_costs import RoundSetting
 from hotdraft.serving.decoding.rounds import Round
 from hotdraft.serving.engine.k_choice import KChoice
 from hotdraft.serving.engine.sequence import Sequence
@@ -21,13 +21,13 @@ class QueueFullError(RuntimeError):
     """More requests wait than `max_queue` allows; try again later."""
 
 
-class Plan(NamedTuple):
+class RoundPlan(NamedTuple):
     """A round to be run."""
 
     running: list[Sequence]
     """Request of each row."""
     sampling: SamplingBatch
-    setting: Setting
+    setting: RoundSetting
     k: int
     log: bool
     """Whether the target's distributions are to be recorded."""
@@ -105,20 +105,20 @@ class Scheduler:
                 self.running.append(self.prefilling)
                 self.prefilling = self._sampling = None
 
-    def plan(self) -> Plan:
+    def plan(self) -> RoundPlan:
         """The next round, of all that run."""
         running = list(self.running)
         if self._sampling is None:
             params = [sequence.request.params for sequence in running]
             self._sampling = SamplingBatch.of(params, [s.seed for s in running], self._decoder.device)
         context = max(self._decoder.slots.lengths[: len(running)])
-        setting = Setting(len(running), context, self._sampling.kind)
+        setting = RoundSetting(len(running), context, self._sampling.kind)
         longest = max(sequence.left for sequence in running)
         k = self._k_choice.choose([sequence.acceptance for sequence in running], longest, setting)
         log = any(sequence.output.is_recorded for sequence in running)
-        return Plan(running, self._sampling, setting, k, log)
+        return RoundPlan(running, self._sampling, setting, k, log)
 
-    def advance(self, plan: Plan, outcome: Round, seconds: float) -> list[tuple[int, FinishReason | None]]:
+    def advance(self, plan: RoundPlan, outcome: Round, seconds: float) -> list[tuple[int, FinishReason | None]]:
         """Learn from a round, and free the rows of those it ends: what `Sequence.advance` says of each row."""
         self._k_choice.observe(plan.setting, plan.k, seconds)
         counts = zip(outcome.num_accepted.tolist(), outcome.num_drafted.tolist(), strict=True)

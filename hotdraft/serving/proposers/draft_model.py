@@ -17,7 +17,7 @@ from hotdraft.serving.models.track import Track
 from hotdraft.serving.models.trimmed_head import TrimmedHead
 from hotdraft.serving.sampling.draw import Drawing
 from hotdraft.serving.sampling.logits import SamplingBatch
-from hotdraft.serving.sampling.penalties import Answers
+from hotdraft.serving.sampling.penalties import AnswerTokens
 from hotdraft.serving.sampling.proposal import Proposal
 from hotdraft.serving.sampling.soundness import are_sound
 
@@ -55,7 +55,7 @@ class DraftModel(Track):
         # a prompt shorter than what is fed has its first token fed more than once, at the same position
         positions = (lengths + torch.arange(-2 - missed, 0, device=slots.device)).clamp_min(0)
         fed = slots.tokens[:rows].gather(1, positions)
-        drawing = Drawing(sampling, Answers(*slots.answers(rows), self._vocab_size), self.vocabulary)
+        drawing = Drawing(sampling, AnswerTokens(*slots.answers(rows), self._vocab_size), self.vocabulary)
         for step in range(k):
             logits = self.runner.forward(Window(slice(0, rows), positions, key_length), fed, 1)
             fed, positions = drawing.draw(logits), lengths + step

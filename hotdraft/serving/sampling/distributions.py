@@ -33,7 +33,7 @@ class Distributions:
     total: Tensor | None
     """float32 [B, T, 1]: log-sum-exp of what is kept, over the temperature; None if nobody needs it."""
     kept: tuple[Tensor, Tensor] | None
-    """floor and last_id of a `Cut`, [B, T, 1]; None if no row has filters."""
+    """floor and last_id of a `FilterCut`, [B, T, 1]; None if no row has filters."""
     vocabulary: Tensor | None
     """int64 [N], ascending: the tokens of the logits, if not all. The others have probability 0."""
     vocab_size: int

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from hotdraft.serving.sampling.distributions import Distributions
 from hotdraft.serving.sampling.logits import SamplingBatch
-from hotdraft.serving.sampling.noise import Stream, uniform
-from hotdraft.serving.sampling.penalties import Answers, penalise
+from hotdraft.serving.sampling.noise import NoiseStream, uniform
+from hotdraft.serving.sampling.penalties import AnswerTokens, penalise
 from hotdraft.serving.sampling.proposal import Proposal
 from hotdraft.serving.sampling.soundness import are_sound, mended
 
@@ -17,7 +17,7 @@ class Drawing:
     With a `vocabulary` [N] the logits are of these tokens only.
     """
 
-    def __init__(self, sampling: SamplingBatch, answers: Answers, vocabulary: Tensor | None) -> None:
+    def __init__(self, sampling: SamplingBatch, answers: AnswerTokens, vocabulary: Tensor | None) -> None:
         self._sampling = sampling
         self._answers = answers
         self._vocabulary = vocabulary
@@ -58,7 +58,7 @@ class Drawing:
         if sampling.all_chosen:
             return drawn_from.choose(sampling, position)
         first = torch.zeros_like(sampling.seeds)
-        token_ids = drawn_from.sample(first, uniform(sampling.seeds, position[:, 0], Stream.DRAFT))[:, None]
+        token_ids = drawn_from.sample(first, uniform(sampling.seeds, position[:, 0], NoiseStream.DRAFT))[:, None]
         if sampling.chosen is not None:
             token_ids[sampling.chosen] = drawn_from.choose(sampling, position)[sampling.chosen]
         return token_ids

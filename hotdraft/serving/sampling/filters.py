@@ -12,7 +12,7 @@ GROUP = 8
 """Tokens whose maximum says whether any of them can be among the likeliest."""
 
 
-class Cut(NamedTuple):
+class FilterCut(NamedTuple):
     """Which tokens of R rows are kept: logits above `floor`, and at it those up to `last_id`."""
 
     floor: Tensor
@@ -36,11 +36,11 @@ class Filters(NamedTuple):
 
 
 def is_dropped(logits: Tensor, token_ids: Tensor, floor: Tensor, last_id: Tensor) -> Tensor:
-    """Whether a `Cut` drops tokens of these logits; all shapes broadcast."""
+    """Whether a `FilterCut` drops tokens of these logits; all shapes broadcast."""
     return (logits < floor) | ((logits == floor) & (token_ids > last_id))
 
 
-def cut(logits: Tensor, filters: Filters, total: Tensor | None) -> Cut:
+def cut(logits: Tensor, filters: Filters, total: Tensor | None) -> FilterCut:
     """What the filters keep of float32 logits [R, V]: one token at least.
 
     Of equal logits the smaller token id is the likelier. `total` [R, 1] is the log-sum-exp of logits / temperature,
@@ -50,7 +50,7 @@ def cut(logits: Tensor, filters: Filters, total: Tensor | None) -> Cut:
     return _cut(logits, filters, total, LOOKS if logits.device.type == "cpu" else ())
 
 
-def _cut(logits: Tensor, filters: Filters, total: Tensor | None, looks: tuple[int, ...]) -> Cut:
+def _cut(logits: Tensor, filters: Filters, total: Tensor | None, looks: tuple[int, ...]) -> FilterCut:
     temperature, top_k, top_p, min_p = filters
     vocabulary = logits.shape[-1]
     partial = len(looks) > 0 and looks[0] < vocabulary
@@ -68,7 +68,7 @@ def _cut(logits: Tensor, filters: Filters, total: Tensor | None, looks: tuple[in
     dropped |= ((probs.cumsum(-1) - probs >= top_p) & (top_p < 1)) | (probs < min_p * probs[:, :1])
     dropped[:, 0] = False
     last = (~dropped).sum(-1, keepdim=True) - 1
-    kept = Cut(
+    kept = FilterCut(
         floor=values.gather(-1, last),
         last_id=token_ids.gather(-1, last),
         total=scaled.masked_fill(dropped, -torch.inf).logsumexp(-1, keepdim=True),

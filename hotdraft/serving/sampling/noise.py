@@ -11,7 +11,7 @@ import torch
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 
 
-class Stream(IntEnum):
+class NoiseStream(IntEnum):
     """The independent draws of one position."""
 
     DRAFT = 1
@@ -24,13 +24,13 @@ class Stream(IntEnum):
     TOKEN = 7
 
 
-def random_bits(seeds: torch.Tensor, counters: torch.Tensor, stream: Stream) -> torch.Tensor:
+def random_bits(seeds: torch.Tensor, counters: torch.Tensor, stream: NoiseStream) -> torch.Tensor:
     """int64, all of its 64 bits random, of the broadcast shape of int64 `seeds` and `counters`."""
     state = _mix(seeds + _wrapped(int(stream) * _GOLDEN))
     return _mix(state + counters * _GOLDEN)
 
 
-def uniform(seeds: torch.Tensor, positions: torch.Tensor, stream: Stream) -> torch.Tensor:
+def uniform(seeds: torch.Tensor, positions: torch.Tensor, stream: NoiseStream) -> torch.Tensor:
     """float64 in [0, 1), 52 bits, of the broadcast shape of int64 `seeds` and `positions`.
 
     52 bits, so that the product with any float64 total stays below that total.
@@ -38,7 +38,7 @@ def uniform(seeds: torch.Tensor, positions: torch.Tensor, stream: Stream) -> tor
     return _shift_right(random_bits(seeds, positions, stream), 12).double() * 2.0**-52
 
 
-def exponential(seeds: torch.Tensor, counters: torch.Tensor, stream: Stream) -> torch.Tensor:
+def exponential(seeds: torch.Tensor, counters: torch.Tensor, stream: NoiseStream) -> torch.Tensor:
     """float64 above 0, exponentially distributed with mean 1, of the shape of `uniform`."""
     return (uniform(seeds, counters, stream) + 2.0**-53).log().neg()
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from hotdraft.serving.sampling.logits import SamplingBatch
 
 
-class Answers(NamedTuple):
+class AnswerTokens(NamedTuple):
     """What B rows have answered so far: their tokens at positions start..end-1."""
 
     token_ids: Tensor

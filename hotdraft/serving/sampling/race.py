@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotdraft.serving.sampling.filters import is_dropped
-from hotdraft.serving.sampling.noise import Stream, exponential, random_bits
+from hotdraft.serving.sampling.noise import NoiseStream, exponential, random_bits
 
 GROUP = 32
 """Tokens; a power of two, and part of what a seed means."""
@@ -32,15 +32,15 @@ GROWTH = 8
 def race(logits: Tensor, temperature: Tensor, keys: Tensor, kept: tuple[Tensor, Tensor] | None) -> Tensor:
     """The token ids int64 [R] that win under softmax(logits / temperature), of float32 logits [R, V].
 
-    temperature [R, 1]; keys int64 [R, 1] are `race_keys`. With `kept`, floor and last_id of a `Cut`, only tokens
-    that it keeps take part.
+    temperature [R, 1]; keys int64 [R, 1] are `race_keys`. With `kept`, floor and last_id of a `FilterCut`, only
+    tokens that it keeps take part.
     """
     vocabulary = logits.shape[-1]
     if missing := -vocabulary % GROUP:
         logits = F.pad(logits, (0, missing), value=-torch.inf)
     grouped = logits.unflatten(-1, (-1, GROUP))
     groups = torch.arange(grouped.shape[1], device=logits.device)
-    first = exponential(keys, groups, Stream.GROUP) / GROUP
+    first = exponential(keys, groups, NoiseStream.GROUP) / GROUP
     bounds = grouped.amax(-1) / temperature - first.log()
     if kept is None:
         kept = torch.full_like(temperature, -torch.inf), torch.full_like(keys, vocabulary - 1)
@@ -52,7 +52,7 @@ def race(logits: Tensor, temperature: Tensor, keys: Tensor, kept: tuple[Tensor, 
 
 def race_keys(seeds: Tensor, positions: Tensor) -> Tensor:
     """int64 [B, T] of seeds int64 [B] and the positions int64 [B, T] that the tokens will have."""
-    return random_bits(seeds[:, None], positions, Stream.RACE)
+    return random_bits(seeds[:, None], positions, NoiseStream.RACE)
 
 
 class _Field(NamedTuple):
@@ -78,8 +78,8 @@ def _winners(field: _Field, look: int) -> Tensor:
     logits = grouped.gather(1, groups[..., None].expand(-1, -1, GROUP))
     places = torch.arange(GROUP, device=grouped.device)
     token_ids = groups[..., None] * GROUP + places
-    is_first = places == (random_bits(keys, groups, Stream.FIRST) & (GROUP - 1))[..., None]
-    after = exponential(keys[..., None], token_ids, Stream.TOKEN).masked_fill_(is_first, 0.0)
+    is_first = places == (random_bits(keys, groups, NoiseStream.FIRST) & (GROUP - 1))[..., None]
+    after = exponential(keys[..., None], token_ids, NoiseStream.TOKEN).masked_fill_(is_first, 0.0)
     scores = logits / temperature[..., None] - (first.gather(1, groups)[..., None] + after).log()
     scores.masked_fill_(is_dropped(logits, token_ids, floor[..., None], last_id[..., None]), -torch.inf)
     score, winner = scores.flatten(1).max(-1)

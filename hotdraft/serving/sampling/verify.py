@@ -7,15 +7,15 @@ from torch import Tensor
 
 from hotdraft.serving.sampling.distributions import Distributions
 from hotdraft.serving.sampling.logits import SamplingBatch
-from hotdraft.serving.sampling.noise import Stream, uniform
-from hotdraft.serving.sampling.penalties import Answers, count_drafted, penalise
+from hotdraft.serving.sampling.noise import NoiseStream, uniform
+from hotdraft.serving.sampling.penalties import AnswerTokens, count_drafted, penalise
 from hotdraft.serving.sampling.proposal import Proposal
 from hotdraft.serving.sampling.rejection import match, rejection_sample
 from hotdraft.serving.sampling.soundness import are_sound
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verified:
     """What the target makes of a proposal for B rows."""
 
     sound: Tensor
@@ -27,8 +27,8 @@ class Verdict:
 
 
 def verify(
-    logits: Tensor, proposal: Proposal, positions: Tensor, sampling: SamplingBatch, answers: Answers
-) -> Verdict:
+    logits: Tensor, proposal: Proposal, positions: Tensor, sampling: SamplingBatch, answers: AnswerTokens
+) -> Verified:
     """The tokens that come, distributed exactly as the target would have them.
 
     Shapes: the target's float32 logits [B, k+1, V]; int64 positions [B, k+1], those that the tokens will have.
@@ -40,8 +40,8 @@ def verify(
     drafted_ids, drafted = proposal.token_ids, proposal.drafted
     if not sampling.all_chosen:
         seeds = sampling.seeds[:, None]
-        accept_noise = uniform(seeds, positions[:, :-1], Stream.ACCEPT)
-        recover_noise = uniform(seeds, positions, Stream.RECOVER)
+        accept_noise = uniform(seeds, positions[:, :-1], NoiseStream.ACCEPT)
+        recover_noise = uniform(seeds, positions, NoiseStream.RECOVER)
         drawn_from = proposal.distributions
         verification = rejection_sample(target, drawn_from, drafted_ids, drafted, accept_noise, recover_noise)
     if sampling.chosen is not None:
@@ -51,4 +51,4 @@ def verify(
     following = following.clamp_max(logits.shape[-1] - 1)  # none can be drawn from what is not sound
     accepted = positions - positions[:, :1] < num_accepted
     token_ids = torch.where(accepted, torch.cat([drafted_ids, following], 1), following)
-    return Verdict(sound, num_accepted, token_ids)
+    return Verified(sound, num_accepted, token_ids)

@@ -25,7 +25,7 @@ from hotdraft.serving.benchmark.figures.theory import (
     engine_efficiency,
     predicted_speed_up,
 )
-from hotdraft.serving.benchmark.plan import OURS, Plan
+from hotdraft.serving.benchmark.plan import OURS, BenchPlan
 from hotdraft.serving.benchmark.session import Measured
 
 AUTO = Mode("speculative", "auto")
@@ -53,7 +53,9 @@ class Sizes:
         )
 
 
-def build_report(plan: Plan, measured: Measured, sizes: Sizes, equalities: Sequence[Equality]) -> dict[str, Any]:
+def build_report(
+    plan: BenchPlan, measured: Measured, sizes: Sizes, equalities: Sequence[Equality]
+) -> dict[str, Any]:
     """Everything that was measured, computed and known about the run. Tokens' times are left out."""
     rows = summarise(measured.measurements)
     best = best_rows(rows)
@@ -89,7 +91,7 @@ def build_report(plan: Plan, measured: Measured, sizes: Sizes, equalities: Seque
     }
 
 
-def environment(plan: Plan) -> dict[str, Any]:
+def environment(plan: BenchPlan) -> dict[str, Any]:
     """Where and how this was measured."""
     settings = plan.settings
     return {
@@ -159,14 +161,14 @@ def plain_shares(rows: Sequence[Row], measured: Measured, step_bytes: int) -> di
     }
 
 
-def memory_beyond(plan: Plan, measured: Measured, sizes: Sizes) -> float:
+def memory_beyond(plan: BenchPlan, measured: Measured, sizes: Sizes) -> float:
     """MB after loading and running, less imports, weights, and the slots of keys and values."""
     assert measured.memory is not None, "hotdraft has run"
     known = (sizes.weights + max(plan.settings.concurrency) * sizes.kv_slot) / 1e6
     return measured.memory.now - measured.imported_mb - known
 
 
-def overhead(plan: Plan, measured: Measured) -> dict[str, Any] | None:
+def overhead(plan: BenchPlan, measured: Measured) -> dict[str, Any] | None:
     """Concurrency → what recorder and metrics cost, in percent of tokens/s; None if it was not measured."""
     if not plan.settings.recording:
         return None

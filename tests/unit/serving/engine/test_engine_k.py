@@ -7,7 +7,7 @@ import pytest
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.serving.decoding.adaptive_k import AdaptiveK
 from hotdraft.serving.decoding.costs import RoundCosts
-from hotdraft.serving.decoding.learned_costs import Setting
+from hotdraft.serving.decoding.learned_costs import RoundSetting
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.messages.events import RoundStats
@@ -33,9 +33,9 @@ class Fixed(AdaptiveK):
 
     def __init__(self, costs: RoundCosts) -> None:
         super().__init__(costs)
-        self.told: list[tuple[Setting, int, float]] = []
+        self.told: list[tuple[RoundSetting, int, float]] = []
 
-    def observe(self, setting: Setting, k: int, seconds: float) -> None:
+    def observe(self, setting: RoundSetting, k: int, seconds: float) -> None:
         self.told.append((setting, k, seconds))
 
 

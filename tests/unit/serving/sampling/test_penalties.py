@@ -8,7 +8,7 @@ import torch
 
 from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.serving.messages.request import SamplingParams
-from hotdraft.serving.sampling.penalties import Answers, count_drafted, penalise
+from hotdraft.serving.sampling.penalties import AnswerTokens, count_drafted, penalise
 from tests.unit.serving.decoders import (
     GREEDY,
     NEW_TOKENS,
@@ -31,7 +31,7 @@ PARAMS = [
 
 def test_counting() -> None:
     token_ids = torch.tensor([[3, 3, 1, 3, 0, 0], [2, 2, 2, 1, 4, 0]])
-    counts = Answers(token_ids, torch.tensor([[1], [3]]), torch.tensor([[4], [3]]), 5).counts()
+    counts = AnswerTokens(token_ids, torch.tensor([[1], [3]]), torch.tensor([[4], [3]]), 5).counts()
     assert counts.tolist() == [[0, 1, 0, 2, 0], [0, 0, 0, 0, 0]]
     drafted = count_drafted(counts, torch.tensor([[3, 0], [4, 4]]))
     assert drafted[0].tolist() == [[0, 1, 0, 2, 0], [0, 1, 0, 3, 0], [1, 1, 0, 3, 0]]

@@ -8,7 +8,7 @@ from torch.nn.functional import one_hot
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.sampling.distributions import Distributions, sample
 from hotdraft.serving.sampling.logits import SamplingBatch
-from hotdraft.serving.sampling.noise import Stream, uniform
+from hotdraft.serving.sampling.noise import NoiseStream, uniform
 from hotdraft.serving.sampling.rejection import match, rejection_sample
 
 VOCABULARY, SAMPLES, K = 6, 200_000, 2
@@ -38,14 +38,14 @@ def test_first_token_has_the_targets_distribution(draft: torch.Tensor) -> None:
     positions = torch.arange(K + 1)[None] + 7
     target_probs = TARGET.expand(SAMPLES, K + 1, VOCABULARY)
     draft_probs = draft.expand(SAMPLES, K, VOCABULARY)
-    draft_ids = sample(draft_probs, uniform(seeds, positions[:, :K], Stream.DRAFT))
+    draft_ids = sample(draft_probs, uniform(seeds, positions[:, :K], NoiseStream.DRAFT))
     result = rejection_sample(
         given(target_probs),
         given(draft_probs),
         draft_ids,
         all_of(draft_ids),
-        uniform(seeds, positions[:, :K], Stream.ACCEPT),
-        uniform(seeds, positions, Stream.RECOVER),
+        uniform(seeds, positions[:, :K], NoiseStream.ACCEPT),
+        uniform(seeds, positions, NoiseStream.RECOVER),
     )
     first = torch.where(result.num_accepted > 0, draft_ids[:, 0], result.next_token)
     _assert_distributed(first, TARGET)
@@ -70,7 +70,7 @@ def test_rows_that_drafted_fewer_have_the_targets_distribution_too(draft: torch.
         draft_ids, drawn_from = (seeds // 7 % VOCABULARY).expand(-1, K), None
     else:
         draft_probs = draft.expand(SAMPLES, K, VOCABULARY)
-        draft_ids = sample(draft_probs, uniform(seeds, positions[:, :K], Stream.DRAFT))
+        draft_ids = sample(draft_probs, uniform(seeds, positions[:, :K], NoiseStream.DRAFT))
         drawn_from = given(draft_probs)
     drafted = torch.arange(K) < num_drafted
     draft_ids = torch.where(drafted, draft_ids, 0)
@@ -79,8 +79,8 @@ def test_rows_that_drafted_fewer_have_the_targets_distribution_too(draft: torch.
         drawn_from,
         draft_ids,
         drafted,
-        uniform(seeds, positions[:, :K], Stream.ACCEPT),
-        uniform(seeds, positions, Stream.RECOVER),
+        uniform(seeds, positions[:, :K], NoiseStream.ACCEPT),
+        uniform(seeds, positions, NoiseStream.RECOVER),
     )
     assert (result.num_accepted <= num_drafted[:, 0]).all()
     for count in range(K + 1):
@@ -96,14 +96,14 @@ def test_acceptance_is_the_overlap() -> None:
     draft = DRAFTS["random"]
     seeds, position = torch.arange(SAMPLES)[:, None], torch.tensor([[3]])
     draft_probs = draft.expand(SAMPLES, 1, VOCABULARY)
-    draft_ids = sample(draft_probs, uniform(seeds, position, Stream.DRAFT))
+    draft_ids = sample(draft_probs, uniform(seeds, position, NoiseStream.DRAFT))
     result = rejection_sample(
         given(TARGET.expand(SAMPLES, 2, VOCABULARY)),
         given(draft_probs),
         draft_ids,
         all_of(draft_ids),
-        uniform(seeds, position, Stream.ACCEPT),
-        uniform(seeds, torch.tensor([[3, 4]]), Stream.RECOVER),
+        uniform(seeds, position, NoiseStream.ACCEPT),
+        uniform(seeds, torch.tensor([[3, 4]]), NoiseStream.RECOVER),
     )
     overlap = torch.minimum(TARGET, draft).sum()
     assert result.num_accepted.float().mean() == pytest.approx(overlap.item(), abs=0.005)
@@ -117,7 +117,7 @@ def test_no_draft_is_plain_sampling() -> None:
         torch.zeros(SAMPLES, 0, dtype=torch.int64),
         torch.ones(SAMPLES, 0, dtype=torch.bool),
         torch.zeros(SAMPLES, 0),
-        uniform(seeds, position, Stream.RECOVER),
+        uniform(seeds, position, NoiseStream.RECOVER),
     )
     assert result.num_accepted.sum() == 0
     _assert_distributed(result.next_token, TARGET)
@@ -148,7 +148,7 @@ def test_matching_is_rejection_sampling_of_one_hots(k: int, ragged: bool) -> Non
 
 def test_the_check_has_teeth() -> None:
     """Draft tokens taken unverified do not pass for the target's."""
-    noise = uniform(torch.arange(SAMPLES), torch.tensor([0]), Stream.DRAFT)
+    noise = uniform(torch.arange(SAMPLES), torch.tensor([0]), NoiseStream.DRAFT)
     unverified = sample(DRAFTS["random"].expand(SAMPLES, VOCABULARY), noise).clamp_max(4)
     with pytest.raises(AssertionError):
         _assert_distributed(unverified, TARGET)

@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
-LEAVES = 0.05
-"""Share of the requests whose client hangs up in the middle."""
+LEAVING = 20
+"""Of so many clients one hangs up in the middle of whatever it asks; the first is."""
 
 
 @dataclass
@@ -50,15 +50,17 @@ async def load(
     outcome = Outcome()
     until = time.monotonic() + seconds
     asked = (model, until, max_tokens, mixed, outcome)
+    crowd = [(random.Random(number), number % LEAVING == 0) for number in range(clients)]
     limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
     async with httpx.AsyncClient(base_url=url, limits=limits, timeout=120.0) as http:
-        await asyncio.gather(*(_client(http, random.Random(number), *asked) for number in range(clients)))
+        await asyncio.gather(*(_client(http, chance, leaves, *asked) for chance, leaves in crowd))
     return outcome
 
 
 async def _client(
     http: httpx.AsyncClient,
     chance: random.Random,
+    leaves: bool,
     model: str,
     until: float,
     max_tokens: int,
@@ -67,7 +69,7 @@ async def _client(
 ) -> None:
     while time.monotonic() < until:
         wanted = {"max_tokens": max_tokens, **(chance.choice(MIXTURE) if mixed else {})}
-        what = await _request(http, model, chance, wanted, outcome)
+        what = await _request(http, model, chance, leaves, wanted, outcome)
         outcome.counts[what] += 1
         if what == "refused":
             return
@@ -76,9 +78,14 @@ async def _client(
 
 
 async def _request(
-    http: httpx.AsyncClient, model: str, chance: random.Random, wanted: dict[str, Any], outcome: Outcome
+    http: httpx.AsyncClient,
+    model: str,
+    chance: random.Random,
+    leaves: bool,
+    wanted: dict[str, Any],
+    outcome: Outcome,
 ) -> str:
-    leaves_after = chance.randint(1, 5) if chance.random() < LEAVES else None
+    leaves_after = chance.randint(1, 5) if leaves else None
     words = " ".join(chance.choices(["alpha", "beta", "gamma", "delta", "epsilon"], k=chance.randint(2, 8)))
     body = {
         "model": model,

@@ -38,8 +38,8 @@ class TriggerConfig(Section):
     drift_requests: int = Field(8, ge=4, description="newest requests that show a drift")
     every_seconds: Annotated[float, Field(gt=0)] | None = None
     """Time after which a job is due whatever the draft missed, if there are `min_new_requests`."""
-    max_steps: Annotated[int, Field(ge=1)] | None = None
-    """Of a job that traffic calls for, and not the clock: bursts, one after the other. None: as of any job."""
+    drift_steps: Annotated[int, Field(ge=1)] | None = 20
+    """Of a job that a drift calls for, which learns what is new and rehearses the rest; None: as of any job."""
     cooldown_seconds: float = Field(0.0, ge=0, description="time between the end of a job and the next")
     poll_seconds: float = Field(2.0, gt=0)
 
@@ -100,6 +100,7 @@ class DistillConfig(TrainingSection):
     """Where a job trains, `cuda:1` for one; where the server decodes if unset."""
     threads: int | None = Field(None, ge=1, description="CPU threads of the trainer; torch's default if unset")
     nice: int = Field(5, ge=0, le=19, description="how far the trainer yields the CPU to serving")
+    share: float = Field(1.0, gt=0, le=1, description="of the time that a job's steps take; it sleeps for the rest")
     trigger: TriggerConfig = TriggerConfig()
 
     @model_validator(mode="after")
@@ -210,5 +211,10 @@ class ExperimentConfig(Section):
     requests_per_step: float = Field(0.5, ge=0, description="requests served while a job takes one step")
     policies: dict[str, dict[str, Any]] = Field(
         {}, description="by name: what to set otherwise than in the rest of the configuration"
+    )
+    ceilings: dict[str, dict[str, Any]] = Field(
+        {},
+        description="by name, of long jobs on the whole stream: what to set otherwise than in the rest; gains are "
+        "told as shares of the best",
     )
     baseline: str | None = Field(None, description="policy that the others' acceptance is divided by")

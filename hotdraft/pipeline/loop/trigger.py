@@ -19,12 +19,19 @@ from hotdraft.pipeline.replay.index import held_out
 
 LONG_TERM = 4
 """Requests that stand for the time before a drift, for each that shows it."""
-DRIFT_HELD_OUT = 2
-"""Held-out prompts of what is new for which a job waits; the gate needs more, and most come while it trains."""
 MOST_PATIENCE = 8
 """Where jobs are refused again and again the draft is as good as it gets, and none comes sooner than this says."""
 DRIFT_SPAN = 20
 """How many times the requests that a drift is told by are looked at: one that lasts longer was acted on before."""
+
+
+@dataclass(frozen=True)
+class Burst:
+    """A short job for what is new, so that the draft follows soon; what comes after it does the rest."""
+
+    steps: int
+    requests: int
+    """Newest, which it learns from; what came before is rehearsed."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +44,8 @@ class Decision:
     """Output positions of theirs that the draft missed; see `missed`."""
     possible: bool
     """Whether a job would find anything new, and the gate enough to judge by, whether or not one is due."""
-    max_steps: int | None = None
-    """Of a job that traffic calls for: a burst, as another comes soon if it must. None: as of any job."""
+    burst: Burst | None = None
+    """What the job should be; None: as any."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,7 @@ class LastJob:
     accepted: bool
     refused_in_a_row: int = 0
     """Jobs up to this one and with it, without hope: none seemed to gain."""
+    burst: bool = False
 
 
 class DistillTrigger:
@@ -58,9 +66,9 @@ class DistillTrigger:
 
     A job is due once the draft missed enough tokens, once the newest requests fare worse than those before
     them, which asks for no `min_new_requests`, or once enough time has passed. Held-out requests teach nothing
-    and are not counted, but no job is due before the gate has its `min_requests` of them, each of another prompt,
-    nor while acceptance falls before it has two of what is new. A trigger that is told of the `last_job` decides as
-    one that has been there since; before the first, time counts from the first request.
+    and are not counted, but no job is due before the gate has its `min_requests` of them, each of another prompt:
+    what is new it finds in what comes while the job trains. A trigger that is told of the `last_job` decides as one
+    that has been there since; before the first, time counts from the first request.
     """
 
     def __init__(
@@ -73,7 +81,7 @@ class DistillTrigger:
     ) -> None:
         """`held_out`: prompts for the gate that there are beside those of the buffer."""
         self._trigger = config.distill.trigger
-        self._burst = config.distill.trigger.max_steps
+        self._most = config.distill.window_requests
         self._held_out_fraction = config.replay.held_out_fraction
         self._held_out_needed = max(0, config.gate.min_requests - held_out)
         self._buffer = buffer
@@ -85,10 +93,11 @@ class DistillTrigger:
         """Shards as they were first committed."""
         self._new_requests = self._new_missed = 0
         self._refused = 0 if last_job is None else last_job.refused_in_a_row
+        self._after_burst = last_job is not None and last_job.accepted and last_job.burst
         self._held_out: set[int] = set()
         """Held-out prompts, no more than are needed."""
-        self._fallen: set[int] = set()
-        """Likewise those since acceptance fell, while there is a drift."""
+        self._fallen = 0
+        """Requests since acceptance fell."""
         self._recent: deque[tuple[int, int]] = deque(maxlen=self._trigger.drift_requests)
         self._before: deque[tuple[int, int]] = deque(maxlen=LONG_TERM * self._trigger.drift_requests)
         self._read()
@@ -101,39 +110,56 @@ class DistillTrigger:
         shortfalls = self._shortfalls(drifts=bool(drift))
         due = not shortfalls and bool(reasons)
         if not reasons:
-            needed = self._patience * self._trigger.min_new_rejected
+            needed = math.ceil(self._patience * self._trigger.min_new_rejected)
             shortfalls.append(f"{self._new_missed} of {needed} newly missed tokens")
         reason = "; ".join(reasons) if due else "waiting: " + ", ".join(shortfalls)
         possible = self._new_requests > 0 and len(self._held_out) >= self._held_out_needed
-        burst = self._burst if drift or missed else None
+        steps = self._trigger.drift_steps if drift else None
+        burst = None if steps is None else Burst(steps, min(self._fallen, self._most))
         return Decision(due, reason, self._new_requests, self._new_missed, possible, burst)
 
-    def reset(self, *, new_draft: bool = True, refused_in_a_row: int = 0) -> None:
-        """Start counting anew: a job has taken what is there. Without a new draft the past stays its past.
+    def urgent(self) -> str | None:
+        """Why a burst is due, if one is."""
+        decision = self.decide()
+        return decision.reason if decision.due and decision.burst else None
 
-        For each job `refused_in_a_row` without hope the next waits for twice as much, unless acceptance falls.
+    def reset(
+        self,
+        taken: Decision | None = None,
+        *,
+        new_draft: bool = True,
+        refused_in_a_row: int = 0,
+    ) -> None:
+        """A job has taken what `taken` counted, or all that is there. Without a new draft the past stays its past.
+
+        For each job `refused_in_a_row` without hope the next waits for twice as much, unless acceptance falls. A
+        whole job follows a burst that was accepted as soon as there is as much as that had.
         """
-        self._new_requests = self._new_missed = 0
+        self._new_requests -= self._new_requests if taken is None else taken.new_requests
+        self._new_missed -= self._new_missed if taken is None else taken.new_missed
         self._refused = refused_in_a_row
+        self._after_burst = new_draft and taken is not None and taken.burst is not None
         self._last_job = self._clock()
         if new_draft:
             self._before.clear()
 
     @property
-    def _patience(self) -> int:
+    def _patience(self) -> float:
         """Times `min_new_requests` and `min_new_rejected` that are waited for."""
+        if self._after_burst:
+            return min(1.0, self._trigger.drift_requests / self._trigger.min_new_requests)
         return min(2**self._refused, MOST_PATIENCE)
 
     def _shortfalls(self, *, drifts: bool) -> list[str]:
         trigger = self._trigger
         # The first requests of a new kind of traffic are what there is to learn from.
-        requests_needed = trigger.drift_requests if drifts else self._patience * trigger.min_new_requests
+        requests_needed = trigger.drift_requests if drifts else math.ceil(self._patience * trigger.min_new_requests)
         found = [
             f"{have} of {need} {what}"
             for have, need, what in (
                 (self._new_requests, requests_needed, "new requests"),
                 (len(self._held_out), self._held_out_needed, "held-out prompts"),
-                (len(self._fallen), DRIFT_HELD_OUT * drifts, "held-out prompts since acceptance fell"),
+                (self._fallen, self._trigger.drift_requests * drifts, "requests since acceptance fell"),
             )
             if have < need
         ]
@@ -190,18 +216,14 @@ class DistillTrigger:
         first = max(0, len(news) - DRIFT_SPAN * (1 + LONG_TERM) * self._trigger.drift_requests)
         examined, accepted = news["drafted"].to_numpy()[first:], news["accepted"].to_numpy()[first:]
         for row, counted in enumerate(zip(accepted.tolist(), examined.tolist(), strict=True), start=first):
-            self._follow_drift(counted, int(prompts[row]) if for_gate[row] else None)
+            self._follow_drift(counted)
             if row == told and self._told is not None and self._told.accepted:
                 self._before.clear()
 
-    def _follow_drift(self, counted: tuple[int, int], for_gate: int | None) -> None:
-        """One request: its accepted and its examined tokens, and its prompt if it is held out."""
+    def _follow_drift(self, counted: tuple[int, int]) -> None:
+        """One request: its accepted and its examined tokens."""
         if counted[1]:
             if len(self._recent) == self._recent.maxlen:
                 self._before.append(self._recent[0])
             self._recent.append(counted)
-        drifts = bool(self._drift())
-        if not drifts:
-            self._fallen.clear()
-        elif for_gate is not None and len(self._fallen) < DRIFT_HELD_OUT:
-            self._fallen.add(for_gate)
+        self._fallen = self._fallen + 1 if self._drift() else 0

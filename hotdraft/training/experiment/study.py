@@ -4,22 +4,20 @@ All is the real thing but serving: requests are recorded in a replay buffer, the
 are judged and published. Answers are the same for every policy, as speculation does not change them.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.trigger import DistillTrigger
-from hotdraft.pipeline.models.adapter_folder import AdapterBase, LoadedAdapter, load_adapter
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.batches.mixture import held_out_in_mixture
-from hotdraft.training.experiment.play import Played, play
+from hotdraft.training.experiment.played_draft import PlayedDraft
 from hotdraft.training.fit.resume import StopSignal
 from hotdraft.training.judging.resident import Resident
-from hotdraft.training.judging.served_draft import ServedDraft, load_draft
+from hotdraft.training.online.context import JobGaveWayError
 from hotdraft.training.online.job import run_job
 
 BLOCK = 8
@@ -50,10 +48,21 @@ class JobDone:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Swapped:
+    """A version that serves from after `request` requests on."""
+
+    request: int
+    version: int
+    probes: dict[str, float]
+    """Its acceptance rate by domain, on requests that are not in the stream."""
+
+
 @dataclass
 class StreamResult:
     served: list[ServedRequest] = field(default_factory=list)
     jobs: list[JobDone] = field(default_factory=list)
+    swaps: list[Swapped] = field(default_factory=list)
     probes_before: dict[str, float] = field(default_factory=dict)
     """Acceptance rate by domain, of the draft that the stream began with, on requests that are not in it."""
     probes_after: dict[str, float] = field(default_factory=dict)
@@ -74,20 +83,29 @@ def study(
     stream, resident, refused = _Stream(config, samples, on_served), Resident(), 0
     result = StreamResult(probes_before=stream.draft.acceptance_by_domain(probes), served=stream.served)
     while stream.serve():
-        if (decision := stream.trigger.decide()).due:
-            job = run_job(
-                config, buffer=stream.buffer, registry=stream.registry, stop=_Meanwhile(stream),
-                max_steps=decision.max_steps, resident=resident,
-            )  # fmt: skip
+        while (decision := stream.trigger.decide()).due:
+            began = time.monotonic()
+            try:
+                job = run_job(
+                    config, buffer=stream.buffer, registry=stream.registry, stop=_Meanwhile(stream),
+                    burst=decision.burst, resident=resident,
+                    urgent=None if decision.burst else stream.trigger.urgent,
+                )  # fmt: skip
+            except JobGaveWayError as way:
+                spent = time.monotonic() - began
+                result.jobs.append(JobDone(len(result.served), None, False, str(way), 0.0, spent))
+                continue
             refused = refused + 1 if job.verdict.is_hopeless else 0
-            stream.trigger.reset(new_draft=job.verdict.accepted, refused_in_a_row=refused)
+            stream.trigger.reset(decision, new_draft=job.verdict.accepted, refused_in_a_row=refused)
             result.jobs.append(
                 JobDone(
                     len(result.served), job.version, job.verdict.accepted, job.verdict.reason,
                     job.metrics.get("steps", 0.0), job.seconds,
                 )
             )  # fmt: skip
-            stream.draft.follow_champion()
+            if stream.draft.follow_champion():
+                probed = stream.draft.acceptance_by_domain(probes)
+                result.swaps.append(Swapped(len(result.served), stream.draft.version, probed))
     result.probes_after = stream.draft.acceptance_by_domain(probes)
     return result
 
@@ -102,7 +120,7 @@ class _Stream:
         self.buffer = ReplayBuffer.of(config)
         self.registry = AdapterRegistry(config)
         self.trigger = DistillTrigger(config, self.buffer, held_out=held_out_in_mixture(config))
-        self.draft = _Draft(config, self.registry)
+        self.draft = PlayedDraft(config, self.registry)
         self.served: list[ServedRequest] = []
         self._samples = samples
         self._on_served = on_served
@@ -135,42 +153,3 @@ class _Meanwhile(StopSignal):
         while self._due >= BLOCK and self._stream.serve():
             self._due -= BLOCK
         return False
-
-
-class _Draft:
-    """The draft as it is served: with the champion's adapter."""
-
-    def __init__(self, config: HotdraftConfig, registry: AdapterRegistry) -> None:
-        assert config.draft is not None
-        self.version = 0
-        self._config = config
-        self._registry = registry
-        self._draft: ServedDraft = load_draft(config.draft, config)
-        self._adapter: LoadedAdapter | None = None
-        self._generator = np.random.default_rng(config.distill.seed)
-
-    def follow_champion(self) -> None:
-        """Swap, if there is a new champion."""
-        version = self._registry.champion()
-        if version == self.version:
-            return
-        base = AdapterBase.of(self._draft.base, self._draft.fingerprint)
-        folder = self._registry.download(version)
-        self._adapter = load_adapter(folder, base)
-        self.version = version
-
-    def play(self, samples: Sequence[ReplaySample]) -> list[Played]:
-        chances = self._draft.chances(self._adapter, samples, self._config.distill.batch_tokens)
-        return [
-            play(sample, chance, k=self._config.experiment.k, draft_version=self.version, generator=self._generator)
-            for sample, chance in zip(samples, chances, strict=True)
-        ]
-
-    def acceptance_by_domain(self, samples: Sequence[ReplaySample]) -> dict[str, float]:
-        accepted: dict[str, int] = {}
-        drafted: dict[str, int] = {}
-        for played in self.play(samples):
-            domain = played.sample.domain
-            accepted[domain] = accepted.get(domain, 0) + played.accepted
-            drafted[domain] = drafted.get(domain, 0) + played.drafted
-        return {domain: accepted[domain] / count for domain, count in drafted.items() if count}

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from hotdraft.pipeline.config.learning import TrainingSection
 from hotdraft.training.batches.replay_data import ReplayDataModule
 from hotdraft.training.fit.module import LOG_EVERY_STEPS, WARMUP_STEPS, DistillationModule
+from hotdraft.training.fit.pace import Pace
 from hotdraft.training.fit.progress_bar import StepsBar, Throughput
 from hotdraft.training.fit.resume import JobInterruptedError, ResumePoint, StopSignal
 from hotdraft.training.fit.validation import Validation
@@ -52,6 +53,8 @@ class FitOptions:
     """Looks at `data.validation_samples`; the model still ends with its last weights."""
     vocabulary: Tensor | None = None
     """int64 [S]: what the draft's head covers when served; everything if None."""
+    share: float = 1.0
+    """Of the time that steps may take; see `Pace`."""
     processes: int = 1
     """Of which this is one, each on a device of its own and under `strategy`."""
     strategy: Strategy | Literal["auto"] = "auto"
@@ -80,6 +83,8 @@ def train(
         *(validation.callbacks(place.checkpoints, data.validation_samples) if validation else []),
         ResumePoint(last, settings.checkpoint_steps, validation.every_steps if validation else None, place.stop),
     ]
+    if options.share < 1:
+        callbacks.insert(0, Pace(options.share))
     if place.progress:
         callbacks.append(StepsBar())
     module = DistillationModule(

@@ -36,21 +36,24 @@ class GateEvidence:
     mix: Mapping[str, float]
     """Share of each domain in today's traffic."""
     candidates: Mapping[float, np.ndarray]
-    """Scores [R], expected acceptance by request, of each candidate by its blend."""
+    """Scores [R], expected acceptance by request, of the candidates that were judged, by their blends."""
+    offered: int
+    """Of how many the best was to be found."""
 
     def save(self, job_folder: Path) -> None:
         folder = job_folder / FOLDER
         shutil.rmtree(folder, ignore_errors=True)  # what a job left that was killed here
         ReplayBuffer(str(folder)).append(self.samples)
         scores = [[blend, row.tolist()] for blend, row in self.candidates.items()]
-        write_json(folder / SCORES, {"mix": self.mix, "candidates": scores})
+        write_json(folder / SCORES, {"mix": self.mix, "candidates": scores, "offered": self.offered})
 
     @classmethod
     def load(cls, job_folder: Path) -> Self:
         folder = job_folder / FOLDER
         content = json.loads((folder / SCORES).read_text())
         samples = [sample_from_row(row) for row in ReplayBuffer(str(folder)).load().with_format("numpy")]
-        return cls(samples, content["mix"], {blend: np.array(row) for blend, row in content["candidates"]})
+        candidates = {blend: np.array(row) for blend, row in content["candidates"]}
+        return cls(samples, content["mix"], candidates, content.get("offered", len(candidates)))
 
 
 Known = dict[int, dict[str, float]]

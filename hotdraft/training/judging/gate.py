@@ -41,10 +41,15 @@ class Verdict:
     gain_high: float
     by_domain: dict[str, float]
     """Gain by domain, whatever the number of its requests."""
-    is_promising: bool = False
-    """Refused, but for too little evidence: it seems better, and to lose nothing."""
+    loses: bool = False
+    """Refused for what it loses, on a domain or on several together."""
     loss_high: float = float("nan")
     """Largest loss, of any domain or group of them against its best, that the requests do not rule out."""
+
+    @property
+    def is_promising(self) -> bool:
+        """Refused, but for too little evidence: it seems better, and to lose nothing."""
+        return not self.accepted and not self.loses and self.gain > 0
 
     @property
     def is_hopeless(self) -> bool:
@@ -152,7 +157,7 @@ def judge(
         gain_low=low,
         gain_high=high,
         by_domain={str(name): float(gains[names == name].mean()) for name in np.unique(names)},
-        is_promising=not accepted and not losing and estimate.value > 0,
+        loses=bool(losing),
         loss_high=loss_high,
     )
 

@@ -16,7 +16,7 @@ from hotdraft.pipeline.store.connection import (
     open_client,
 )
 from hotdraft.training.fit.resume import JobInterruptedError
-from hotdraft.training.online.context import JobCancelledError, JobContext
+from hotdraft.training.online.context import JobContext
 from hotdraft.training.online.journal import JobState
 from hotdraft.training.online.recorded import Recorded
 
@@ -46,7 +46,7 @@ def begin(context: JobContext, recorded: Recorded, unfinished: JobState | None) 
         last_request=recorded.last_request,
         parent_version=context.registry.champion(),
         run_id="",
-        max_steps=context.max_steps,
+        burst=context.burst,
     )
     journal.save(replace(state, attempts=state.attempts + 1))
     if not state.run_id:  # made once the job is known: whoever finds the one ends or takes over the other
@@ -62,14 +62,14 @@ def begin(context: JobContext, recorded: Recorded, unfinished: JobState | None) 
 
 @contextmanager
 def kept_or_dropped(context: JobContext, state: JobState) -> Iterator[None]:
-    """A job that is stopped within, or whose store fails, is kept for the next; a cancelled one is dropped."""
+    """A job that is stopped within, or whose store fails, is kept for the next; what is dropped is forgotten."""
     try:
         yield
     except (JobInterruptedError, *STORE_ONLY_ERRORS):
-        if context.interruption.is_cancellation:
+        if (dropped := context.interruption.dropped) is not None:
             context.journal.drop(state)
             _end_run(open_client(context.config), state.run_id)
-            raise JobCancelledError("cancelled before its verdict") from None
+            raise dropped from None
         context.journal.save(replace(state, attempts=0))
         raise
 

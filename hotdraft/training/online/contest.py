@@ -32,7 +32,7 @@ def contest(
     known = read_anchors(champion, registry.version(champion).tags) if champion else {}
     anchors = {str(domain): known.get(str(domain), champion) for domain in np.unique(domains)}
     best = _best_scores(anchors, domains, of_champion, scores)
-    offered = len(evidence.candidates)
+    offered = evidence.offered
     verdicts = {
         blend: judge(
             of_champion, evidence.candidates[blend], [sample.domain for sample in evidence.samples], config.gate,

@@ -1,9 +1,12 @@
 """What every stage of a job is given, and why and where a job ends before its verdict."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Self
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.job_record import RunningJob
+from hotdraft.pipeline.loop.trigger import Burst
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.fit.resume import JobInterruptedError, StopSignal
@@ -16,22 +19,42 @@ class JobError(ValueError):
 
 
 class JobCancelledError(RuntimeError):
-    """A job that somebody cancelled: it was dropped, and nothing of it is published."""
+    """A job that was dropped, and nothing of it is published."""
+
+
+class JobGaveWayError(JobCancelledError):
+    """A job that was dropped for what was more urgent; what it would have learned from is new still."""
+
+
+Urgent = Callable[[], str | None]
+"""Says what is more urgent than the job that runs, if anything is."""
 
 
 class Interruption(StopSignal):
-    """The stop signal of `job`: set once `stop` is, or once the job is cancelled."""
+    """The stop signal of `job`: set once `stop` is, once the job is cancelled, or, until it is trained, once there
+    is anything more `urgent`."""
 
-    def __init__(self, job: RunningJob, stop: StopSignal | None) -> None:
+    def __init__(self, job: RunningJob, stop: StopSignal | None, urgent: Urgent | None = None) -> None:
         self._job = job
         self._stop = stop
+        self._urgent = urgent
+        self._gave_way_to: str | None = None
 
     @property
-    def is_cancellation(self) -> bool:
-        return self._job.is_cancelled
+    def dropped(self) -> JobCancelledError | None:
+        """Why the job is not to be gone on with, if it is not."""
+        if self._job.is_cancelled:
+            return JobCancelledError("cancelled before its verdict")
+        return None if self._gave_way_to is None else JobGaveWayError(f"gave way: {self._gave_way_to}")
 
     def is_set(self) -> bool:
-        return self.is_cancellation or (self._stop is not None and self._stop.is_set())
+        if self._urgent is not None and self._gave_way_to is None:
+            self._gave_way_to = self._urgent()
+        return self.dropped is not None or (self._stop is not None and self._stop.is_set())
+
+    def trained(self) -> None:
+        """What is left to do is little: nothing is more urgent."""
+        self._urgent = None
 
     def check(self, stage: str) -> None:
         """Raises `JobInterruptedError` if it is set, before `stage` of the job."""
@@ -51,5 +74,13 @@ class JobContext:
     progress: bool
     """Whether to draw a bar."""
     resident: Resident
-    max_steps: int | None
-    """Of a new job's training; None is what the configuration says."""
+    burst: Burst | None = None
+    """What the job is; None: what the configuration says."""
+
+    def being(self, burst: Burst | None) -> Self:
+        """The same for a job that is a `burst`."""
+        if burst is None:
+            return self
+        narrow = {"max_steps": burst.steps, "window_requests": burst.requests, "mix_requests": burst.requests}
+        distill = self.config.distill.model_copy(update=narrow)
+        return replace(self, config=self.config.model_copy(update={"distill": distill}), burst=burst)

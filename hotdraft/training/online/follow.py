@@ -6,14 +6,14 @@ from typing import Protocol
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import ControlFile
 from hotdraft.pipeline.loop.jobs import JobRecords, JobRunningError
-from hotdraft.pipeline.loop.trigger import DistillTrigger
+from hotdraft.pipeline.loop.trigger import Decision, DistillTrigger
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import StoreError, store_errors
 from hotdraft.pipeline.store.registry import AdapterRegistry, RegistryError
 from hotdraft.training.batches.mixture import held_out_in_mixture
 from hotdraft.training.fit.resume import JobInterruptedError, StopSignal
 from hotdraft.training.judging.resident import Resident
-from hotdraft.training.online.context import JobCancelledError, JobError
+from hotdraft.training.online.context import JobCancelledError, JobError, JobGaveWayError
 from hotdraft.training.online.job import run_job
 from hotdraft.training.online.journal import JobJournal
 
@@ -89,23 +89,28 @@ class _Follower:
                 registry=self._registry,
                 stop=stop,
                 job=job,
-                max_steps=decision.max_steps,
+                burst=decision.burst,
                 resident=self._resident,
+                urgent=None if decision.burst else self._trigger.urgent,
             )
         except StoreError:
             self._unfinished = self._journal.unfinished() is not None
             raise
+        except JobGaveWayError as way:
+            logger.info("job %s %s", job.id, way)
+            self._unfinished = False
+            return
         except (JobError, JobCancelledError, RegistryError) as error:
             logger.warning("no verdict on job %s: %s", job.id, error)
         else:
             accepted = result.verdict.accepted
         self._unfinished = False
-        self._reset(new_draft=accepted)
+        self._reset(decision, new_draft=accepted)
 
-    def _reset(self, *, new_draft: bool) -> None:
+    def _reset(self, taken: Decision | None = None, *, new_draft: bool) -> None:
         self._learned = self._journal.last_job()
         refused = 0 if self._learned is None else self._learned.refused_in_a_row
-        self._trigger.reset(new_draft=new_draft, refused_in_a_row=refused)
+        self._trigger.reset(taken, new_draft=new_draft, refused_in_a_row=refused)
 
     def _is_enabled(self) -> bool:
         enabled = self._controls.read().loop_enabled

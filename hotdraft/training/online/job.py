@@ -13,6 +13,7 @@ import torch
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.job_record import RunningJob
 from hotdraft.pipeline.loop.jobs import JobRecords
+from hotdraft.pipeline.loop.trigger import Burst
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import STORE_ONLY_ERRORS, StoreError, open_client, store_errors
 from hotdraft.pipeline.store.registry import AdapterRegistry
@@ -22,7 +23,7 @@ from hotdraft.training.judging.gate import Verdict
 from hotdraft.training.judging.resident import Resident
 from hotdraft.training.online.begin import begin, kept_or_dropped, take_up
 from hotdraft.training.online.compare import compare
-from hotdraft.training.online.context import Interruption, JobCancelledError, JobContext
+from hotdraft.training.online.context import Interruption, JobCancelledError, JobContext, Urgent
 from hotdraft.training.online.journal import JobJournal, JobState
 from hotdraft.training.online.offer import offer
 from hotdraft.training.online.publish import Judged, log_inputs
@@ -52,13 +53,14 @@ def run_job(
     progress: bool = False,
     stop: StopSignal | None = None,
     job: RunningJob | None = None,
-    max_steps: int | None = None,
+    burst: Burst | None = None,
     resident: Resident | None = None,
+    urgent: Urgent | None = None,
 ) -> JobResult:
     """Train an adapter on the buffer, judge it against the champion, and promote or reject it.
 
-    It takes `max_steps`, by default those of the configuration, from where the champion is, or from where a job
-    left off whose gain could not be shown. `resident` is what jobs before it left in this process.
+    It begins where the champion is, or where a job left off whose gain could not be shown. It may be a `burst`.
+    `resident` is what jobs before it left in this process. It gives way, dropped, to what is more `urgent`.
 
     It is judged on held-out prompts and on requests that came while it trained. If the champion moved since the
     verdict, it is judged again.
@@ -68,7 +70,7 @@ def run_job(
 
     Raises `JobError` if the buffer or the draft does not allow a job, `JobRunningError` if one runs in
     this run directory, `JobInterruptedError` once `stop` is set, and `JobCancelledError` once the job
-    is cancelled: that one is dropped. Raises `StoreError` if MLflow's store fails: what was done till
+    is cancelled or gives way: that one is dropped. Raises `StoreError` if MLflow's store fails: what was done till
     then stays, and the next job goes on from there.
     """
     if config.distill.threads is not None:
@@ -76,11 +78,11 @@ def run_job(
     with job or JobRecords(config.run_dir).begin("command") as job, _interruption_on_record(job):
         began = time.monotonic()
         journal = JobJournal(config)
-        interruption, resident = Interruption(job, stop), resident or Resident()
-        context = JobContext(config, buffer, registry, journal, job, interruption, progress, resident, max_steps)
+        interruption, resident = Interruption(job, stop, urgent), resident or Resident()
+        context = JobContext(config, buffer, registry, journal, job, interruption, progress, resident)
         with store_errors(config):
             registry.champion()  # no job trains that could not be told of
-        state, judged = _judged(context)
+        state, judged = _judged(context, burst)
         with store_errors(config):
             version, judged = offer(judged, state.run_id, journal.job_folder(state), config, registry)
         Unproven(config.run_dir).settle(judged, journal.job_folder(state))
@@ -93,13 +95,15 @@ def run_job(
         return result
 
 
-def _judged(context: JobContext) -> tuple[JobState, Judged]:
+def _judged(context: JobContext, burst: Burst | None) -> tuple[JobState, Judged]:
     """The job to publish: an unfinished one if there is, which may have come to its verdict before."""
-    journal, config = context.journal, context.config
+    journal = context.journal
     unfinished = take_up(context)
     if unfinished is not None and (judged := _verdict_in(journal.job_folder(unfinished))) is not None:
         context.job.note_run(unfinished.run_id)
         return unfinished, judged
+    context = context.being(burst if unfinished is None else unfinished.burst)
+    config = context.config
     began, cpu_began = time.monotonic(), time.process_time()
     with store_errors(config, STORE_ONLY_ERRORS):
         recorded = open_recorded(context, unfinished)

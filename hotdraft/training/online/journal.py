@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.loop.trigger import LastJob
+from hotdraft.pipeline.loop.trigger import Burst, LastJob
 from hotdraft.pipeline.models.loading import fingerprint
 from hotdraft.pipeline.system.json_file import BrokenFileError, read_json, write_json
 
@@ -38,6 +38,7 @@ class _Last:
     ended_at: float | None = None
     accepted: bool = False
     refused_in_a_row: int = 0
+    burst: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,7 @@ class JobState:
     parent_version: int
     run_id: str
     """The MLflow run; empty until it is made."""
-    max_steps: int | None = None
-    """Of its training; None is what the configuration says."""
+    burst: Burst | None = None
     attempts: int = 0
     """Times the job was started since it last got on well."""
 
@@ -77,7 +77,7 @@ class JobJournal:
             "dtype": config.dtype,
             "draft_vocab_size": config.engine.draft_vocab_size,
             "held_out_fraction": config.replay.held_out_fraction,
-            "distill": config.distill.model_dump(mode="json", exclude={"trigger", "threads", "nice"}),
+            "distill": config.distill.model_dump(mode="json", exclude={"trigger", "threads", "nice", "share"}),
             "gate": config.gate.model_dump(mode="json", exclude={"wait_seconds"}),
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -109,7 +109,8 @@ class JobJournal:
     def finish(self, state: JobState, *, accepted: bool, hopeless: bool = False) -> None:
         before = self.last_job()
         refused = 1 + (0 if before is None else before.refused_in_a_row) if hopeless else 0
-        write_json(self.folder / "last.json", asdict(_Last(state.last_request, time.time(), accepted, refused)))
+        last = _Last(state.last_request, time.time(), accepted, refused, burst=state.burst is not None)
+        write_json(self.folder / "last.json", asdict(last))
         self.drop(state)
 
     def drop(self, state: JobState) -> None:
@@ -140,7 +141,7 @@ class JobJournal:
         except BrokenFileError as error:
             self._set_aside(path, path.name, error)
             return None
-        return LastJob(last.last_request, ended_at, last.accepted, last.refused_in_a_row)
+        return LastJob(last.last_request, ended_at, last.accepted, last.refused_in_a_row, last.burst)
 
     def _states(self) -> list[JobState]:
         return [

@@ -23,6 +23,9 @@ from hotdraft.training.online.unproven import Unproven
 from hotdraft.training.scoring.evaluate import by_request
 from hotdraft.training.scoring.rehearsal import rehearsed
 
+RANKED = 256
+"""Requests that the trimmed head's tokens are counted in, of what is new and of what is rehearsed."""
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -74,14 +77,15 @@ def _candidates(
     initial = initial_adapter(draft, unproven, distill, quantization)
     model = build_lora(draft.base, distill.lora, quantization, initial=initial)
     start = copy_trainable(model)
-    ranking = None if draft.head_size is None else draft.rank(data.drawn(distill.window_requests))
+    ranking = None if draft.head_size is None else draft.rank(data.drawn(RANKED))
     if distill.older_targets == "champion":
         data.rehearse(partial(rehearsed, draft.model(draft.parent), top_k=context.config.recorder.top_k))
     uri, stop = context.config.tracking_uri, context.interruption
     place = RunPlace(uri, state.run_id, folder / "checkpoints", context.progress, stop)
-    settings = distill if state.max_steps is None else distill.model_copy(update={"max_steps": state.max_steps})
-    metrics |= train(model, data, settings, place, FitOptions(vocabulary=draft.covered(ranking)))
+    options = FitOptions(vocabulary=draft.covered(ranking), share=distill.share)
+    metrics |= train(model, data, distill, place, options)
     context.interruption.check("the candidates were judged")
+    context.interruption.trained()
     parent = 0 if initial is None else state.parent_version
     card = card_of(draft.base, draft.fingerprint, distill.lora, quantization, data.train_rows, parent)
     return candidates(model, start, draft, card, ranking, recorded.held_out[-1], distill.blends, folder)

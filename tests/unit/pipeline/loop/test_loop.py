@@ -1,5 +1,5 @@
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from hotdraft.cli import app
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.loop.trigger import Decision, DistillTrigger, LastJob
+from hotdraft.pipeline.loop.trigger import Burst, Decision, DistillTrigger, LastJob
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out
 from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample, missed
 from hotdraft.training.online.journal import JobJournal, JobState
@@ -151,24 +151,21 @@ def test_a_fall_of_the_newest_acceptance_calls_for_a_job(config, buffer):
     trigger = DistillTrigger(settings, buffer)
     buffer.append(samples(0, 30, rejected=2))
     assert not trigger.decide().due, "it has been like that all the time"
-    buffer.append(samples(30, 9, rejected=6))
+    buffer.append(samples(30, 14, rejected=6))
     assert trigger.decide().due, "though there are less than 100 new requests"
-    assert "acceptance of the newest 10 requests fell by 0.450" in trigger.decide().reason
+    assert "acceptance of the newest 10 requests fell by 0.441" in trigger.decide().reason
     trigger.reset()
-    buffer.append(samples(39, 9, rejected=8))
+    buffer.append(samples(44, 9, rejected=8))
     assert not trigger.decide().due, "what was before the job was another draft's"
-    told = DistillTrigger(settings, buffer, LastJob("r38", 0.0, accepted=True))
+    told = DistillTrigger(settings, buffer, LastJob("r43", 0.0, accepted=True))
     assert told.decide() == trigger.decide()
-    buffer.append(samples(48, 6, rejected=8))
-    rejected = DistillTrigger(settings, buffer, LastJob("r38", 0.0, accepted=False))
+    buffer.append(samples(53, 6, rejected=8))
+    rejected = DistillTrigger(settings, buffer, LastJob("r43", 0.0, accepted=False))
     assert rejected.decide().due, "the draft is the one that was better before"
 
 
-def test_while_acceptance_falls_a_job_waits_until_the_gate_can_tell_what_is_new(config, buffer):
-    settings = changed(config, drift=0.2, drift_requests=10)
-
-    def of(side: bool, start: int) -> list[ReplaySample]:
-        return [s for s in samples(start, 60, rejected=6) if is_held_out(s.prompt_ids, FRACTION) == side]
+def test_a_fall_calls_for_a_burst_on_what_came_since(config, buffer):
+    settings = changed(config, drift=0.2, drift_requests=10, drift_steps=7)
 
     def told() -> Decision:
         found = trigger.decide()
@@ -176,16 +173,53 @@ def test_while_acceptance_falls_a_job_waits_until_the_gate_can_tell_what_is_new(
         return found
 
     trigger = DistillTrigger(settings, buffer)
-    buffer.append([*samples(0, 30, rejected=2), *of(False, 30)[:10], of(True, 30)[0]])
+    buffer.append([*samples(0, 30, rejected=2), *samples(30, 8, rejected=6)])
     assert not told().due, "whatever else calls for a job"
-    assert told().reason == "waiting: 1 of 2 held-out prompts since acceptance fell"
-    buffer.append([replace(of(True, 30)[0], request_id="again")])
-    assert not told().due
-    buffer.append([*samples(90, 60, rejected=0), *of(False, 150)[:10], of(True, 150)[0]])
-    assert "1 of 2" in told().reason, "the fall before was another"
-    buffer.append(of(True, 150)[1:2])
+    assert told().reason == "waiting: 4 of 10 requests since acceptance fell"
+    buffer.append([*samples(90, 60, rejected=0), *samples(150, 5, rejected=6)])
+    assert "3 of 10" in told().reason, "the fall before was another"
+    buffer.append(samples(155, 10, rejected=6))
     assert told().due
     assert "acceptance of the newest 10 requests fell" in told().reason
+    assert told().burst == Burst(7, 13)
+    few = settings.model_copy(update={"distill": settings.distill.model_copy(update={"window_requests": 11})})
+    assert DistillTrigger(few, buffer).decide().burst == Burst(7, 11)
+    whole = DistillTrigger(changed(settings, drift_steps=None), buffer).decide()
+    assert whole.due
+    assert whole.burst is None
+
+
+def test_after_a_burst_that_gained_a_whole_job_comes_as_soon_as_there_is_as_much_again(config, buffer):
+    settings = changed(config, min_new_requests=40, min_new_rejected=100, drift=0.2, drift_requests=10)
+    trigger = DistillTrigger(settings, buffer)
+    buffer.append([*samples(0, 30, rejected=2), *samples(30, 20, rejected=6)])
+    burst = trigger.decide()
+    assert burst.due
+    assert burst.burst
+    trigger.reset(burst, new_draft=True)
+    buffer.append(samples(50, 6, rejected=4))
+    assert trigger.decide().reason == "waiting: 6 of 10 new requests, 24 of 25 newly missed tokens"
+    buffer.append(samples(56, 9, rejected=4))
+    whole = trigger.decide()
+    assert (whole.due, whole.burst) == (True, None)
+    told = DistillTrigger(settings, buffer, LastJob("r49", 0.0, accepted=True, burst=True))
+    assert told.decide() == whole
+    trigger.reset(whole, new_draft=True)
+    buffer.append(samples(65, 15, rejected=4))
+    assert not trigger.decide().due, "once"
+    refused = DistillTrigger(settings, buffer, LastJob("r64", 0.0, accepted=False, burst=True))
+    assert "of 40 new requests" in refused.decide().reason
+
+
+def test_what_came_while_a_job_ran_is_the_next_jobs(config, buffer):
+    trigger = DistillTrigger(config, buffer)
+    buffer.append(samples(0, 30))
+    taken = trigger.decide()
+    buffer.append(samples(30, 30))
+    trigger.decide()
+    trigger.reset(taken)
+    assert trigger.decide().new_requests == trained_on(30, 60)
+    assert trigger.decide().due
 
 
 def test_no_drift_is_looked_for_if_none_is_asked_for(config, buffer):
@@ -247,18 +281,6 @@ def test_prompts_to_judge_by_that_the_draft_brings_need_not_be_recorded(config, 
     assert DistillTrigger(settings, buffer, held_out=40).decide().due
 
 
-def test_traffic_calls_for_a_burst_and_the_clock_for_a_whole_job(config, buffer):
-    clock = Clock()
-    trigger = DistillTrigger(changed(config, every_seconds=3600.0, max_steps=7), buffer, clock=clock)
-    buffer.append(samples(0, 30, rejected=0))
-    clock.now = 4000.0
-    assert trigger.decide().due
-    assert trigger.decide().max_steps is None
-    buffer.append(samples(30, 30))
-    assert trigger.decide().max_steps == 7
-    assert DistillTrigger(config, buffer).decide().max_steps is None, "unless bursts are asked for"
-
-
 def test_jobs_keep_their_distance(config, buffer):
     clock = Clock()
     trigger = DistillTrigger(changed(config, cooldown_seconds=30.0), buffer, clock=clock)
@@ -284,7 +306,7 @@ def test_the_command_decides_as_the_trainer_beside_the_server_would(config, buff
         return json.loads(done.stdout)
 
     buffer.append(samples(0, 30))
-    assert decision() == vars(DistillTrigger(config, buffer).decide())
+    assert decision() == asdict(DistillTrigger(config, buffer).decide())
     assert decision()["due"], "asking changes nothing"
     journal = JobJournal(config)
     state = JobState("job", journal.recipe, last_request="r29", parent_version=0, run_id="run")
@@ -296,5 +318,5 @@ def test_the_command_decides_as_the_trainer_beside_the_server_would(config, buff
         "new_requests": 0,
         "new_missed": 0,
         "possible": False,
-        "max_steps": None,
+        "burst": None,
     }

@@ -1,18 +1,21 @@
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from mlflow.exceptions import MlflowException
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import ControlFile
 from hotdraft.pipeline.loop.jobs import JobRecords
+from hotdraft.pipeline.loop.trigger import Burst
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import StoreError
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.fit.resume import JobInterruptedError
 from hotdraft.training.online import follow as follow_module
-from hotdraft.training.online.context import JobCancelledError, JobError
+from hotdraft.training.online.context import JobCancelledError, JobError, JobGaveWayError
 from hotdraft.training.online.follow import follow
 from hotdraft.training.online.journal import JobJournal
 
@@ -86,6 +89,40 @@ def test_a_job_without_a_verdict_is_logged_and_following_goes_on(config, jobs, m
     assert jobs.count == 2
     assert str(outcome) in caplog.text
     assert {job.origin for job in JobRecords(config.run_dir).jobs()} == {"loop"}
+
+
+def test_a_job_gives_way_to_a_burst_that_finds_all_that_there_is(config, make_llama, serve, monkeypatch):
+    buffer, jobs = ReplayBuffer(config.replay_url), []
+    buffer.append(played(serve(make_llama(0), 40), missed=4))
+    trigger = config.distill.trigger.model_copy(update={"min_new_rejected": 1, "drift_steps": 7})
+    settings = config.model_copy(update={"distill": config.distill.model_copy(update={"trigger": trigger})})
+
+    def run_job(config, *, job, burst, urgent, **kwargs):
+        with job:
+            jobs.append((burst, urgent))
+            if len(jobs) == 1:
+                assert urgent() is None
+                buffer.append(played(serve(make_llama(0), 12, prefix="new"), missed=1))
+                assert "acceptance of the newest" in urgent()
+                raise JobGaveWayError(f"gave way: {urgent()}")
+            job.end("accepted", "better", version=1)
+        return SimpleNamespace(version=1, seconds=0.0, verdict=SimpleNamespace(accepted=True, reason="better"))
+
+    monkeypatch.setattr(follow_module, "run_job", run_job)
+    follow(settings, StopAfterPolls(5))
+    [(whole, _), (burst, nothing)] = jobs
+    assert whole is None
+    assert burst == Burst(7, 11)
+    assert nothing is None, "a burst gives way to nothing"
+    done, gave_way = JobRecords(config.run_dir).jobs()
+    assert (done.state, gave_way.state) == ("accepted", "failed")
+
+
+def played(samples, *, missed):
+    """Answers every token of which was drafted, the first of each `missed` wrongly."""
+    return [
+        replace(s, drafted_ids=s.output_ids, accepted=np.arange(len(s.output_ids)) % missed > 0) for s in samples
+    ]
 
 
 def test_an_interrupted_job_ends_following(config, jobs, make_llama, serve):

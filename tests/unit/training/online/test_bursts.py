@@ -1,0 +1,112 @@
+"""A short job for what is new: it learns that alone, and is judged at what it costs."""
+
+import numpy as np
+import pytest
+
+from hotdraft.pipeline.loop.jobs import JobRecords
+from hotdraft.pipeline.loop.trigger import Burst
+from hotdraft.pipeline.replay.buffer import is_held_out
+from hotdraft.pipeline.store.connection import open_client
+from hotdraft.pipeline.store.registry import AdapterRegistry
+from hotdraft.training.fit.resume import JobInterruptedError
+from hotdraft.training.judging.served_draft import ServedDraft
+from hotdraft.training.online.context import JobGaveWayError
+from hotdraft.training.online.job import run_job
+from hotdraft.training.online.journal import JobJournal
+from tests.unit.training.online.jobs import StopAfter, with_distill
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]
+
+
+@pytest.fixture
+def config(config):
+    """Whose gate takes what loses nothing, and waits for no more requests."""
+    gate = config.gate.model_copy(update={"min_gain": -1.0, "wait_seconds": 0.0})
+    return config.model_copy(update={"gate": gate})
+
+
+def test_a_burst_that_was_stopped_is_gone_on_with_as_that_burst(config, buffer, target, serve):
+    buffer.append(serve(target, 20, domain="new", prefix="n", seed=3))
+    registry = AdapterRegistry(config)
+    with pytest.raises(JobInterruptedError):
+        run_job(config, buffer=buffer, registry=registry, stop=StopAfter(6), burst=Burst(7, 12))
+    assert JobJournal(config).unfinished().burst == Burst(7, 12)
+    result = run_job(config, buffer=buffer, registry=registry)
+    assert result.metrics["steps"] == 7
+    params = open_client(config).get_run(result.run_id).data.params
+    assert (params["max_steps"], params["window_requests"], params["mix_requests"]) == ("7", "12", "12")
+
+
+def test_a_job_that_gives_way_is_dropped_and_one_that_is_trained_does_not(config, buffer):
+    registry = AdapterRegistry(config)
+    asked = []
+
+    def urgent():
+        asked.append(True)
+        return "something new" if len(asked) == 10 else None
+
+    with pytest.raises(JobGaveWayError, match="gave way: something new"):
+        run_job(config, buffer=buffer, registry=registry, urgent=urgent)
+    [job] = JobRecords(config.run_dir).jobs()
+    assert (job.state, job.reason) == ("cancelled", "gave way: something new")
+    assert open_client(config).get_run(job.run_id).info.status == "KILLED"
+    assert JobJournal(config).unfinished() is None
+    asked.extend(10 * [True])
+    run_job(config, buffer=buffer, registry=registry, urgent=urgent)
+    steps, stages = 40, 4
+    assert len(asked) == 20 + stages + steps
+
+
+def test_what_is_new_is_what_a_burst_learns_though_most_recorded_requests_are_others(
+    config, buffer, target, serve, monkeypatch
+):
+    buffer.append(serve(target, 20, domain="new", prefix="n", seed=3))
+    pools = []
+
+    def remember(model, data, *_, **__):
+        pools.extend(data._pools)
+        raise JobInterruptedError("seen")
+
+    monkeypatch.setattr("hotdraft.training.online.train.train", remember)
+    with pytest.raises(JobInterruptedError, match="seen"):
+        run_job(config, buffer=buffer, registry=AdapterRegistry(config), burst=Burst(7, 12))
+    today = next(pool for pool in pools if not pool.older)
+    is_new = today.rows >= sum(not is_held_out(sample.prompt_ids, 0.3) for sample in serve(target, 40))
+    assert len(today.rows)
+    assert is_new.all()
+
+
+def test_what_guards_older_domains_is_asked_of_the_best_candidate_alone(config, buffer, target, serve, monkeypatch):
+    buffer.append(serve(target, 20, domain="new", prefix="n", seed=3))
+    asked, real = [], ServedDraft.chances
+
+    def count(draft, adapter, samples, *args):
+        if adapter is not None:
+            asked.append({sample.domain for sample in samples})
+        return real(draft, adapter, samples, *args)
+
+    monkeypatch.setattr(ServedDraft, "chances", count)
+    result = run_job(config, buffer=buffer, registry=AdapterRegistry(config), burst=Burst(20, 20))
+    assert result.verdict.accepted, result.verdict.reason
+    assert result.verdict.by_domain.keys() == {"d", "new"}
+    assert asked == [{"new"}, {"new"}, {"d"}]
+
+
+def test_if_the_best_on_todays_traffic_loses_the_next_is_asked(config, buffer, target, serve, monkeypatch):
+    buffer.append(serve(target, 20, domain="new", prefix="n", seed=3))
+    real = ServedDraft.chances
+    whole = []
+
+    def forget(draft, adapter, samples, *args):
+        """The first that is asked has lost all of the old domain."""
+        found = real(draft, adapter, samples, *args)
+        if adapter is not None and samples[0].domain == "d":
+            whole.append(adapter)
+            return [np.zeros_like(of) for of in found] if len(whole) == 1 else found
+        return found
+
+    monkeypatch.setattr(ServedDraft, "chances", forget)
+    settings = with_distill(config, blends=[1.0, 0.75])
+    result = run_job(settings, buffer=buffer, registry=AdapterRegistry(config), burst=Burst(20, 20))
+    assert len(whole) == 2
+    assert result.verdict.accepted, result.verdict.reason

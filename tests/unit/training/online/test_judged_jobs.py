@@ -1,0 +1,208 @@
+"""What a job is judged by, and against which champion."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hotdraft.pipeline.loop.trigger import Burst
+from hotdraft.pipeline.models.adapter_folder import AdapterBase, load_adapter
+from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
+from hotdraft.pipeline.replay.buffer import is_held_out
+from hotdraft.pipeline.replay.rows import ReplayRows
+from hotdraft.pipeline.replay.schema import table_of
+from hotdraft.pipeline.store.connection import StoreError
+from hotdraft.pipeline.store.registry import AdapterRegistry
+from hotdraft.training.batches.mixture import DOMAIN, save_mixture
+from hotdraft.training.fit.lora import merged_model
+from hotdraft.training.judging.anchors import read_anchors
+from hotdraft.training.judging.gate import judge
+from hotdraft.training.online.job import run_job
+from hotdraft.training.online.journal import JobJournal
+from hotdraft.training.online.publish import Judged
+from hotdraft.training.scoring.evaluate import by_request, expected_acceptance_by_position
+from tests.unit.training.online.jobs import Meanwhile, with_distill
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]
+
+
+def test_a_version_that_a_person_rolled_back_is_not_promoted_by_a_job_that_ends_late(config, buffer, store):
+    registry = AdapterRegistry(config)
+    store.goes_away("set_tag")
+    with pytest.raises(StoreError):
+        run_job(config, buffer=buffer, registry=registry)
+    store.is_back()
+    assert registry.rollback(reason="by hand") == 0
+    run_job(config, buffer=buffer, registry=registry)
+    assert registry.champion() == 0
+    assert registry.version(1).status == "rolled_back"
+
+
+@pytest.fixture
+def two_versions(config, buffer):
+    """A registry in which version 2 serves, and 1 did before."""
+    registry = AdapterRegistry(config)
+    for seed in (1, 2):
+        result = run_job(with_distill(config, seed=seed), buffer=buffer, registry=registry)
+        if registry.champion() != result.version:
+            registry.promote(result.version, reason="by hand")
+    return registry
+
+
+@pytest.mark.parametrize(("asked", "judgements"), [(20, 1), (45, 2)])
+def test_a_champion_rolled_back_during_a_job_stays_so_unless_the_candidate_beats_the_one_that_serves(
+    config, buffer, two_versions, asked, judgements, monkeypatch
+):
+    """While it trains, and after its verdict: the gate is told to accept whatever was judged against version 2."""
+    judged_against = []
+
+    def judge_by_parent(champion_scores, candidate_scores, *args, **kwargs):
+        judged_against.append(float(champion_scores.mean()))
+        verdict = judge(champion_scores, candidate_scores, *args, **kwargs)
+        return replace(verdict, accepted=two_versions.champion() == 2)
+
+    monkeypatch.setattr("hotdraft.training.online.contest.judge", judge_by_parent)
+    stop = Meanwhile(asked, lambda: two_versions.rollback(reason="fell", version=2))
+    result = run_job(config, buffer=buffer, registry=two_versions, stop=stop)
+    assert stop.act is None
+    assert len(judged_against) == judgements
+    assert two_versions.champion() == 1, "not undone"
+    found = two_versions.version(result.version)
+    assert (found.status, found.tags["parent"], found.tags["judged_against"]) == ("rejected", "2", "1")
+    assert float(found.tags["champion_expected_acceptance"]) == pytest.approx(judged_against[-1], abs=1e-4)
+    assert not result.verdict.accepted
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_a_verdict_on_disk_against_a_champion_that_moved_is_judged_again_without_training(
+    config, buffer, two_versions, store, monkeypatch, published
+):
+    monkeypatch.setattr(
+        "hotdraft.training.online.contest.judge", lambda *args, **kw: replace(judge(*args, **kw), accepted=True)
+    )
+    store.goes_away("set_registered_model_alias" if published else "log_artifacts", call=2 if published else 1)
+    with pytest.raises(StoreError):
+        run_job(config, buffer=buffer, registry=two_versions)
+    store.is_back()
+    assert len(two_versions.versions()) == (3 if published else 2)
+    before = Judged.load(JobJournal(config).job_folder(JobJournal(config).unfinished()))
+    assert (before.champion, before.verdict.accepted) == (2, True)
+    two_versions.rollback(reason="fell", version=2)
+    monkeypatch.setattr(
+        "hotdraft.training.online.train.train", lambda *_, **__: pytest.fail("it was trained already")
+    )
+    monkeypatch.setattr("hotdraft.training.online.contest.judge", judge)
+    result = run_job(config, buffer=buffer, registry=two_versions)
+    found = two_versions.version(result.version)
+    assert found.tags["judged_against"] == "1"
+    assert float(found.tags["gain"]) == pytest.approx(result.verdict.gain, abs=1e-4)
+    assert result.verdict.gain != before.verdict.gain
+    assert two_versions.champion() == (3 if result.verdict.accepted else 1)
+    assert two_versions.version(2).status == "rolled_back"
+
+
+def test_requests_that_come_while_a_job_trains_judge_it_and_those_it_learned_from_do_not(
+    config, buffer, target, serve
+):
+    registry = AdapterRegistry(config)
+    came = serve(target, 30, prefix="n", seed=5)
+    learned = [sample for sample in serve(target, 40) if not is_held_out(sample.prompt_ids, 0.3)]
+    repeats = [replace(sample, request_id=f"again-{sample.request_id}") for sample in learned]
+    contradictory = replace(came[0], request_id="false", target_tail_logprob=came[0].target_tail_logprob * np.nan)
+    stop = Meanwhile(20, lambda: buffer.append([*repeats, contradictory, *came]))
+    result = run_job(config, buffer=buffer, registry=registry, stop=stop)
+    held_out = 40 - len(learned)
+    assert result.verdict.requests == held_out + len(came)
+    assert int(registry.version(1).tags["train_requests"]) == len(learned)
+    assert JobJournal(config).last_job().request == "r39", "they are the next job's to learn from"
+
+
+def test_a_job_waits_for_prompts_of_todays_traffic_but_not_for_ever(config, buffer, target, serve, monkeypatch):
+    waits = []
+
+    def arrive(seconds):
+        waits.append(seconds)
+        buffer.append(serve(target, 4, domain="new", prefix=f"w{len(waits)}-", seed=50 + len(waits)))
+
+    buffer.append(serve(target, 40, domain="new", prefix="new", seed=3))
+    held = sum(is_held_out(s.prompt_ids, 0.3) for s in serve(target, 40, domain="new", prefix="new", seed=3))
+    few = config.model_copy(update={"gate": config.gate.model_copy(update={"min_prompts": (held + 8) // 2})})
+    monkeypatch.setattr("hotdraft.training.online.newcomers.time.sleep", arrive)
+    result = run_job(few, buffer=buffer, registry=AdapterRegistry(config))
+    assert len(waits) == 2
+    assert result.verdict.by_domain.keys() == {"d", "new"}
+
+    none = config.model_copy(
+        update={"gate": config.gate.model_copy(update={"min_prompts": 500, "wait_seconds": 0})}
+    )
+    result = run_job(none, buffer=buffer, registry=AdapterRegistry(config))
+    assert len(waits) == 2
+    assert "500 are needed" in result.verdict.reason
+
+
+def test_a_domain_is_held_against_the_best_it_ever_had(config, buffer, target, serve, monkeypatch):
+    registry = AdapterRegistry(config)
+    run_job(config, buffer=buffer, registry=registry)
+    assert json.loads(registry.version(1).tags["best_by_domain"]) == {"itself": ["d"]}
+    asked = []
+
+    def remember(champion, candidate, *args, best_scores, **kwargs):
+        asked.append((champion, best_scores))
+        return replace(judge(champion, candidate, *args, best_scores=best_scores, **kwargs), accepted=True)
+
+    monkeypatch.setattr("hotdraft.training.online.contest.judge", remember)
+    for _ in range(2):  # taught what is false, and forced into service
+        run_job(with_distill(config, learning_rate=0.3, max_steps=3, seed=3), buffer=buffer, registry=registry)
+    assert registry.champion() == 3
+    assert read_anchors(3, registry.version(3).tags) == read_anchors(2, registry.version(2).tags) == {"d": 1}
+    champion, best = asked[-1]
+    assert best.mean() > champion.mean() + 0.01, "version 1's, not version 2's"
+    base = AdapterBase.of(load_causal_lm(config.draft), fingerprint(config.draft))
+    adapter = load_adapter(registry.download(1), base)
+    held_out = [sample for sample in serve(target, 40) if is_held_out(sample.prompt_ids, 0.3)]
+    model = merged_model(load_causal_lm(config.draft), adapter)
+    scores = by_request(expected_acceptance_by_position(model, held_out, batch_tokens=256))
+    assert best == pytest.approx(scores)
+
+
+def test_a_draft_is_held_to_what_it_brings_of_its_pre_distillation(config, buffer, target, serve):
+    known = serve(target, 60, prefix="m", seed=5)
+    rows = ReplayRows.of(table_of(known))
+    save_mixture(Path(config.draft), rows.select(range(40)), rows.select(range(40, 60)), 40, seed=0)
+    result = run_job(config, buffer=buffer, registry=AdapterRegistry(config))
+    assert DOMAIN in result.verdict.by_domain
+    tags = AdapterRegistry(config).version(result.version).tags
+    assert json.loads(tags["train_domains"]).keys() == {"d"}, "no request of it was served"
+    assert tags["train_first_request"] in {"r0", "r1", "r2", "r3"}
+
+
+def test_a_gain_that_could_not_be_shown_is_built_upon_until_it_is_lost_or_another_version_serves(config, buffer):
+    strict = config.model_copy(update={"gate": config.gate.model_copy(update={"min_gain": 0.9})})
+    still = with_distill(strict, learning_rate=1e-12)
+    registry = AdapterRegistry(config)
+
+    def reached(settings, steps):
+        result = run_job(settings, buffer=buffer, registry=registry, burst=Burst(steps, 256))
+        assert not result.verdict.accepted
+        assert result.metrics["steps"] == steps
+        return result.metrics["candidate_expected_acceptance"]
+
+    first = reached(strict, 15)
+    assert reached(still, 1) == pytest.approx(first, abs=1e-4), "it begins where the first ended"
+    second = reached(strict, 15)
+    assert second > first
+    assert registry.champion() == 0, "none of it was served"
+
+    harmful = strict.model_copy(update={"gate": strict.gate.model_copy(update={"max_domain_loss": 0.0})})
+    damaged = reached(with_distill(harmful, learning_rate=5.0), 5)
+    assert damaged < second
+    bare = run_job(still, buffer=buffer, registry=registry, burst=Burst(1, 256)).metrics
+    assert bare["candidate_expected_acceptance"] == pytest.approx(bare["champion_expected_acceptance"], abs=1e-4)
+
+    kept = reached(strict, 15)
+    registry.promote(3, reason="by hand")
+    after = run_job(still, buffer=buffer, registry=registry, burst=Burst(1, 256)).metrics
+    assert after["candidate_expected_acceptance"] == pytest.approx(after["champion_expected_acceptance"], abs=1e-4)
+    assert after["candidate_expected_acceptance"] != pytest.approx(kept, abs=1e-3)

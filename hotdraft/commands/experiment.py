@@ -1,14 +1,11 @@
 """`hotdraft experiment`: policies of the loop side by side on the same stream of requests, without a server."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from hotdraft.commands.options import ConfigOption
-
-if TYPE_CHECKING:
-    from hotdraft.pipeline.config.settings import HotdraftConfig
 
 
 def experiment(
@@ -31,9 +28,6 @@ def experiment(
     $ hotdraft experiment -c configs/experiment-shift.yaml --out runs/mine \\
         --traffic a.jsonl --traffic b.jsonl --policy static --policy ours
     """
-    import json
-    import shutil
-    from dataclasses import asdict
     from functools import partial
 
     from rich.console import Console
@@ -47,7 +41,6 @@ def experiment(
     )
 
     from hotdraft.pipeline.config.settings import load_config, merged
-    from hotdraft.pipeline.system.json_file import write_json
     from hotdraft.training.experiment.report import draw, show
     from hotdraft.training.experiment.streams import read_streams
 
@@ -63,12 +56,15 @@ def experiment(
 
     from hotdraft.answering.experiment_answers import answers_of
     from hotdraft.answering.round_cost import round_seconds
+    from hotdraft.training.experiment.ceiling import UNJUDGED, ceiling
+    from hotdraft.training.experiment.kept import kept_or_played
     from hotdraft.training.experiment.study import study
     from hotdraft.training.fit.progress_bar import quiet_trainer
 
     quiet_trainer()
     answers = answers_of(settings, out / "answers", streams)
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    ceilings: dict[str, list[dict[str, Any]]] = {name: [] for name in settings.experiment.ceilings}
     console = Console()
     columns = (
         TextColumn("{task.description}"),
@@ -80,29 +76,19 @@ def experiment(
     with Progress(*columns, console=console) as progress:
         for seed, stream in streams.items():
             samples, probes = answers.of(stream.prompts), answers.of(stream.probes)
+            asked, of_seed = [*samples, *probes], {"distill": {"seed": seed}}
+            for name, overrides in settings.experiment.ceilings.items():
+                task = progress.add_task(f"{name}, seed {seed}", total=1)
+                told = load_config(config, merged(merged(UNJUDGED, overrides), of_seed))
+                long_job = partial(ceiling, samples=samples, probes=probes)
+                ceilings[name].append(kept_or_played(out, f"{name}-{seed}", told, asked, long_job))
+                progress.update(task, completed=1)
             for name in names:
                 task = progress.add_task(f"{name}, seed {seed}", total=len(samples))
-                folder = out / "runs" / f"{name}-{seed}"
-                overrides = merged(chosen[name], {"distill": {"seed": seed}, "run_dir": folder})
-                policy_settings = load_config(config, overrides)
-                signature = _signature(policy_settings, [sample.request_id for sample in (*samples, *probes)])
-                path = out / "results" / f"{name}-{seed}.json"
-                result = json.loads(path.read_text()) if path.is_file() else {}
-                if result.get("signature") != signature:
-                    shutil.rmtree(folder, ignore_errors=True)  # what a run left that was stopped
-                    played = study(policy_settings, samples, probes, on_served=partial(progress.advance, task))
-                    result = {"signature": signature, **asdict(played)}
-                    write_json(path, result)
+                told = load_config(config, merged(chosen[name], of_seed))
+                play = partial(study, samples=samples, probes=probes, on_served=partial(progress.advance, task))
+                results[name].append(kept_or_played(out, f"{name}-{seed}", told, asked, play))
                 progress.update(task, completed=len(samples))
-                results[name].append(result)
     seconds = round_seconds({name: load_config(config, chosen[name]) for name in names})
-    show(console, results, seconds, settings.experiment.baseline)
+    show(console, results, seconds, settings.experiment.baseline, ceilings)
     draw(results, out / "acceptance.png")
-
-
-def _signature(settings: "HotdraftConfig", request_ids: list[str]) -> str:
-    """Of all that a result depends on: one found under another is not taken."""
-    import hashlib
-
-    told = settings.model_dump_json(exclude={"run_dir": True, "experiment": {"policies", "baseline", "seeds"}})
-    return hashlib.sha256(" ".join([told, *request_ids]).encode()).hexdigest()

@@ -1,6 +1,7 @@
 """What an experiment found: a table of its policies and a chart of acceptance over requests."""
 
 import itertools
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,8 +24,12 @@ def acceptance_rate(served: Sequence[Result]) -> float:
     return sum(r["accepted"] for r in served) / max(1, sum(r["drafted"] for r in served))
 
 
-def figures(result: Result) -> dict[str, float]:
-    """The figures of one run. First and last are fifths of the stream; after a shift, of the newest domain."""
+def figures(result: Result, reached: Sequence[Result] = ()) -> dict[str, float]:
+    """The figures of one run. First and last are fifths of the stream; after a shift, of the newest domain.
+
+    With what ceilings `reached` on the same stream, also the best gain among them, what share of it is gained, and
+    after how many requests of the newest domain a version serves that has half of it; infinite if none does.
+    """
     served = result["served"]
     shift = _is_shift(served)
     newest = served[-1]["domain"]
@@ -34,10 +39,19 @@ def figures(result: Result) -> dict[str, float]:
     before, after = result["probes_before"], result["probes_after"]
     learned = {newest} if shift else before.keys()
     earlier = before.keys() - learned
+
+    def gain(probes: Mapping[str, float]) -> float:
+        return statistics.fmean(probes[domain] - before[domain] for domain in learned)
+
+    best = max((gain(one["probes"]) for one in reached), default=math.nan)
+    halves = (swap["request"] for swap in result["swaps"] if gain(swap["probes"]) >= best / 2)
     return {
+        "ceiling": best,
+        "share": gain(after) / best,
+        "half": next(halves, math.inf) - (_starts(served)[-1] if shift else 0),
         "first": acceptance_rate(part[:fifth]),
         "last": acceptance_rate(last),
-        "gain": statistics.fmean(after[domain] - before[domain] for domain in learned),
+        "gain": gain(after),
         "lost": statistics.fmean(before[domain] - after[domain] for domain in earlier) if earlier else 0.0,
         "area": acceptance_rate(served),
         "tokens_per_round": sum(r["tokens"] for r in last) / sum(r["rounds"] for r in last),
@@ -68,22 +82,41 @@ TABLES: dict[str, tuple[Column, ...]] = {
     ),
 }
 """Columns by title: one table would be wider than 80 characters."""
+FOLLOWING: tuple[Column, ...] = (
+    ("half", "requests until half\nof it is served", "{:.0f}", False),
+    ("share", "share of it\nat the end", "{:.2f}", True),
+)
+"""Of a table beside what could be reached."""
 
 
 def show(
-    console: Console, results: Results, round_seconds: Mapping[str, float], baseline: str | None = None
+    console: Console,
+    results: Results,
+    round_seconds: Mapping[str, float],
+    baseline: str | None = None,
+    ceilings: Results | None = None,
 ) -> None:
     """Print, in 80 columns, means over the seeds, with the standard deviation below where there are several.
 
     `round_seconds` of each policy make predicted tokens/s of its tokens a round. With a `baseline` among the
-    policies, also the ratio of areas under the acceptance curve, seed by seed.
+    policies, also the ratio of areas under the acceptance curve, seed by seed. With `ceilings`, by name and seed,
+    what could be gained, and how soon and how much of it was.
     """
-    found = {name: [figures(run) for run in runs] for name, runs in results.items()}
+    reached = list(zip(*(ceilings or {}).values(), strict=True))
+    found = {
+        name: [figures(run, reached[seed] if reached else ()) for seed, run in enumerate(runs)]
+        for name, runs in results.items()
+    }
     for name, runs in found.items():
         for run in runs:
             run["speed"] = run["tokens_per_round"] / round_seconds[name]
-    for title, columns in TABLES.items():
-        table = Table("policy", title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    tables = dict(TABLES)
+    if ceilings:
+        best = [run["ceiling"] for run in next(iter(found.values()))]
+        tables[f"Of a gain of {_cell(best, '{:+.3f}', False)} that could be reached"] = FOLLOWING
+    for title, columns in tables.items():
+        console.print(title, style="italic", highlight=False)
+        table = Table("policy", box=None, padding=(0, 1, 0, 0))
         for _, heading, _, _ in columns:
             table.add_column(heading, justify="right", no_wrap=True)
         for name, runs in found.items():

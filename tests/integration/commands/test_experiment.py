@@ -20,7 +20,15 @@ POLICIES = {
 
 @pytest.fixture
 def config(write_config: Callable[..., Path], tmp_path: Path) -> Path:
-    section = {"seeds": [0], "probes": 6, "max_tokens": 24, "policies": POLICIES, "baseline": "static"}
+    ceilings = {"long": {"distill": {"max_steps": 60}}}
+    section = {
+        "ceilings": ceilings,
+        "seeds": [0],
+        "probes": 6,
+        "max_tokens": 24,
+        "policies": POLICIES,
+        "baseline": "static",
+    }
     section |= {"requests_per_step": 0.1}  # some are left for the version that a job makes
     return write_config(tmp_path, experiment=section)
 
@@ -44,6 +52,8 @@ def test_policies_side_by_side_and_again_without_playing(config: Path, traffic: 
     first = experiment(config, out, "--traffic", traffic)
     assert first.exit_code == 0, first.output
     assert "times the area under the acceptance curve of static" in first.output
+    assert "that could be reached" in first.output
+    reached = json.loads((out / "results" / "long-0.json").read_text())
     assert (out / "acceptance.png").read_bytes().startswith(b"\x89PNG")
     results = {name: json.loads((out / "results" / f"{name}-0.json").read_text()) for name in POLICIES}
     assert all(len(result["served"]) == 64 for result in results.values())
@@ -51,6 +61,8 @@ def test_policies_side_by_side_and_again_without_playing(config: Path, traffic: 
     assert any(job["accepted"] for job in results["learning"]["jobs"])
     assert {request["draft_version"] for request in results["learning"]["served"]} > {0}
     assert results["learning"]["probes_after"]["count"] > results["static"]["probes_after"]["count"]
+    assert reached["probes"]["count"] > results["static"]["probes_after"]["count"]
+    assert results["learning"]["swaps"][-1]["probes"] == results["learning"]["probes_after"]
 
     made = {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()}
     again = experiment(config, out, "--traffic", traffic)
@@ -58,7 +70,7 @@ def test_policies_side_by_side_and_again_without_playing(config: Path, traffic: 
     assert {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()} == made
 
     settings = yaml.safe_load(config.read_text())
-    settings["experiment"]["k"] = 1
+    settings["experiment"] |= {"k": 1, "ceilings": {}}
     config.write_text(yaml.safe_dump(settings))
     assert experiment(config, out, "--traffic", traffic, "--policy", "static").exit_code == 0
     changed = {path.name for path, time in made.items() if path.stat().st_mtime_ns != time}

@@ -1,4 +1,5 @@
 import io
+import math
 
 import pytest
 from rich.console import Console
@@ -16,6 +17,7 @@ def run(*served: dict, lost: float = 0.0) -> dict:
     return {
         "served": list(served),
         "jobs": jobs,
+        "swaps": [],
         "probes_before": dict.fromkeys(domains, 0.5),
         "probes_after": dict.fromkeys(domains, 0.5 - lost),
     }
@@ -33,6 +35,19 @@ def test_figures_of_a_shift_are_those_of_the_new_domain():
     assert found["area"] == pytest.approx(0.425)
     assert found["tokens_per_round"] == pytest.approx(2)
     assert (found["jobs"], found["promoted"], found["steps"], found["seconds"]) == (2, 1, 120, 5)
+
+
+def test_a_gain_is_a_share_of_what_could_be_reached_and_half_of_it_is_served_from_some_request_on():
+    swaps = [{"request": n, "probes": {"sums": 0.5, "sql": sql}} for n, sql in ((4, 0.9), (13, 0.6), (16, 0.75))]
+    ended = {**SHIFT, "swaps": swaps[1:], "probes_after": {"sums": 0.5, "sql": 0.8}}
+    reached = [{"probes": {"sums": 0.9, "sql": 0.7}}, {"probes": {"sums": 0.5, "sql": 0.9}}]
+    found = figures(ended, reached)
+    assert (found["ceiling"], found["share"], found["half"]) == pytest.approx((0.4, 0.75, 6))
+    assert figures({**ended, "swaps": swaps[1:2]}, reached)["half"] == math.inf
+    out = io.StringIO()
+    show(Console(file=out, width=80), {"ours": [ended]}, {"ours": 0.5}, None, {"a": reached[:1], "b": reached[1:]})
+    assert "Of a gain of +0.400 that could be reached" in out.getvalue()
+    assert ["ours", "6", "0.75"] in [line.split() for line in out.getvalue().splitlines()]
 
 
 def test_figures_of_mixed_domains_are_those_of_the_whole_stream():

@@ -1,7 +1,7 @@
 """The target's answers to the streams of an experiment: made once, whatever policies are compared."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +36,7 @@ class Answers:
         return samples
 
 
-def answers_of(config: HotdraftConfig, folder: Path, streams: Mapping[int, Stream]) -> Answers:
+def answers_of(config: HotdraftConfig, folder: Path, streams: Sequence[Stream]) -> Answers:
     """Have all prompts answered that are not yet in `folder`. Raises `CollectError`."""
     experiment = config.experiment
     predistill = config.predistill.model_copy(
@@ -44,6 +44,6 @@ def answers_of(config: HotdraftConfig, folder: Path, streams: Mapping[int, Strea
     )
     settings = config.model_copy(update={"run_dir": folder, "predistill": predistill})
     buffer = ReplayBuffer.of(settings)
-    prompts = [prompt for stream in streams.values() for prompt in (*stream.prompts, *stream.probes)]
+    prompts = [prompt for stream in streams for prompt in (*stream.prompts, *stream.probes)]
     collect(settings, prompts, buffer, None)
     return Answers(settings, buffer)

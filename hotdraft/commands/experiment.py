@@ -1,36 +1,99 @@
-"""`hotdraft experiment`: policies of the loop side by side on the same stream of requests, without a server."""
+"""`hotdraft experiment`: policies of the loop side by side on the same streams of requests, without a server."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hotdraft.commands.options import ConfigOption
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hotdraft.answering.experiment_answers import Answers
+    from hotdraft.training.experiment.figures import Results
+    from hotdraft.training.experiment.streams import Streams
+
 
 def experiment(
     config: ConfigOption,
-    out: Annotated[Path, typer.Option(help="Folder for results, table and chart; a run that was stopped goes on.")],
+    out: Annotated[Path, typer.Option(help="Folder for results and charts; a run that was stopped goes on.")],
+    suite: Annotated[
+        str | None, typer.Option(help="Streams, policies and ceilings of a public protocol: shiftbench.")
+    ] = None,
+    stream: Annotated[list[str] | None, typer.Option(help="Only this one of the streams. Repeatable.")] = None,
     traffic: Annotated[
         list[Path] | None,
-        typer.Option(help="JSONL file of prompts; several are played in turn. Without: the built-in shift."),
+        typer.Option(help="JSONL file of prompts; several are played in turn, in place of all streams."),
     ] = None,
-    requests: Annotated[int | None, typer.Option(min=1, help="First prompts of each file only.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="First prompts of each phase or file only.")] = None,
     policy: Annotated[list[str] | None, typer.Option(help="Only this one of the policies. Repeatable.")] = None,
 ) -> None:
-    """Play one stream under each policy and seed: acceptance, forgetting, training time, predicted speed.
+    """Play streams under each policy and seed: acceptance, forgetting, training time, predicted speed.
 
     Everything but serving is real: the replay buffer, the trigger, jobs, the
-    gate, the registry. The configuration needs an experiment section.
+    gate, the registry. The configuration, or the suite, names the policies.
 
     Examples:
     $ hotdraft experiment --config configs/experiment-shift.yaml --out runs/shift
+    $ hotdraft experiment -c my.yaml --suite shiftbench --out runs/bench
     $ hotdraft experiment -c configs/experiment-shift.yaml --out runs/mine \\
         --traffic a.jsonl --traffic b.jsonl --policy static --policy ours
     """
+    from rich.console import Console
+
+    from hotdraft.pipeline.config.settings import load_config, merged
+    from hotdraft.training.experiment.report import draw, show
+    from hotdraft.training.experiment.streams import read_streams
+    from hotdraft.training.experiment.suite import read_suite
+
+    protocol = {} if suite is None else read_suite(suite)
+    settings = load_config(config, protocol)
+    chosen = _only(policy, settings.experiment.policies, "experiment.policies")
+    policies = {name: merged(protocol, overrides) for name, overrides in chosen.items()}
+    streams = _only(stream, read_streams(settings.experiment, traffic, requests), "experiment.streams")
+
+    from hotdraft.answering.experiment_answers import answers_of
+    from hotdraft.answering.round_cost import round_seconds
+    from hotdraft.training.experiment.ceiling import UNJUDGED
+    from hotdraft.training.fit.progress_bar import quiet_trainer
+
+    quiet_trainer()
+    ceilings = {
+        name: merged(merged(protocol, UNJUDGED), overrides)
+        for name, overrides in settings.experiment.ceilings.items()
+    }
+    answers = answers_of(settings, out / "answers", [one for seeds in streams.values() for one in seeds.values()])
+    seconds = round_seconds({name: load_config(config, overrides) for name, overrides in policies.items()})
+    console = Console()
+    for name, seeds in streams.items():
+        folder = out if len(streams) == 1 else out / name
+        results, reached = _play(console, config, folder, seeds, answers, policies, ceilings)
+        console.print(f"Stream: {name}", style="bold")
+        show(console, results, seconds, settings.experiment.baseline, reached)
+        draw(results, folder / "acceptance.png")
+
+
+def _only(names: list[str] | None, known: dict[str, Any], where: str) -> dict[str, Any]:
+    """Those of `known` that are asked for, all if none is."""
+    unknown = sorted(set(names or ()) - known.keys())
+    if not known or unknown:
+        raise typer.BadParameter(f"{where} has {sorted(known)}" + (f", not {unknown}" if unknown else ""))
+    return {name: known[name] for name in names or known}
+
+
+def _play(
+    console: "Console",
+    config: Path,
+    folder: Path,
+    seeds: "Streams",
+    answers: "Answers",
+    policies: dict[str, dict[str, Any]],
+    ceilings: dict[str, dict[str, Any]],
+) -> "tuple[Results, Results]":
+    """What the policies did on each seed's stream, and what the ceilings reached there."""
     from functools import partial
 
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -41,54 +104,27 @@ def experiment(
     )
 
     from hotdraft.pipeline.config.settings import load_config, merged
-    from hotdraft.training.experiment.report import draw, show
-    from hotdraft.training.experiment.streams import read_streams
-
-    settings = load_config(config)
-    chosen = settings.experiment.policies
-    unknown = sorted(set(policy or ()) - chosen.keys())
-    if not chosen or unknown:
-        raise typer.BadParameter(
-            f"experiment.policies has {sorted(chosen)}" + (f", not {unknown}" if unknown else "")
-        )
-    names = policy or list(chosen)
-    streams = read_streams(settings.experiment, traffic, requests)
-
-    from hotdraft.answering.experiment_answers import answers_of
-    from hotdraft.answering.round_cost import round_seconds
-    from hotdraft.training.experiment.ceiling import UNJUDGED, ceiling
+    from hotdraft.training.experiment.ceiling import ceiling
     from hotdraft.training.experiment.kept import kept_or_played
     from hotdraft.training.experiment.study import study
-    from hotdraft.training.fit.progress_bar import quiet_trainer
 
-    quiet_trainer()
-    answers = answers_of(settings, out / "answers", streams)
-    results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    ceilings: dict[str, list[dict[str, Any]]] = {name: [] for name in settings.experiment.ceilings}
-    console = Console()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        for seed, stream in streams.items():
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in policies}
+    reached: dict[str, list[dict[str, Any]]] = {name: [] for name in ceilings}
+    bar, count, taken, left = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    with Progress(TextColumn("{task.description}"), bar, count, taken, left, console=console) as progress:
+        for seed, stream in seeds.items():
             samples, probes = answers.of(stream.prompts), answers.of(stream.probes)
             asked, of_seed = [*samples, *probes], {"distill": {"seed": seed}}
-            for name, overrides in settings.experiment.ceilings.items():
+            for name, overrides in ceilings.items():
                 task = progress.add_task(f"{name}, seed {seed}", total=1)
-                told = load_config(config, merged(merged(UNJUDGED, overrides), of_seed))
+                told = load_config(config, merged(overrides, of_seed))
                 long_job = partial(ceiling, samples=samples, probes=probes)
-                ceilings[name].append(kept_or_played(out, f"{name}-{seed}", told, asked, long_job))
+                reached[name].append(kept_or_played(folder, f"{name}-{seed}", told, asked, long_job))
                 progress.update(task, completed=1)
-            for name in names:
+            for name, overrides in policies.items():
                 task = progress.add_task(f"{name}, seed {seed}", total=len(samples))
-                told = load_config(config, merged(chosen[name], of_seed))
+                told = load_config(config, merged(overrides, of_seed))
                 play = partial(study, samples=samples, probes=probes, on_served=partial(progress.advance, task))
-                results[name].append(kept_or_played(out, f"{name}-{seed}", told, asked, play))
+                results[name].append(kept_or_played(folder, f"{name}-{seed}", told, asked, play))
                 progress.update(task, completed=len(samples))
-    seconds = round_seconds({name: load_config(config, chosen[name]) for name in names})
-    show(console, results, seconds, settings.experiment.baseline, ceilings)
-    draw(results, out / "acceptance.png")
+    return results, reached

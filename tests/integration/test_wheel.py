@@ -60,6 +60,7 @@ def test_it_holds_hotdraft_alone(wheel: Path) -> None:
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"hotdraft"}
     assert any(name.endswith("shipped-drafts/smollm2-draft/model.safetensors") for name in names)
     assert any(name.endswith("dashboard/static/index.html") for name in names)
+    assert "hotdraft/training/experiment/shiftbench.yaml" in names
 
 
 def test_the_command_works_outside_the_checkout(python: Path, tmp_path: Path) -> None:

@@ -202,12 +202,25 @@ class WatchdogConfig(Section):
         return self
 
 
+class PhaseConfig(Section):
+    requests: int = Field(ge=1)
+    of: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        min_length=1, description="how often each source is asked: built-in generators, or JSONL files of prompts"
+    )
+
+
+SHIFT = [PhaseConfig(requests=60, of={"arithmetic": 1}), PhaseConfig(requests=300, of={"text_to_sql": 1})]
+
+
 class ExperimentConfig(Section):
     k: int = Field(3, ge=1, le=8, description="drafted tokens a round, fixed")
     max_tokens: int = Field(64, ge=1, description="tokens the target answers a prompt with, at most")
     temperature: float = Field(0.0, ge=0, le=2)
     seeds: list[int] = Field([0, 1, 2], min_length=1, description="of the order of requests, and of training")
     probes: int = Field(30, ge=1, description="requests of each domain that are never learned from")
+    streams: dict[str, list[PhaseConfig]] = Field(
+        {"shift": SHIFT}, min_length=1, description="by name: what is asked, phase by phase"
+    )
     requests_per_step: float = Field(0.5, ge=0, description="requests served while a job takes one step")
     policies: dict[str, dict[str, Any]] = Field(
         {}, description="by name: what to set otherwise than in the rest of the configuration"

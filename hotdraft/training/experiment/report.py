@@ -1,7 +1,5 @@
 """What an experiment found: a table of its policies and a chart of acceptance over requests."""
 
-import itertools
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,57 +8,18 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from hotdraft.training.experiment.figures import (
+    Result,
+    Results,
+    acceptance_rate,
+    area_ratios,
+    figures,
+    is_shift,
+    starts,
+)
+
 WINDOW = 20
 """Requests behind each point of the chart."""
-
-Result = dict[str, Any]
-"""A `StreamResult` as JSON, of one policy and seed."""
-Results = Mapping[str, Sequence[Result]]
-"""By policy, one for each seed."""
-
-
-def acceptance_rate(served: Sequence[Result]) -> float:
-    """Accepted over drafted tokens, positions after a rejection counted as drafted."""
-    return sum(r["accepted"] for r in served) / max(1, sum(r["drafted"] for r in served))
-
-
-def figures(result: Result, reached: Sequence[Result] = ()) -> dict[str, float]:
-    """The figures of one run. First and last are fifths of the stream; after a shift, of the newest domain.
-
-    With what ceilings `reached` on the same stream, also the best gain among them, what share of it is gained, and
-    after how many requests of the newest domain a version serves that has half of it; infinite if none does.
-    """
-    served = result["served"]
-    shift = _is_shift(served)
-    newest = served[-1]["domain"]
-    part = [request for request in served if request["domain"] == newest] if shift else served
-    fifth = -(-len(part) // 5)
-    last = part[-fifth:]
-    before, after = result["probes_before"], result["probes_after"]
-    learned = {newest} if shift else before.keys()
-    earlier = before.keys() - learned
-
-    def gain(probes: Mapping[str, float]) -> float:
-        return statistics.fmean(probes[domain] - before[domain] for domain in learned)
-
-    best = max((gain(one["probes"]) for one in reached), default=math.nan)
-    halves = (swap["request"] for swap in result["swaps"] if gain(swap["probes"]) >= best / 2)
-    return {
-        "ceiling": best,
-        "share": gain(after) / best,
-        "half": next(halves, math.inf) - (_starts(served)[-1] if shift else 0),
-        "first": acceptance_rate(part[:fifth]),
-        "last": acceptance_rate(last),
-        "gain": gain(after),
-        "lost": statistics.fmean(before[domain] - after[domain] for domain in earlier) if earlier else 0.0,
-        "area": acceptance_rate(served),
-        "tokens_per_round": sum(r["tokens"] for r in last) / sum(r["rounds"] for r in last),
-        "jobs": len(result["jobs"]),
-        "promoted": sum(job["accepted"] for job in result["jobs"]),
-        "steps": sum(job["steps"] for job in result["jobs"]),
-        "seconds": sum(job["seconds"] for job in result["jobs"]),
-    }
-
 
 Column = tuple[str, str, str, bool]
 """Key of `figures` or `speed`, heading, format, and whether the spread over the seeds is told."""
@@ -83,10 +42,15 @@ TABLES: dict[str, tuple[Column, ...]] = {
 }
 """Columns by title: one table would be wider than 80 characters."""
 FOLLOWING: tuple[Column, ...] = (
-    ("half", "requests until half\nof it is served", "{:.0f}", False),
-    ("share", "share of it\nat the end", "{:.2f}", True),
+    ("half", "half\nserved", "{:.0f}", False),
+    ("recovered", "90 %\nserved", "{:.0f}", False),
+    ("share", "share\nat last", "{:.2f}", True),
+    ("area_share", "share of\nthe area", "{:.2f}", True),
+    ("forgotten", "most\nforgot", "{:.3f}", False),
+    ("worse", "worse\nserved", "{:.0f}", False),
+    ("point_seconds", "s a\npoint", "{:.0f}", False),
 )
-"""Of a table beside what could be reached."""
+"""Where ceilings are known."""
 
 
 def show(
@@ -113,7 +77,8 @@ def show(
     tables = dict(TABLES)
     if ceilings:
         best = [run["ceiling"] for run in next(iter(found.values()))]
-        tables[f"Of a gain of {_cell(best, '{:+.3f}', False)} that could be reached"] = FOLLOWING
+        told = _cell(best, "{:+.3f}", False)
+        tables[f"Of a gain of {told} that could be reached: requests until it is served"] = FOLLOWING
     for title, columns in tables.items():
         console.print(title, style="italic", highlight=False)
         table = Table("policy", box=None, padding=(0, 1, 0, 0))
@@ -126,18 +91,6 @@ def show(
     for name, ratios in area_ratios(results, baseline).items():
         told = f"{name}: {_cell(ratios, '{:.2f}', False)} times the area under the acceptance curve of {baseline}"
         console.print(f"{told} ({', '.join(f'{ratio:.2f}' for ratio in ratios)})", highlight=False)
-
-
-def area_ratios(results: Results, baseline: str | None) -> dict[str, list[float]]:
-    """By policy, its area under the acceptance curve over the baseline's, by seed; none without one."""
-    if baseline is None or baseline not in results:
-        return {}
-    under = [acceptance_rate(run["served"]) for run in results[baseline]]
-    return {
-        name: [acceptance_rate(run["served"]) / area for run, area in zip(runs, under, strict=True)]
-        for name, runs in results.items()
-        if name != baseline
-    }
 
 
 def _cell(values: Sequence[float], form: str, spread: bool) -> str:
@@ -156,7 +109,7 @@ def draw(results: Results, path: Path) -> None:
     first = next(iter(results.values()))[0]["served"]
     figure = Figure(figsize=(10, 4.2), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    if shift := _is_shift(first):
+    if shift := is_shift(first):
         axes, beside = figure.subplots(1, 2, sharey=True, width_ratios=(2.6, 1))
         _draw_kept(beside, results)
     else:
@@ -169,7 +122,7 @@ def draw(results: Results, path: Path) -> None:
         axes.plot(requests, [statistics.fmean(p) for p in points], color=f"C{colour}", linewidth=2, label=name)
         axes.fill_between(requests, list(map(min, points)), list(map(max, points)), color=f"C{colour}", alpha=0.15)
     if shift:
-        for start in _starts(first)[1:]:
+        for start in starts(first)[1:]:
             axes.axvline(start, color="0.6", linewidth=1, linestyle=":")
             axes.annotate(first[start]["domain"], (start, 0.01), xycoords=("data", "axes fraction"), color="0.4")
     axes.set_title("served", fontsize="medium")
@@ -198,14 +151,3 @@ def _draw_kept(axes: Any, results: Results) -> None:
 
 def _curve(served: Sequence[Result]) -> list[float]:
     return [acceptance_rate(served[i : i + WINDOW]) for i in range(0, len(served) - WINDOW + 1, WINDOW)]
-
-
-def _starts(served: Sequence[Result]) -> list[int]:
-    """Where a run of one domain begins."""
-    pairs = itertools.pairwise([None, *(request["domain"] for request in served)])
-    return [index for index, (before, domain) in enumerate(pairs) if domain != before]
-
-
-def _is_shift(served: Sequence[Result]) -> bool:
-    """Whether domains come one after the other, and not mixed."""
-    return len(_starts(served)) == len({request["domain"] for request in served})

@@ -1,16 +1,14 @@
 """Streams of requests for experiments: the same for every policy, another for every seed."""
 
 import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hotdraft.pipeline.config.learning import ExperimentConfig
-from hotdraft.pipeline.traffic.generators import arithmetic, text_to_sql
+from hotdraft.pipeline.config.learning import ExperimentConfig, PhaseConfig
+from hotdraft.pipeline.traffic.generators import BUILTIN
 from hotdraft.pipeline.traffic.prompts import Prompt, read_traffic
-
-BUILTIN_FIRST, BUILTIN_SECOND = 60, 300
-"""Requests of the built-in stream: arithmetic, then text-to-SQL arrives as a shift."""
 
 
 @dataclass(frozen=True)
@@ -20,34 +18,54 @@ class Stream:
     """What is never learned from, to tell what was forgotten."""
 
 
+Streams = Mapping[int, Stream]
+"""One for each seed."""
+
+
 def read_streams(
     settings: ExperimentConfig, traffic: Sequence[Path] | None, limit: int | None
-) -> dict[int, Stream]:
-    """The stream of each seed: the prompts of each file in turn, shuffled within it.
+) -> dict[str, Streams]:
+    """The streams of the settings by name, or one of all prompts of each file of `traffic` in turn.
 
-    Of each part at most `limit` prompts are played. Raises `TrafficError` for what is no traffic file or
-    has too few prompts to keep `probes` of them apart.
+    Of each phase or file at most `limit` prompts are played, no prompt twice. Raises `TrafficError` for what is no
+    traffic file, and ValueError for a source that has too few prompts to keep `probes` of them apart.
     """
-    return {seed: _stream(settings, traffic, limit, seed) for seed in settings.seeds}
-
-
-def _stream(settings: ExperimentConfig, traffic: Sequence[Path] | None, limit: int | None, seed: int) -> Stream:
-    stream = Stream([], [])
-    for name, prompts in _parts(settings, traffic, seed):
-        if len(prompts) <= settings.probes:
-            raise ValueError(
-                f"{name} has {len(prompts)} prompts, and experiment.probes keeps {settings.probes} of them apart"
-            )
-        random.Random(seed).shuffle(prompts)
-        stream.probes.extend(prompts[: settings.probes])
-        stream.prompts.extend(prompts[settings.probes :][:limit])
-    return stream
-
-
-def _parts(settings: ExperimentConfig, traffic: Sequence[Path] | None, seed: int) -> list[tuple[str, list[Prompt]]]:
     if traffic:
-        return [(str(path), read_traffic(path)) for path in traffic]
-    return [
-        ("built-in arithmetic", arithmetic(BUILTIN_FIRST + settings.probes, seed)),
-        ("built-in text-to-SQL", text_to_sql(BUILTIN_SECOND + settings.probes, seed)),
-    ]
+        sizes = {str(path): len(read_traffic(path)) - settings.probes for path in traffic}
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(_too_few(name, size + settings.probes, settings.probes))
+        phases = [PhaseConfig(requests=size, of={name: 1.0}) for name, size in sizes.items()]
+        named = {"traffic": phases}
+    else:
+        named = settings.streams
+    return {
+        name: {seed: _stream(phases, settings.probes, limit, seed) for seed in settings.seeds}
+        for name, phases in named.items()
+    }
+
+
+def _stream(phases: Sequence[PhaseConfig], probes: int, limit: int | None, seed: int) -> Stream:
+    chance = random.Random(seed)
+    asked: list[str] = []
+    for phase in phases:
+        count = phase.requests if limit is None else min(phase.requests, limit)
+        asked += chance.choices(list(phase.of), list(phase.of.values()), k=count)
+    kept: list[Prompt] = []
+    left = {}
+    for source, count in Counter(asked).items():
+        prompts = _prompts(source, count + probes, seed)
+        if len(prompts) < count + probes:
+            raise ValueError(_too_few(source, len(prompts), probes))
+        random.Random(seed).shuffle(prompts)
+        kept += prompts[:probes]
+        left[source] = iter(prompts[probes:])
+    return Stream([next(left[source]) for source in asked], kept)
+
+
+def _prompts(source: str, count: int, seed: int) -> list[Prompt]:
+    return BUILTIN[source](count, seed) if source in BUILTIN else read_traffic(source)
+
+
+def _too_few(source: str, prompts: int, probes: int) -> str:
+    return f"{source} has {prompts} prompts, and experiment.probes keeps {probes} of them apart"

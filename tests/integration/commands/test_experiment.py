@@ -81,6 +81,10 @@ def test_what_cannot_be_played_is_named(config: Path, traffic: Path, tmp_path: P
     unknown = experiment(config, tmp_path / "out", "--policy", "bold")
     assert unknown.exit_code == 2
     assert "experiment.policies has ['learning', 'static'], not ['bold']" in " ".join(unknown.output.split())
+    unknown = experiment(config, tmp_path / "out", "--stream", "sideways")
+    assert "experiment.streams has ['shift'], not ['sideways']" in " ".join(unknown.output.split())
+    unknown = experiment(config, tmp_path / "out", "--suite", "drift")
+    assert "there is no suite drift" in str(unknown.exception)
     traffic.write_text("\n".join(traffic.read_text().splitlines()[:6]) + "\n")
     few = experiment(config, tmp_path / "out", "--traffic", traffic)
     assert "6 prompts, and experiment.probes keeps 6 of them apart" in str(few.exception)

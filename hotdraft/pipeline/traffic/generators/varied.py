@@ -139,7 +139,11 @@ KINDS: dict[str, Callable[[random.Random], str]] = {
 
 def varied(count: int, seed: int) -> list[Prompt]:
     """`count` distinct prompts, the kinds in turn; each has its kind as its domain."""
-    kinds = list(KINDS)
-    each = -(-count // len(kinds))
-    by_kind = [[ask(kind, text) for text in distinct(each, seed, KINDS[kind])] for kind in kinds]
+    each = -(-count // len(KINDS))
+    by_kind = [of_kind(kind, each, seed) for kind in KINDS]
     return [prompt for row in zip(*by_kind, strict=True) for prompt in row][:count]
+
+
+def of_kind(kind: str, count: int, seed: int) -> list[Prompt]:
+    """`count` distinct prompts of one of `KINDS`, which is their domain."""
+    return [ask(kind, text) for text in distinct(count, seed, KINDS[kind])]

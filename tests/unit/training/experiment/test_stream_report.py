@@ -4,11 +4,13 @@ import math
 import pytest
 from rich.console import Console
 
-from hotdraft.training.experiment.report import acceptance_rate, area_ratios, draw, figures, show
+from hotdraft.training.experiment.figures import acceptance_rate, area_ratios, figures
+from hotdraft.training.experiment.report import draw, show
 
 
 def request(domain: str, accepted: int) -> dict:
-    return {"domain": domain, "drafted": 10, "accepted": accepted, "rounds": 4, "tokens": 4 + accepted}
+    rounds = {"drafted": 10, "accepted": accepted, "rounds": 4, "tokens": 4 + accepted}
+    return {"domain": domain, **rounds, "draft_version": 0}
 
 
 def run(*served: dict, lost: float = 0.0) -> dict:
@@ -37,17 +39,45 @@ def test_figures_of_a_shift_are_those_of_the_new_domain():
     assert (found["jobs"], found["promoted"], found["steps"], found["seconds"]) == (2, 1, 120, 5)
 
 
-def test_a_gain_is_a_share_of_what_could_be_reached_and_half_of_it_is_served_from_some_request_on():
-    swaps = [{"request": n, "probes": {"sums": 0.5, "sql": sql}} for n, sql in ((4, 0.9), (13, 0.6), (16, 0.75))]
-    ended = {**SHIFT, "swaps": swaps[1:], "probes_after": {"sums": 0.5, "sql": 0.8}}
-    reached = [{"probes": {"sums": 0.9, "sql": 0.7}}, {"probes": {"sums": 0.5, "sql": 0.9}}]
-    found = figures(ended, reached)
-    assert (found["ceiling"], found["share"], found["half"]) == pytest.approx((0.4, 0.75, 6))
-    assert figures({**ended, "swaps": swaps[1:2]}, reached)["half"] == math.inf
+REACHED = [{"probes": {"sums": 0.9, "sql": 0.7}}, {"probes": {"sums": 0.6, "sql": 0.9}}]
+
+
+def swapped(*swaps: tuple[int, float, float]) -> dict:
+    """`SHIFT` with versions that take service at a request, each with its rates on sums and sql."""
+    served = [dict(request) for request in SHIFT["served"]]
+    for version, (first, _, _) in enumerate(swaps, start=1):
+        for request in served[first:]:
+            request["draft_version"] = version
+    told = [
+        {"request": first, "version": version, "probes": {"sums": sums, "sql": sql}}
+        for version, (first, sums, sql) in enumerate(swaps, start=1)
+    ]
+    return {**SHIFT, "served": served, "swaps": told, "probes_after": told[-1]["probes"]}
+
+
+def test_a_gain_is_a_share_of_what_could_be_reached_and_is_served_from_some_request_on():
+    run = swapped((4, 0.6, 0.52), (13, 0.5, 0.6), (16, 0.5, 0.75), (18, 0.45, 0.87))
+    found = figures(run, REACHED)
+    assert found["ceiling"] == pytest.approx(0.4)
+    assert found["share"] == pytest.approx(0.37 / 0.4)
+    assert (found["half"], found["recovered"]) == (6, 8), "requests of sql, which begins at the tenth"
+    assert found["area_share"] == pytest.approx((60 + 5 + 20) / (100 * 0.6 + 100 * 0.9))
+    assert found["forgotten"] == pytest.approx(0.15), "of 0.6, which it had once"
+    assert found["worse"] == 1
+    assert found["point_seconds"] == pytest.approx(5 / 37)
+    assert figures(swapped((12, 0.5, 0.8)), REACHED)["recovered"] == math.inf
+
+
+def test_what_could_be_reached_is_told_in_80_columns():
     out = io.StringIO()
-    show(Console(file=out, width=80), {"ours": [ended]}, {"ours": 0.5}, None, {"a": reached[:1], "b": reached[1:]})
-    assert "Of a gain of +0.400 that could be reached" in out.getvalue()
-    assert ["ours", "6", "0.75"] in [line.split() for line in out.getvalue().splitlines()]
+    run = swapped((13, 0.5, 0.75))
+    show(Console(file=out, width=80), {"an-update-every-8-requests": [run]}, {"an-update-every-8-requests": 0.5},
+         None, {"a": REACHED[:1], "b": REACHED[1:]})  # fmt: skip
+    lines = out.getvalue().splitlines()
+    assert "Of a gain of +0.400 that could be reached: requests until it is served" in lines
+    assert max(map(len, lines)) <= 80
+    told = ["an-update-every-8-requests", "3", "inf", "0.62", "0.57", "0.000", "0", "0"]
+    assert told in [line.split() for line in lines]
 
 
 def test_figures_of_mixed_domains_are_those_of_the_whole_stream():

@@ -1,9 +1,12 @@
+import itertools
 import json
 
 import pytest
 
 from hotdraft.pipeline.config.learning import ExperimentConfig
-from hotdraft.training.experiment.streams import BUILTIN_FIRST, BUILTIN_SECOND, read_streams
+from hotdraft.pipeline.config.section import ConfigError
+from hotdraft.training.experiment.streams import read_streams
+from hotdraft.training.experiment.suite import read_suite
 
 SETTINGS = ExperimentConfig(seeds=[0, 1], probes=3)
 
@@ -22,23 +25,23 @@ def texts(prompts):
 
 
 def test_the_built_in_stream_is_a_shift():
-    stream = read_streams(SETTINGS, None, None)[0]
+    stream = read_streams(SETTINGS, None, None)["shift"][0]
     domains = [prompt.domain for prompt in stream.prompts]
-    assert domains == ["arithmetic"] * BUILTIN_FIRST + ["text_to_sql"] * BUILTIN_SECOND
+    assert domains == ["arithmetic"] * 60 + ["text_to_sql"] * 300
     assert [prompt.domain for prompt in stream.probes] == ["arithmetic"] * 3 + ["text_to_sql"] * 3
     assert not set(texts(stream.prompts)) & set(texts(stream.probes))
 
 
 def test_files_are_played_in_turn_each_shuffled_by_the_seed(files):
-    streams = read_streams(SETTINGS, files, None)
+    streams = read_streams(SETTINGS, files, None)["traffic"]
     for stream in streams.values():
         assert [prompt.domain for prompt in stream.prompts] == ["sums"] * 7 + ["sql"] * 7
         assert sorted(texts(stream.prompts) + texts(stream.probes)) == sorted(
             f"{domain} {number}" for domain in ("sums", "sql") for number in range(10)
         )
     assert texts(streams[0].prompts) != texts(streams[1].prompts)
-    assert texts(read_streams(SETTINGS, files, None)[0].prompts) == texts(streams[0].prompts)
-    assert texts(read_streams(SETTINGS, files, 2)[0].prompts) == [
+    assert texts(read_streams(SETTINGS, files, None)["traffic"][0].prompts) == texts(streams[0].prompts)
+    assert texts(read_streams(SETTINGS, files, 2)["traffic"][0].prompts) == [
         *texts(streams[0].prompts)[:2], *texts(streams[0].prompts)[7:9]
     ]  # fmt: skip
 
@@ -46,3 +49,38 @@ def test_files_are_played_in_turn_each_shuffled_by_the_seed(files):
 def test_a_file_must_have_more_prompts_than_are_kept_apart(files):
     with pytest.raises(ValueError, match=r"10 prompts, and experiment\.probes keeps 10"):
         read_streams(SETTINGS.model_copy(update={"probes": 10}), files, None)
+
+
+def test_a_phase_asks_each_source_by_its_share_and_nothing_comes_twice(files):
+    sums, sql = map(str, files)
+    phases = [
+        {"requests": 4, "of": {sums: 1}},
+        {"requests": 200, "of": {"code": 1, "text_to_sql": 3}},
+        {"requests": 3, "of": {sums: 1, sql: 1}},
+    ]
+    settings = ExperimentConfig(seeds=[0], probes=2, streams={"mine": phases})
+    [stream] = read_streams(settings, None, None)["mine"].values()
+    domains = [prompt.domain for prompt in stream.prompts]
+    assert domains[:4] == ["sums"] * 4
+    assert 120 < domains[4:204].count("text_to_sql") < 180
+    assert set(domains[4:204]) == {"code", "text_to_sql"}
+    assert set(domains[204:]) <= {"sums", "sql"}
+    assert len(domains) == 207
+    asked = texts(stream.prompts) + texts(stream.probes)
+    assert len(set(asked)) == len(asked)
+
+
+def test_shiftbench_shifts_abruptly_and_gradually_and_back_and_not_at_all():
+    settings = ExperimentConfig(**{**read_suite("shiftbench")["experiment"], "seeds": [0], "probes": 30})
+    streams = {name: of_seed[0] for name, of_seed in read_streams(settings, None, None).items()}
+    domains = {
+        name: [domain for domain, _ in itertools.groupby(prompt.domain for prompt in stream.prompts)]
+        for name, stream in streams.items()
+    }
+    assert domains["abrupt"] == ["arithmetic", "text_to_sql", "code", "paragraph"]
+    assert domains["recurring"] == ["arithmetic", "text_to_sql"] * 2
+    assert (domains["gradual"][0], domains["gradual"][-1]) == ("arithmetic", "text_to_sql")
+    assert len(domains["gradual"]) > 20
+    assert len(domains["mixed"]) > 100
+    with pytest.raises(ConfigError, match="there is no suite drift: known are shiftbench"):
+        read_suite("drift")

@@ -1,4 +1,7 @@
-"""A pre-distillation that is killed at any moment ends as if it had not been."""
+"""A pre-distillation that is killed at any moment ends as if it had not been.
+
+Its curves may lack the point of the very step after whose checkpoint it was killed: a step is saved, then told.
+"""
 
 import random
 import shutil
@@ -42,6 +45,7 @@ def test_killed_runs_go_on_exactly(tmp_path, empty_mlflow_db, monkeypatch):
 
     checkpoint = broken / "checkpoints" / "last.ckpt"
     pause = random.Random(0)
+    cut_off: set[int] = set()
     for _ in range(KILLS):
         before = written(checkpoint)
         process = start(command(broken, SETTINGS), stdout=subprocess.DEVNULL)
@@ -49,11 +53,14 @@ def test_killed_runs_go_on_exactly(tmp_path, empty_mlflow_db, monkeypatch):
         time.sleep(pause.uniform(0.0, 0.3))
         process.kill()
         assert process.wait() == -9, "ended before it could be killed"
+        saved = torch.load(checkpoint, weights_only=False)["global_step"]
+        cut_off |= {saved - 1, saved}  # the loss, and a validation after it
     train_in(broken, SETTINGS)
 
     for name in ("loss", "validation/overlap", "validation/loss"):
         found, truth = curve(broken, name), curve(whole, name)
-        assert set(found) == set(truth), name
+        assert set(found) <= set(truth), name
+        assert set(truth) - set(found) <= cut_off, name
         for step, values in found.items():
             expected = pytest.approx([truth[step][0]] * len(values), rel=1e-5)
             assert values == expected, f"{name} at {step}"

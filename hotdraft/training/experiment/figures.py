@@ -3,7 +3,7 @@
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Result = dict[str, Any]
@@ -11,6 +11,8 @@ Result = dict[str, Any]
 Results = Mapping[str, Sequence[Result]]
 """By policy, or by ceiling, one for each seed."""
 
+WORTH = 0.05
+"""Gain of acceptance that a domain must have in it, for it to be asked when it was served."""
 RECOVERED = 0.9
 """Of what could be gained on a domain, that counts as having recovered from its coming."""
 
@@ -57,13 +59,14 @@ def figures(result: Result, reached: Sequence[Result] = ()) -> dict[str, float]:
         "point_seconds": seconds / (100 * gain(after)) if gain(after) > 0 else math.inf,
     }
     if best is not None:
+        worth = [domain for domain in learned if best[domain] - before[domain] >= WORTH]
         most = sum(request["drafted"] * best[request["domain"]] for request in served)
         found |= {
             "ceiling": gain(best),
             "share": gain(after) / gain(best) if gain(best) else math.nan,
             "area_share": sum(request["accepted"] for request in served) / most,
-            "half": statistics.fmean(_requests_until(result, best, domain, 0.5) for domain in learned),
-            "recovered": statistics.fmean(_requests_until(result, best, domain, RECOVERED) for domain in learned),
+            "half": _mean(_requests_until(result, best, domain, 0.5) for domain in worth),
+            "recovered": _mean(_requests_until(result, best, domain, RECOVERED) for domain in worth),
         }
     return found
 
@@ -77,6 +80,11 @@ def _requests_until(result: Result, best: Mapping[str, float], domain: str, shar
     of_domain = [request for request in result["served"] if request["domain"] == domain]
     found = (place for place, request in enumerate(of_domain) if has_enough[request["draft_version"]])
     return next(found, math.inf)
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return statistics.fmean(found) if found else math.nan
 
 
 def acceptance_rate(served: Sequence[Result]) -> float:

@@ -66,6 +66,9 @@ def test_a_gain_is_a_share_of_what_could_be_reached_and_is_served_from_some_requ
     assert found["worse"] == 1
     assert found["point_seconds"] == pytest.approx(5 / 37)
     assert figures(swapped((12, 0.5, 0.8)), REACHED)["recovered"] == math.inf
+    little = {**MIXED, "swaps": [], "probes_after": MIXED["probes_before"]}
+    found = figures(little, [{"probes": {"sums": 0.54, "sql": 0.5}}])
+    assert math.isnan(found["half"]), "there was little to learn"
 
 
 def test_what_could_be_reached_is_told_in_80_columns():

@@ -109,6 +109,10 @@ class DistillConfig(TrainingSection):
             raise ValueError("older_fraction and rejected_fraction must leave a share for the window itself")
         return self
 
+    def recipe(self) -> dict[str, Any]:
+        """What decides what a job learns, as JSON: without what may change while one is unfinished."""
+        return self.model_dump(mode="json", exclude={"trigger", "threads", "nice", "share"})
+
 
 class PredistillConfig(TrainingSection):
     draft: str | None = None

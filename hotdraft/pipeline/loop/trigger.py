@@ -123,13 +123,7 @@ class DistillTrigger:
         decision = self.decide()
         return decision.reason if decision.due and decision.burst else None
 
-    def reset(
-        self,
-        taken: Decision | None = None,
-        *,
-        new_draft: bool = True,
-        refused_in_a_row: int = 0,
-    ) -> None:
+    def reset(self, taken: Decision | None = None, *, new_draft: bool = True, refused_in_a_row: int = 0) -> None:
         """A job has taken what `taken` counted, or all that is there. Without a new draft the past stays its past.
 
         For each job `refused_in_a_row` without hope the next waits for twice as much, unless acceptance falls. A

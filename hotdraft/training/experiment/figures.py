@@ -49,7 +49,7 @@ def figures(result: Result, reached: Sequence[Result] = ()) -> dict[str, float]:
         "gain": gain(after),
         "lost": statistics.fmean(before[domain] - after[domain] for domain in earlier) if earlier else 0.0,
         "forgotten": max(max(probes[domain] for probes in versions) - after[domain] for domain in before),
-        "worse": sum(mean < earlier for earlier, mean in itertools.pairwise(means)),
+        "worse": sum(mean < mean_before for mean_before, mean in itertools.pairwise(means)),
         "area": acceptance_rate(served),
         "tokens_per_round": sum(r["tokens"] for r in last) / sum(r["rounds"] for r in last),
         "jobs": len(result["jobs"]),

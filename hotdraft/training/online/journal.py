@@ -77,7 +77,7 @@ class JobJournal:
             "dtype": config.dtype,
             "draft_vocab_size": config.engine.draft_vocab_size,
             "held_out_fraction": config.replay.held_out_fraction,
-            "distill": config.distill.model_dump(mode="json", exclude={"trigger", "threads", "nice", "share"}),
+            "distill": config.distill.recipe(),
             "gate": config.gate.model_dump(mode="json", exclude={"wait_seconds"}),
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -94,8 +94,7 @@ def log_inputs(client: MlflowClient, run_id: str, config: HotdraftConfig, data: 
     log_params(
         client,
         run_id,
-        # Without what may change while a job is unfinished, see `journal`: a run's parameters never do.
-        config.distill.model_dump(mode="json", exclude={"trigger", "threads", "nice", "share"}),
+        config.distill.recipe(),  # a run's parameters never change
         target=config.target,
         draft=config.draft,
         dtype=config.dtype,

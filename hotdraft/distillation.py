@@ -47,7 +47,7 @@ def distill(
     ...     llm.record_to(buffer)
     ...     _ = llm.generate([f"The number after {n} is" for n in range(80)], SamplingParams(temperature=0))
     ...     llm.record_to(None)
-    ...     result = distill("smollm2", "smollm2-draft", buffer, run_dir="my-run", max_steps=20)
+    ...     result = distill("smollm2", "smollm2-draft", buffer, run_dir="my-run", max_steps=10)
     ...     if result.accepted:
     ...         swap = llm.swap(result.adapter, version=result.version)
     >>> result.version

@@ -15,7 +15,10 @@ START_SECONDS = 120.0
 
 
 class MlflowServer:
-    """MLflow's own server over a SQLite file, which keeps artifacts itself; down until `start`."""
+    """MLflow's own server over a SQLite file, which keeps artifacts itself; down until `start`.
+
+    It starts without the eight processes of its job queues, which nothing here asks for.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -36,7 +39,7 @@ class MlflowServer:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"},
+                env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
                 start_new_session=True,
             )
         wait_for("MLflow's server", self._answers, START_SECONDS)

@@ -67,7 +67,8 @@ def play(
 
     def run(case: Case, seed: int) -> Outcome:
         distill = {"max_steps": 60, "checkpoint_steps": 60, "learning_rate": 0.02, "seed": seed}
-        config: HotdraftConfig = load_config(write_config(tmp_path, distill=distill))
+        gate = {"wait_seconds": 0}  # nobody asks anything meanwhile
+        config: HotdraftConfig = load_config(write_config(tmp_path, distill=distill, gate=gate))
         return run_case(
             config, case, answered(target, RECORDED, seed, "r"), answered(target, PROBES, seed + 99, "p")
         )

@@ -36,9 +36,11 @@ from hotdraft.training.drafts.draft_init import cut_layers
 from tests.integration.adapters import write_adapter
 from tests.integration.lossless.stepping import run, swap
 
-NEW_TOKENS = 24
+NEW_TOKENS = 16
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 TOGETHER = 8
+ONE_BY_ONE = 4
+"""Prompts of the real pair that are answered alone."""
 RANK = 4
 K = int | Literal["auto"]
 COSTS = RoundCosts({1: [1.0, 1.1, 1.2, 1.3, 1.4], 8: [1.5, 1.8, 2.1, 2.4, 2.7]}, {1: 0.08, 8: 0.1})
@@ -104,7 +106,7 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Case:
     tokenizer = load_tokenizer(target)
     prompts = [
         tuple(tokenizer.apply_chat_template(prompt.messages, add_generation_prompt=True, return_dict=False))
-        for prompt in varied(TOGETHER + 4, seed=5)
+        for prompt in varied(TOGETHER + 1, seed=5)
     ]
     config = HotdraftConfig(
         target="smollm2",
@@ -210,7 +212,8 @@ def test_the_adapters_change_what_is_accepted(tiny: Case) -> None:
     [(0, 1, None), (2, TOGETHER, None), (4, 1, 8192), (4, TOGETHER, 8192), ("auto", TOGETHER, 8192)],
 )
 def test_smollm2(smollm2: Case, k: K, together: int, draft_vocab_size: int | None) -> None:
-    assert answers(smollm2, k, together, draft_vocab_size=draft_vocab_size) == smollm2.expected
+    case = smollm2 if together > 1 else dataclasses.replace(smollm2, prompts=smollm2.prompts[:ONE_BY_ONE])
+    assert answers(case, k, together, draft_vocab_size=draft_vocab_size) == smollm2.expected[: len(case.prompts)]
 
 
 @pytest.mark.slow

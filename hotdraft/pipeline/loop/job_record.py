@@ -21,6 +21,28 @@ State = Literal["running", "cancelling", "accepted", "rejected", "failed", "inte
 
 
 @dataclass(frozen=True)
+class Burst:
+    """A short job for what is new, so that the draft follows soon; what comes after it does the rest."""
+
+    steps: int
+    requests: int
+    """Newest, which it learns from; what came before is rehearsed."""
+
+
+@dataclass(frozen=True)
+class LastJob:
+    """The job that was finished last, for a trigger that was not there."""
+
+    request: str
+    """The newest request that it saw."""
+    ended_at: float
+    accepted: bool
+    refused_in_a_row: int = 0
+    """Jobs up to this one and with it, without hope: none seemed to gain."""
+    burst: bool = False
+
+
+@dataclass(frozen=True)
 class Job:
     """One run of a job. An interrupted or died one is gone on with by the next, with the same MLflow run."""
 

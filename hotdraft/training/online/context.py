@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.loop.job_record import RunningJob
-from hotdraft.pipeline.loop.trigger import Burst
+from hotdraft.pipeline.loop.job_record import Burst, RunningJob
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.fit.resume import JobInterruptedError, StopSignal

@@ -11,9 +11,8 @@ from typing import Literal
 import torch
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.loop.job_record import RunningJob
+from hotdraft.pipeline.loop.job_record import Burst, RunningJob
 from hotdraft.pipeline.loop.jobs import JobRecords
-from hotdraft.pipeline.loop.trigger import Burst
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import STORE_ONLY_ERRORS, StoreError, open_client, store_errors
 from hotdraft.pipeline.store.registry import AdapterRegistry

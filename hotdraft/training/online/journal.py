@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.loop.trigger import Burst, LastJob
+from hotdraft.pipeline.loop.job_record import Burst, LastJob
 from hotdraft.pipeline.models.loading import fingerprint
 from hotdraft.pipeline.system.json_file import BrokenFileError, read_json, write_json
 

@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 
 from hotdraft.cli import app
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.loop.trigger import Burst, Decision, DistillTrigger, LastJob
+from hotdraft.pipeline.loop.job_record import Burst, LastJob
+from hotdraft.pipeline.loop.trigger import Decision, DistillTrigger
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out
 from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample, missed
 from hotdraft.training.online.journal import JobJournal, JobState

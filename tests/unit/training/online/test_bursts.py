@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from hotdraft.pipeline.loop.job_record import Burst
 from hotdraft.pipeline.loop.jobs import JobRecords
-from hotdraft.pipeline.loop.trigger import Burst
 from hotdraft.pipeline.replay.buffer import is_held_out
 from hotdraft.pipeline.store.connection import open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry

@@ -8,8 +8,8 @@ from mlflow.exceptions import MlflowException
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import ControlFile
+from hotdraft.pipeline.loop.job_record import Burst
 from hotdraft.pipeline.loop.jobs import JobRecords
-from hotdraft.pipeline.loop.trigger import Burst
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import StoreError
 from hotdraft.pipeline.store.registry import AdapterRegistry

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hotdraft.pipeline.loop.trigger import Burst
+from hotdraft.pipeline.loop.job_record import Burst
 from hotdraft.pipeline.models.adapter_folder import AdapterBase, load_adapter
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
 from hotdraft.pipeline.replay.buffer import is_held_out

@@ -72,13 +72,13 @@ def due(config: ConfigOption, as_json: JsonOption = False) -> None:
     $ hotdraft replay due --config configs/smollm2.yaml --json
     """
     from hotdraft.pipeline.config.settings import load_config
+    from hotdraft.pipeline.loop.jobs import JobRecords
     from hotdraft.pipeline.loop.trigger import DistillTrigger
     from hotdraft.pipeline.replay.buffer import ReplayBuffer
     from hotdraft.training.batches.mixture import held_out_in_mixture
-    from hotdraft.training.online.journal import JobJournal
 
     settings = load_config(config)
-    buffer, last_job = ReplayBuffer.of(settings), JobJournal(settings).last_job()
+    buffer, last_job = ReplayBuffer.of(settings), JobRecords(settings.run_dir).last_job()
     decision = DistillTrigger(settings, buffer, last_job, held_out=held_out_in_mixture(settings)).decide()
     if as_json:
         typer.echo(json.dumps(asdict(decision), indent=2))

@@ -23,8 +23,5 @@ def examine_jobs(config: HotdraftConfig, config_path: Path) -> Iterator[Finding]
         )
     else:
         yield ok("jobs", f"job {newest.id}: {newest.state}")
-    mend = "delete the file once you have seen what is in it; nothing else needs it"
     for says in records.broken():
-        yield warning("jobs", says, mend)
-    for path in sorted((config.run_dir / "jobs").glob("*.broken")):
-        yield warning("jobs", f"{path} was broken and is set aside", mend)
+        yield warning("jobs", says, "delete the file once you have seen what is in it; nothing else needs it")

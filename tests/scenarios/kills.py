@@ -23,8 +23,10 @@ JOB_SECONDS = 180.0
 VICTIMS = (("server",), ("trainer",), ("trainer", "server"))
 """Both in turn, with `BETWEEN` seconds at most."""
 BETWEEN = 0.3
-MOMENTS = {"at any time": None, "in a job": "*/job.json", "at its verdict": "*/judged.json"}
-"""What is waited for before the calm, by the file in the folder of jobs that says so."""
+WORK = "????????-??????-??????"
+"""In the folder of jobs, what one is at work at."""
+MOMENTS = {"at any time": None, "in a job": WORK, "at its verdict": f"{WORK}/judged.json"}
+"""What is waited for before the calm, by what in the folder of jobs says so."""
 
 
 @dataclass

@@ -2,12 +2,15 @@
 
 import logging
 import math
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Literal, Self
+from typing import IO, Annotated, Literal, Self
+
+from pydantic import Field
 
 from hotdraft.pipeline.system.json_file import write_json
 
@@ -18,11 +21,50 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 Origin = Literal["loop", "command", "api"]
 """`distill --follow`, a command of a person or a scheduler, or a request to the server."""
 State = Literal["running", "cancelling", "accepted", "rejected", "failed", "interrupted", "cancelled", "died"]
+VERDICTS = ("accepted", "rejected")
+
+
+@dataclass(frozen=True)
+class Burst:
+    """A short job for what is new, so that the draft follows soon; what comes after it does the rest."""
+
+    steps: int
+    requests: int
+    """Newest, which it learns from; what came before is rehearsed."""
+
+
+@dataclass(frozen=True)
+class JobWork:
+    """What a job learns from, which one that goes on with it must not decide again."""
+
+    id: Annotated[str, Field(pattern=r"^\d{8}-\d{6}-[0-9a-f]{6}$")]
+    """Of the job that began it: its folder is `<run_dir>/jobs/<id>`."""
+    recipe: str
+    """Digest of all that decides what the job learns from and is judged by."""
+    last_request: str
+    """The newest request that it knows; later ones belong to the next job."""
+    parent_version: int
+    burst: Burst | None = None
+    attempts: int = 0
+    """Times it was begun since it last got on well."""
+
+
+@dataclass(frozen=True)
+class LastJob:
+    """The job that was finished last, for a trigger that was not there."""
+
+    request: str
+    """The newest request that it saw."""
+    ended_at: float
+    accepted: bool
+    refused_in_a_row: int = 0
+    """Jobs up to this one and with it, without hope: none seemed to gain."""
+    burst: bool = False
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a job. An interrupted or died one is gone on with by the next, with the same MLflow run."""
+    """One run of a job. The work of an interrupted or died one is gone on with by the next."""
 
     id: str
     origin: Origin
@@ -38,6 +80,10 @@ class Job:
     """The MLflow run."""
     metrics: dict[str, float] = field(default_factory=dict)
     """What the gate and the training measured."""
+    refused_in_a_row: int = 0
+    """See `LastJob`."""
+    work: JobWork | None = None
+    """The newest record that names one says how that stands."""
 
 
 class RunningJob:
@@ -64,6 +110,22 @@ class RunningJob:
         return self._job
 
     @property
+    def work(self) -> JobWork:
+        """What it works at, once that is on record."""
+        assert self._job.work is not None
+        return self._job.work
+
+    @property
+    def work_folder(self) -> Path:
+        return self._folder.parent / self.work.id
+
+    @property
+    def run_id(self) -> str:
+        """Its MLflow run, once that is on record."""
+        assert self._job.run_id is not None
+        return self._job.run_id
+
+    @property
     def is_cancelled(self) -> bool:
         """Whether somebody asked for its end."""
         return (self._folder / f"{self.id}.cancel").exists()
@@ -77,10 +139,15 @@ class RunningJob:
         """Leave the job to the process that inherited its lock."""
         self._close_lock()
 
-    def note_run(self, run_id: str) -> None:
-        """Put the MLflow run on record."""
-        self._job = replace(self._job, run_id=run_id)
+    def note(self, work: JobWork | None = None, run_id: str | None = None) -> None:
+        """Put on record what the job works at, and its MLflow run; None leaves what is there."""
+        self._job = replace(self._job, work=work or self._job.work, run_id=run_id or self._job.run_id)
         self.write()
+
+    def leftovers(self) -> list[Path]:
+        """Folders of work that no job goes on with, now that this one is on record."""
+        folders = self._folder.parent.glob("????????-??????-??????")
+        return [folder for folder in folders if folder != self.work_folder]
 
     def end(
         self,
@@ -89,8 +156,9 @@ class RunningJob:
         *,
         version: int | None = None,
         metrics: Mapping[str, float] | None = None,
+        refused_in_a_row: int = 0,
     ) -> None:
-        """Put the job's end on record, `reason` in one line."""
+        """Put the job's end on record, `reason` in one line. Its work goes, unless it failed or was interrupted."""
         self._job = replace(
             self._job,
             state=state,
@@ -98,8 +166,11 @@ class RunningJob:
             ended_at=time.time(),
             version=version,
             metrics={name: value for name, value in (metrics or {}).items() if math.isfinite(value)},
+            refused_in_a_row=refused_in_a_row,
         )
         self.write()
+        if self._job.work is not None and state not in ("failed", "interrupted"):
+            shutil.rmtree(self.work_folder, ignore_errors=True)
         self._close_lock()
         for suffix in ("lock", "cancel"):
             (self._folder / f"{self.id}.{suffix}").unlink(missing_ok=True)

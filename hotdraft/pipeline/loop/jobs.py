@@ -5,6 +5,9 @@ beside it, which the kernel frees when the process ends, however it ends: a reco
 `running` without the lock is of a job that died. While one is held, no other job begins. The file
 `<id>.cancel` asks a job to end, and may be written by any process that shares the folder. What a job says
 is in `<run_dir>/jobs/logs/<id>.log`.
+
+What it works at lies in `<run_dir>/jobs/<id>` until there is a verdict. A job that goes on with another names the
+same work in its own record, by one write: the newest record that names one owns it, and says how it stands.
 """
 
 import fcntl
@@ -18,7 +21,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from hotdraft.pipeline.loop.job_record import Job, Origin, RunningJob
+from hotdraft.pipeline.loop.job_record import VERDICTS, Job, LastJob, Origin, RunningJob
 from hotdraft.pipeline.system.json_file import BrokenFileError, read_json
 from hotdraft.pipeline.system.log_tail import log_tail
 
@@ -74,6 +77,21 @@ class JobRecords:
     def running(self) -> Job | None:
         """The job that runs now, in whatever process."""
         return next((job for job in self.jobs() if job.state in ("running", "cancelling")), None)
+
+    def unfinished(self) -> Job | None:
+        """The job whose work waits for the next one, if any does."""
+        job = next((job for job in self.jobs() if job.work is not None), None)
+        if job is None or job.work is None or job.state in (*VERDICTS, "cancelled"):
+            return None
+        return job if (self._folder.parent / job.work.id).is_dir() else None
+
+    def last_job(self) -> LastJob | None:
+        """The job that was finished last."""
+        for job in self.jobs():
+            if job.work is not None and job.ended_at is not None and job.state in VERDICTS:
+                accepted, is_burst = job.state == "accepted", job.work.burst is not None
+                return LastJob(job.work.last_request, job.ended_at, accepted, job.refused_in_a_row, is_burst)
+        return None
 
     def begin(self, origin: Origin) -> RunningJob:
         """Put a new job on record. Raises `JobRunningError` if one runs."""
@@ -166,8 +184,12 @@ class JobRecords:
         return False
 
     def _forget_oldest(self) -> None:
+        """But not what is unfinished, nor the job that was finished last."""
+        worked = [job for job in self.jobs() if job.work is not None]
+        finished = [job for job in worked if job.state in VERDICTS]
+        kept = {job.id for job in (*worked[:1], *finished[:1])}
         ids = sorted((path.stem for path in self._folder.glob("*.json")), reverse=True)
-        for job_id in ids[MAX_RECORDS - 1 :]:
+        for job_id in set(ids[MAX_RECORDS - 1 :]) - kept:
             for suffix in ("json", "lock", "cancel"):
                 self._path(job_id, suffix).unlink(missing_ok=True)
             self.log_path(job_id).unlink(missing_ok=True)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.loop.job_record import Burst, LastJob
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.replay.index import held_out
 
@@ -23,15 +24,6 @@ MOST_PATIENCE = 8
 """Where jobs are refused again and again the draft is as good as it gets, and none comes sooner than this says."""
 DRIFT_SPAN = 20
 """How many times the requests that a drift is told by are looked at: one that lasts longer was acted on before."""
-
-
-@dataclass(frozen=True)
-class Burst:
-    """A short job for what is new, so that the draft follows soon; what comes after it does the rest."""
-
-    steps: int
-    requests: int
-    """Newest, which it learns from; what came before is rehearsed."""
 
 
 @dataclass(frozen=True)
@@ -46,19 +38,6 @@ class Decision:
     """Whether a job would find anything new, and the gate enough to judge by, whether or not one is due."""
     burst: Burst | None = None
     """What the job should be; None: as any."""
-
-
-@dataclass(frozen=True)
-class LastJob:
-    """The job that was finished last, for a trigger that was not there."""
-
-    request: str
-    """The newest request that it saw."""
-    ended_at: float
-    accepted: bool
-    refused_in_a_row: int = 0
-    """Jobs up to this one and with it, without hope: none seemed to gain."""
-    burst: bool = False
 
 
 class DistillTrigger:

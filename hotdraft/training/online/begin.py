@@ -1,6 +1,7 @@
 """The second stage of a job: begin it, or go on with one that was not finished; and its run in MLflow."""
 
 import logging
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -8,6 +9,7 @@ from dataclasses import replace
 from mlflow import MlflowClient
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.loop.job_record import Burst, JobWork
 from hotdraft.pipeline.store.connection import (
     STORE_ERRORS,
     STORE_ONLY_ERRORS,
@@ -17,8 +19,8 @@ from hotdraft.pipeline.store.connection import (
 )
 from hotdraft.training.fit.resume import JobInterruptedError
 from hotdraft.training.online.context import JobContext
-from hotdraft.training.online.journal import JobState
 from hotdraft.training.online.recorded import Recorded
+from hotdraft.training.online.unfinished import recipe
 
 logger = logging.getLogger(__name__)
 
@@ -26,51 +28,36 @@ JOB_TAG = "hotdraft.job"
 """Of a run: the job that made it."""
 
 
-def take_up(context: JobContext) -> JobState | None:
-    """The job to go on with. Those that are not to be gone on with are dropped, and their runs ended."""
-    client, config, journal = open_client(context.config), context.config, context.journal
-    for dropped in journal.drop_given_up():
-        _end_run(client, dropped.run_id or _run_of(client, config, dropped.job_id))
-    for folder in journal.leftovers():
-        _end_run(client, _run_of(client, config, folder.name))
-        journal.remove(folder)
-    return journal.unfinished()
-
-
-def begin(context: JobContext, recorded: Recorded, unfinished: JobState | None) -> JobState:
-    """The `unfinished` job, or a new one, on disk and with its run."""
-    journal, client = context.journal, open_client(context.config)
-    state = unfinished or JobState(
-        job_id=context.job.id,
-        recipe=journal.recipe,
-        last_request=recorded.last_request,
-        parent_version=context.registry.champion(),
-        run_id="",
-        burst=context.burst,
-    )
-    journal.save(replace(state, attempts=state.attempts + 1))
-    if not state.run_id:  # made once the job is known: whoever finds the one ends or takes over the other
-        state = replace(state, run_id=_open_run(client, context.config, state.job_id))
-        journal.save(replace(state, attempts=state.attempts + 1))
-    context.job.note_run(state.run_id)
+def begin(context: JobContext, recorded: Recorded, burst: Burst | None) -> None:
+    """Put on record what the job works at, unless it goes on with another, and its run; sweep what others left."""
+    job, config, client = context.job, context.config, open_client(context.config)
+    if (work := job.job.work) is None:
+        (config.run_dir / "jobs" / job.id).mkdir()
+        work = JobWork(job.id, recipe(config), recorded.last_request, context.registry.champion(), burst)
+        job.note(work)  # before there is a run: whoever finds the one ends or takes over the other
+    for folder in job.leftovers():
+        if (left_running := _run_of(client, config, folder.name)) is not None:
+            _end_run(client, left_running)
+        shutil.rmtree(folder)
+    run_id = job.job.run_id or _open_run(client, config, work.id)
+    job.note(replace(work, attempts=work.attempts + 1), run_id)
     logger.info(
         "job %s: %d requests to learn from, %d to be judged by, version %d to be beaten",
-        state.job_id, len(recorded.data.train_rows), len(recorded.held_out), state.parent_version,
+        work.id, len(recorded.data.train_rows), len(recorded.held_out), work.parent_version,
     )  # fmt: skip
-    return state
 
 
 @contextmanager
-def kept_or_dropped(context: JobContext, state: JobState) -> Iterator[None]:
-    """A job that is stopped within, or whose store fails, is kept for the next; what is dropped is forgotten."""
+def kept_or_dropped(context: JobContext) -> Iterator[None]:
+    """A job that is stopped within, or whose store fails, is kept for the next, unless it is to be dropped."""
     try:
         yield
     except (JobInterruptedError, *STORE_ONLY_ERRORS):
+        job = context.job
         if (dropped := context.interruption.dropped) is not None:
-            context.journal.drop(state)
-            _end_run(open_client(context.config), state.run_id)
+            _end_run(open_client(context.config), job.run_id)
             raise dropped from None
-        context.journal.save(replace(state, attempts=0))
+        job.note(replace(job.work, attempts=0))
         raise
 
 
@@ -89,10 +76,8 @@ def _run_of(client: MlflowClient, config: HotdraftConfig, job_id: str) -> str | 
     return found[0].info.run_id if found else None
 
 
-def _end_run(client: MlflowClient, run_id: str | None) -> None:
+def _end_run(client: MlflowClient, run_id: str) -> None:
     """Of a job that was dropped."""
-    if run_id is None:
-        return
     try:
         client.set_terminated(run_id, status="KILLED")
     except STORE_ERRORS as error:

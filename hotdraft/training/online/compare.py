@@ -13,7 +13,6 @@ from hotdraft.training.judging.evidence import GateEvidence, VersionScores
 from hotdraft.training.judging.gate import refused
 from hotdraft.training.online.contest import contest
 from hotdraft.training.online.context import JobContext
-from hotdraft.training.online.journal import JobState
 from hotdraft.training.online.newcomers import Newcomers
 from hotdraft.training.online.publish import Judged, window_tags
 from hotdraft.training.online.recorded import Recorded
@@ -23,17 +22,17 @@ from hotdraft.training.scoring.evaluate import by_request
 logger = logging.getLogger(__name__)
 
 
-def compare(context: JobContext, recorded: Recorded, state: JobState, trained: Trained) -> Judged:
+def compare(context: JobContext, recorded: Recorded, trained: Trained) -> Judged:
     """The verdict on the best of the candidates, and what it rests on is kept in the job's folder."""
     verdict = refused(trained.refusal, len(recorded.held_out))
     judged = Judged(verdict, {**trained.metrics}, window_tags(recorded.data.train_rows), None, time.time())
     if not trained.candidates:
         return judged
     judged.tags["parent"] = str(trained.candidates[0].card.parent_version)
-    samples, mix = _asked(context, recorded, state)
+    samples, mix = _asked(context, recorded)
     known = context.resident.scores
     scores = VersionScores(trained.draft, context.registry, context.config.distill, samples, known)
-    folder = context.journal.job_folder(state)
+    folder = context.job.work_folder
     for evidence in _evidence(context, trained, samples, mix):
         judged = contest(judged, evidence, scores, folder, context.registry, context.config)
         if not judged.verdict.loses:
@@ -43,13 +42,12 @@ def compare(context: JobContext, recorded: Recorded, state: JobState, trained: T
     return judged
 
 
-def _asked(
-    context: JobContext, recorded: Recorded, state: JobState
-) -> tuple[list[ReplaySample], Mapping[str, float]]:
+def _asked(context: JobContext, recorded: Recorded) -> tuple[list[ReplaySample], Mapping[str, float]]:
     """The held-out requests and those that came since the job began, and today's mix."""
-    newcomers = Newcomers(context.buffer, recorded.data, state.last_request, context.config)
+    work = context.job.work
+    newcomers = Newcomers(context.buffer, recorded.data, work.last_request, context.config)
     fresh, mix = newcomers.wait(recorded.held_out, context.interruption)
-    logger.info("job %s: judged by %d requests more, which came since", state.job_id, len(fresh))
+    logger.info("job %s: judged by %d requests more, which came since", work.id, len(fresh))
     return [*recorded.held_out, *fresh], mix
 
 

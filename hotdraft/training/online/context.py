@@ -5,13 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.loop.job_record import RunningJob
-from hotdraft.pipeline.loop.trigger import Burst
+from hotdraft.pipeline.loop.job_record import Burst, RunningJob
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.fit.resume import JobInterruptedError, StopSignal
 from hotdraft.training.judging.resident import Resident
-from hotdraft.training.online.journal import JobJournal
 
 
 class JobError(ValueError):
@@ -67,20 +65,17 @@ class JobContext:
     config: HotdraftConfig
     buffer: ReplayBuffer
     registry: AdapterRegistry
-    journal: JobJournal
     job: RunningJob
     """As it stands on record."""
     interruption: Interruption
     progress: bool
     """Whether to draw a bar."""
     resident: Resident
-    burst: Burst | None = None
-    """What the job is; None: what the configuration says."""
 
     def being(self, burst: Burst | None) -> Self:
-        """The same for a job that is a `burst`."""
+        """The same for a job that is a `burst`; None: one that the configuration says."""
         if burst is None:
             return self
         narrow = {"max_steps": burst.steps, "window_requests": burst.requests, "mix_requests": burst.requests}
         distill = self.config.distill.model_copy(update=narrow)
-        return replace(self, config=self.config.model_copy(update={"distill": distill}), burst=burst)
+        return replace(self, config=self.config.model_copy(update={"distill": distill}))

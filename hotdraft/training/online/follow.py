@@ -15,7 +15,7 @@ from hotdraft.training.fit.resume import JobInterruptedError, StopSignal
 from hotdraft.training.judging.resident import Resident
 from hotdraft.training.online.context import JobCancelledError, JobError, JobGaveWayError
 from hotdraft.training.online.job import run_job
-from hotdraft.training.online.journal import JobJournal
+from hotdraft.training.online.unfinished import unfinished
 
 logger = logging.getLogger(__name__)
 
@@ -58,16 +58,15 @@ class _Follower:
         self._registry = AdapterRegistry(config)
         self._controls = ControlFile(config.run_dir)
         self._records = JobRecords(config.run_dir)
-        self._journal = JobJournal(config)
         self._resident = Resident()
         self._enabled = True
-        self._learned = self._journal.last_job()
+        self._learned = self._records.last_job()
         self._trigger = DistillTrigger(config, self._buffer, self._learned, held_out=held_out_in_mixture(config))
-        self._unfinished = self._journal.unfinished() is not None
+        self._unfinished = unfinished(self._records, config) is not None
 
     def turn(self, stop: StopEvent) -> None:
         """Run a job if one is due. Raises `JobInterruptedError` if `stop` ended it, and `StoreError`."""
-        last = self._journal.last_job()
+        last = self._records.last_job()
         if last is not None and last != self._learned:  # a job by hand has taken what is there
             self._unfinished = False
             self._reset(new_draft=last.accepted)
@@ -94,7 +93,7 @@ class _Follower:
                 urgent=None if decision.burst else self._trigger.urgent,
             )
         except StoreError:
-            self._unfinished = self._journal.unfinished() is not None
+            self._unfinished = unfinished(self._records, self._config) is not None
             raise
         except JobGaveWayError as way:
             logger.info("job %s %s", job.id, way)
@@ -108,7 +107,7 @@ class _Follower:
         self._reset(decision, new_draft=accepted)
 
     def _reset(self, taken: Decision | None = None, *, new_draft: bool) -> None:
-        self._learned = self._journal.last_job()
+        self._learned = self._records.last_job()
         refused = 0 if self._learned is None else self._learned.refused_in_a_row
         self._trigger.reset(taken, new_draft=new_draft, refused_in_a_row=refused)
 

@@ -11,9 +11,8 @@ from typing import Literal
 import torch
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.loop.job_record import RunningJob
+from hotdraft.pipeline.loop.job_record import Burst, RunningJob
 from hotdraft.pipeline.loop.jobs import JobRecords
-from hotdraft.pipeline.loop.trigger import Burst
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import STORE_ONLY_ERRORS, StoreError, open_client, store_errors
 from hotdraft.pipeline.store.registry import AdapterRegistry
@@ -21,14 +20,14 @@ from hotdraft.pipeline.system.json_file import BrokenFileError
 from hotdraft.training.fit.resume import JobInterruptedError, StopSignal
 from hotdraft.training.judging.gate import Verdict
 from hotdraft.training.judging.resident import Resident
-from hotdraft.training.online.begin import begin, kept_or_dropped, take_up
+from hotdraft.training.online.begin import begin, kept_or_dropped
 from hotdraft.training.online.compare import compare
 from hotdraft.training.online.context import Interruption, JobCancelledError, JobContext, Urgent
-from hotdraft.training.online.journal import JobJournal, JobState
 from hotdraft.training.online.offer import offer
 from hotdraft.training.online.publish import Judged, log_inputs
 from hotdraft.training.online.recorded import open_recorded
 from hotdraft.training.online.train import train_candidates
+from hotdraft.training.online.unfinished import unfinished
 from hotdraft.training.online.unproven import Unproven
 
 logger = logging.getLogger(__name__)
@@ -77,46 +76,45 @@ def run_job(
         torch.set_num_threads(config.distill.threads)
     with job or JobRecords(config.run_dir).begin("command") as job, _interruption_on_record(job):
         began = time.monotonic()
-        journal = JobJournal(config)
         interruption, resident = Interruption(job, stop, urgent), resident or Resident()
-        context = JobContext(config, buffer, registry, journal, job, interruption, progress, resident)
+        context = JobContext(config, buffer, registry, job, interruption, progress, resident)
         with store_errors(config):
             registry.champion()  # no job trains that could not be told of
-        state, judged = _judged(context, burst)
+        judged = _judged(context, burst)
         with store_errors(config):
-            version, judged = offer(judged, state.run_id, journal.job_folder(state), config, registry)
-        Unproven(config.run_dir).settle(judged, journal.job_folder(state))
-        journal.finish(state, accepted=judged.verdict.accepted, hopeless=judged.verdict.is_hopeless)
-        result = JobResult(version, judged.verdict, judged.metrics, state.run_id, time.monotonic() - began)
-        verdict = result.verdict
+            version, judged = offer(judged, job.run_id, job.work_folder, config, registry)
+        Unproven(config.run_dir).settle(judged, job.work_folder)
+        verdict, last = judged.verdict, JobRecords(config.run_dir).last_job()
+        refused = 1 + (0 if last is None else last.refused_in_a_row) if verdict.is_hopeless else 0
+        result = JobResult(version, verdict, judged.metrics, job.run_id, time.monotonic() - began)
         outcome: Literal["accepted", "rejected"] = "accepted" if verdict.accepted else "rejected"
         logger.info("version %s %s after %.0f s: %s", version, outcome, result.seconds, verdict.reason)
-        job.end(outcome, verdict.reason, version=version, metrics=result.metrics)
+        job.end(outcome, verdict.reason, version=version, metrics=result.metrics, refused_in_a_row=refused)
         return result
 
 
-def _judged(context: JobContext, burst: Burst | None) -> tuple[JobState, Judged]:
-    """The job to publish: an unfinished one if there is, which may have come to its verdict before."""
-    journal = context.journal
-    unfinished = take_up(context)
-    if unfinished is not None and (judged := _verdict_in(journal.job_folder(unfinished))) is not None:
-        context.job.note_run(unfinished.run_id)
-        return unfinished, judged
-    context = context.being(burst if unfinished is None else unfinished.burst)
-    config = context.config
+def _judged(context: JobContext, burst: Burst | None) -> Judged:
+    """The verdict to publish: of an unfinished job if there is one, which may have come to it before."""
+    job, config = context.job, context.config
+    if (former := unfinished(JobRecords(config.run_dir), config)) is not None:
+        job.note(former.work, former.run_id)
+        if former.run_id is not None and (judged := _verdict_in(job.work_folder)) is not None:
+            return judged
+        burst = job.work.burst
     began, cpu_began = time.monotonic(), time.process_time()
+    narrow = context.being(burst)
     with store_errors(config, STORE_ONLY_ERRORS):
-        recorded = open_recorded(context, unfinished)
-        state = begin(context, recorded, unfinished)
-        with kept_or_dropped(context, state):
-            log_inputs(open_client(config), state.run_id, config, recorded.data)
-            trained = train_candidates(context, recorded, state)
-            judged = compare(context, recorded, state, trained)
+        recorded = open_recorded(narrow)
+        begin(context, recorded, burst)
+        with kept_or_dropped(context):
+            log_inputs(open_client(config), job.run_id, narrow.config, recorded.data)
+            trained = train_candidates(narrow, recorded)
+            judged = compare(narrow, recorded, trained)
     spent = {"job_seconds": time.monotonic() - began, "cpu_seconds": time.process_time() - cpu_began}
     judged = replace(judged, metrics=judged.metrics | spent, at=time.time())
-    judged.save(journal.job_folder(state))
-    journal.save(replace(state, attempts=0))
-    return state, judged
+    judged.save(job.work_folder)
+    job.note(replace(job.work, attempts=0))
+    return judged
 
 
 @contextmanager

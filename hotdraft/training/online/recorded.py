@@ -9,7 +9,6 @@ from hotdraft.training.batches.pools import mix_of
 from hotdraft.training.batches.replay_data import ReplayDataModule
 from hotdraft.training.drafts.model_size import read_config
 from hotdraft.training.online.context import JobContext, JobError
-from hotdraft.training.online.journal import JobState
 
 
 @dataclass(frozen=True)
@@ -21,13 +20,13 @@ class Recorded:
     """The newest that the job knows."""
 
 
-def open_recorded(context: JobContext, unfinished: JobState | None) -> Recorded:
-    """What a new job learns from and is judged by, or what the `unfinished` one did. Raises `JobError`."""
+def open_recorded(context: JobContext) -> Recorded:
+    """What the job learns from and is judged by, as did one that it goes on with. Raises `JobError`."""
     config, rows = context.config, context.buffer.rows()
     if not len(rows):
         raise JobError("the replay buffer is empty: let traffic pass through `hotdraft serve` first")
-    if unfinished is not None:
-        rows = rows.up_to(unfinished.last_request)
+    if (work := context.job.job.work) is not None:
+        rows = rows.up_to(work.last_request)
     mixture = None if config.draft is None else read_mixture(config.draft)
     if mixture is not None:
         rows = rows.following(mixture)

@@ -17,7 +17,6 @@ from hotdraft.training.judging.parent import initial_adapter, with_parent
 from hotdraft.training.judging.served_check import UnlikeServedError, check_served, checkable
 from hotdraft.training.judging.served_draft import ServedDraft
 from hotdraft.training.online.context import JobContext, JobError
-from hotdraft.training.online.journal import JobState
 from hotdraft.training.online.recorded import Recorded
 from hotdraft.training.online.unproven import Unproven
 from hotdraft.training.scoring.evaluate import by_request
@@ -37,16 +36,16 @@ class Trained:
     """Why there are none."""
 
 
-def train_candidates(context: JobContext, recorded: Recorded, state: JobState) -> Trained:
+def train_candidates(context: JobContext, recorded: Recorded) -> Trained:
     """Raises `JobError` for a draft that cannot be improved, and `JobInterruptedError`."""
-    config, interruption = context.config, context.interruption
+    config, interruption, champion = context.config, context.interruption, context.job.work.parent_version
     lightning.seed_everything(config.distill.seed, verbose=False)
     interruption.check("the draft was loaded")
     if config.draft is None:
         raise JobError("the configuration names no draft to improve")
-    draft = with_parent(context.resident.draft(config.draft, config), context.registry, state.parent_version)
+    draft = with_parent(context.resident.draft(config.draft, config), context.registry, champion)
     interruption.check("the champion was judged")
-    serving = 0 if draft.parent is None else state.parent_version
+    serving = 0 if draft.parent is None else champion
     scores = VersionScores(draft, context.registry, config.distill, recorded.held_out, context.resident.scores)
     checked = checkable(recorded.held_out, serving)
     chances = draft.chances(draft.parent, checked, config.distill.batch_tokens)
@@ -60,20 +59,20 @@ def train_candidates(context: JobContext, recorded: Recorded, state: JobState) -
     }
     try:
         check_served(checked, chances, serving)
-        offered = _candidates(context, recorded, state, draft, metrics)
+        offered = _candidates(context, recorded, draft, metrics)
     except (UnlikeServedError, NonFiniteLossError, AdapterError) as error:
         return Trained(draft, metrics, (), str(error))
     return Trained(draft, metrics, offered)
 
 
 def _candidates(
-    context: JobContext, recorded: Recorded, state: JobState, draft: ServedDraft, metrics: dict[str, float]
+    context: JobContext, recorded: Recorded, draft: ServedDraft, metrics: dict[str, float]
 ) -> list[Candidate]:
     """What came of training, which adds to `metrics`."""
-    distill, data, folder = context.config.distill, recorded.data, context.journal.job_folder(state)
+    distill, data, job = context.config.distill, recorded.data, context.job
     context.interruption.check("training began")
     quantization = resolve_quantization(distill.quantization, draft.base)
-    unproven = Unproven(context.config.run_dir).beside(state.parent_version, draft)
+    unproven = Unproven(context.config.run_dir).beside(job.work.parent_version, draft)
     initial = initial_adapter(draft, unproven, distill, quantization)
     model = build_lora(draft.base, distill.lora, quantization, initial=initial)
     start = copy_trainable(model)
@@ -81,11 +80,12 @@ def _candidates(
     if distill.older_targets == "champion":
         data.rehearse(partial(rehearsed, draft.model(draft.parent), top_k=context.config.recorder.top_k))
     uri, stop = context.config.tracking_uri, context.interruption
-    place = RunPlace(uri, state.run_id, folder / "checkpoints", context.progress, stop)
+    place = RunPlace(uri, job.run_id, job.work_folder / "checkpoints", context.progress, stop)
     options = FitOptions(vocabulary=draft.covered(ranking), share=distill.share)
     metrics |= train(model, data, distill, place, options)
     context.interruption.check("the candidates were judged")
     context.interruption.trained()
-    parent = 0 if initial is None else state.parent_version
+    parent = 0 if initial is None else job.work.parent_version
     card = card_of(draft.base, draft.fingerprint, distill.lora, quantization, data.train_rows, parent)
-    return candidates(model, start, draft, card, ranking, recorded.held_out[-1], distill.blends, folder)
+    sample = recorded.held_out[-1]
+    return candidates(model, start, draft, card, ranking, sample, distill.blends, job.work_folder)

@@ -16,6 +16,7 @@ from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from tests.integration.processes import WORDS, Answer, Server, Trickle, acceptance_rate, is_running, kill, wait_for
+from tests.scenarios.kills import WORK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -135,13 +136,13 @@ def test_serving_outlives_its_trainer_and_the_job_is_finished(server: Server, co
     assert trainer is not None
     server.ask_many(SECOND)
     with Trickle(server, first=3000, pause=0.2) as trickle:
-        [job] = wait_for("a second job", lambda: list((config.run_dir / "jobs").glob("*/job.json")), 60)
+        [job] = wait_for("a second job", lambda: list((config.run_dir / "jobs").glob(WORK)), 60)
         kill(trainer)
         wait_for("the trainer's end", lambda: not is_running(trainer))
-        assert job.is_file()
+        assert job.is_dir()
         wait_for("a new trainer", lambda: server.metric("hotdraft_trainer_restarts_total") >= 1, 30)
         answered = len(trickle.answers)
-        wait_for("the rest of the job", lambda: not job.is_file(), 90)
+        wait_for("the rest of the job", lambda: not job.exists(), 90)
     assert not trickle.failures
     assert len(trickle.answers) > answered > 0
     assert server.trainer_pid() != trainer

@@ -6,7 +6,6 @@ They run in threads, as they touch the disk and MLflow, and never wait for eithe
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 
 from fastapi import APIRouter, Request
 from starlette.convertors import register_url_convertor
@@ -136,7 +135,7 @@ def _add_job_routes(
     def show_job(job_id: JobId) -> JobDetail:
         """One job, with the last lines it logged."""
         with _answered("the run directory"):
-            return JobDetail(**asdict(records.get(job_id)), log_tail=records.log_tail(job_id))
+            return JobDetail(**vars(records.get(job_id)), log_tail=records.log_tail(job_id))
 
     @router.delete("/jobs/{job_id}", status_code=202, responses=error_responses(404, 409, 503))
     def cancel(job_id: JobId) -> Job:

@@ -8,10 +8,11 @@ from typer.testing import CliRunner
 
 from hotdraft.cli import app
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.loop.trigger import Burst, Decision, DistillTrigger, LastJob
+from hotdraft.pipeline.loop.job_record import Burst, JobWork, LastJob
+from hotdraft.pipeline.loop.jobs import JobRecords
+from hotdraft.pipeline.loop.trigger import Decision, DistillTrigger
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out
 from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample, missed
-from hotdraft.training.online.journal import JobJournal, JobState
 
 FRACTION = 0.2
 
@@ -308,10 +309,9 @@ def test_the_command_decides_as_the_trainer_beside_the_server_would(config, buff
     buffer.append(samples(0, 30))
     assert decision() == asdict(DistillTrigger(config, buffer).decide())
     assert decision()["due"], "asking changes nothing"
-    journal = JobJournal(config)
-    state = JobState("job", journal.recipe, last_request="r29", parent_version=0, run_id="run")
-    journal.save(state)
-    journal.finish(state, accepted=True)
+    with JobRecords(config.run_dir).begin("loop") as job:
+        job.note(JobWork(job.id, "recipe", last_request="r29", parent_version=0))
+        job.end("accepted", "better")
     assert decision() == {
         "due": False,
         "reason": "waiting: 0 of 10 new requests, 0 of 30 newly missed tokens",

@@ -13,7 +13,7 @@ from mlflow.exceptions import MlflowException
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import ControlFile, Controls
-from hotdraft.pipeline.loop.job_record import Job
+from hotdraft.pipeline.loop.job_record import Burst, Job, JobWork
 from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.pipeline.store.connection import experiment_id, open_client
 from hotdraft.pipeline.store.lineage import Lineage
@@ -177,8 +177,11 @@ def test_jobs_are_started_watched_and_cancelled(client, records):
 
 def test_jobs_that_ended_or_never_were(client, records):
     with records.begin("loop") as job:
+        job.note(JobWork(job.id, "recipe", last_request="r9", parent_version=0, burst=Burst(7, 12)))
         job.end("accepted", "better", version=1, metrics={"gain": 0.1})
     shown = client.get(f"/admin/jobs/{job.id}").json()
+    assert client.get("/admin/jobs").json() == {"jobs": [{k: v for k, v in shown.items() if k != "log_tail"}]}
+    assert (shown["work"]["last_request"], shown["work"]["burst"]) == ("r9", {"steps": 7, "requests": 12})
     assert (shown["state"], shown["version"], shown["metrics"]) == ("accepted", 1, {"gain": 0.1})
     assert error(client.delete(f"/admin/jobs/{job.id}"))[0] == 409
     for wrong in ("nothing", "%00", "..", "ü"):

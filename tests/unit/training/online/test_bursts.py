@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from hotdraft.pipeline.loop.job_record import Burst
 from hotdraft.pipeline.loop.jobs import JobRecords
-from hotdraft.pipeline.loop.trigger import Burst
 from hotdraft.pipeline.replay.buffer import is_held_out
 from hotdraft.pipeline.store.connection import open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry
@@ -12,7 +12,6 @@ from hotdraft.training.fit.resume import JobInterruptedError
 from hotdraft.training.judging.served_draft import ServedDraft
 from hotdraft.training.online.context import JobGaveWayError
 from hotdraft.training.online.job import run_job
-from hotdraft.training.online.journal import JobJournal
 from tests.unit.training.online.jobs import StopAfter, with_distill
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -30,7 +29,7 @@ def test_a_burst_that_was_stopped_is_gone_on_with_as_that_burst(config, buffer, 
     registry = AdapterRegistry(config)
     with pytest.raises(JobInterruptedError):
         run_job(config, buffer=buffer, registry=registry, stop=StopAfter(6), burst=Burst(7, 12))
-    assert JobJournal(config).unfinished().burst == Burst(7, 12)
+    assert JobRecords(config.run_dir).unfinished().work.burst == Burst(7, 12)
     result = run_job(config, buffer=buffer, registry=registry)
     assert result.metrics["steps"] == 7
     params = open_client(config).get_run(result.run_id).data.params
@@ -50,7 +49,7 @@ def test_a_job_that_gives_way_is_dropped_and_one_that_is_trained_does_not(config
     [job] = JobRecords(config.run_dir).jobs()
     assert (job.state, job.reason) == ("cancelled", "gave way: something new")
     assert open_client(config).get_run(job.run_id).info.status == "KILLED"
-    assert JobJournal(config).unfinished() is None
+    assert JobRecords(config.run_dir).unfinished() is None
     asked.extend(10 * [True])
     run_job(config, buffer=buffer, registry=registry, urgent=urgent)
     steps, stages = 40, 4

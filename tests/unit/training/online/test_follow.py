@@ -8,8 +8,8 @@ from mlflow.exceptions import MlflowException
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import ControlFile
+from hotdraft.pipeline.loop.job_record import Burst, JobWork
 from hotdraft.pipeline.loop.jobs import JobRecords
-from hotdraft.pipeline.loop.trigger import Burst
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import StoreError
 from hotdraft.pipeline.store.registry import AdapterRegistry
@@ -17,7 +17,6 @@ from hotdraft.training.fit.resume import JobInterruptedError
 from hotdraft.training.online import follow as follow_module
 from hotdraft.training.online.context import JobCancelledError, JobError, JobGaveWayError
 from hotdraft.training.online.follow import follow
-from hotdraft.training.online.journal import JobJournal
 
 
 @pytest.fixture
@@ -167,12 +166,12 @@ def test_a_job_of_another_process_is_waited_for_and_takes_what_was_due(config, j
 
     def finish():
         assert jobs.count == 0
-        (config.run_dir / "jobs" / "last.json").write_text('{"last_request": "r19"}')
+        running.note(JobWork(running.id, "recipe", last_request="r19", parent_version=0))
         running.end("accepted", "better")
 
     follow(config, Watch(20, 10, finish))
     assert jobs.count == 0
-    assert JobJournal(config).last_job().request == "r19"
+    assert JobRecords(config.run_dir).last_job().request == "r19"
 
 
 def test_a_cancelled_job_of_another_process_leaves_its_traffic_to_the_loop(config, jobs, make_llama, serve):

@@ -9,36 +9,48 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from hotdraft.pipeline.config.settings import HotdraftConfig, merged
+from hotdraft.pipeline.loop.job_record import JobWork, RunningJob
 from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.pipeline.store.connection import StoreError, open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.fit.resume import JobInterruptedError
 from hotdraft.training.online.context import JobCancelledError
 from hotdraft.training.online.job import run_job
-from hotdraft.training.online.journal import JobJournal, JobState
+from hotdraft.training.online.unfinished import recipe, unfinished
+from hotdraft.training.online.unproven import Unproven
 from tests.unit.training.online.jobs import StopAfter, with_distill
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]
+
+
+def left(config):
+    """The job that the next one goes on with."""
+    return unfinished(JobRecords(config.run_dir), config)
+
+
+def folders(config):
+    return {path.name for path in (config.run_dir / "jobs").glob("????????-??????-??????")}
 
 
 def test_a_stopped_job_is_finished_by_the_next_and_not_begun_again(config, buffer, serve, target):
     registry = AdapterRegistry(config)
     with pytest.raises(JobInterruptedError, match="step 3"):
         run_job(config, buffer=buffer, registry=registry, stop=StopAfter(6))
-    (state,) = [JobJournal(config).unfinished()]
-    assert state is not None
+    was = left(config)
+    assert was is not None
     buffer.append(serve(target, 5, prefix="late"))
     result = run_job(config, buffer=buffer, registry=registry)
-    assert result.run_id == state.run_id
+    assert result.run_id == was.run_id
     assert result.metrics["steps"] == 40
-    journal = JobJournal(config)
-    assert journal.unfinished() is None
-    last = journal.last_job()
+    assert left(config) is None
+    last = JobRecords(config.run_dir).last_job()
     assert (last.request, last.accepted) == ("r39", result.verdict.accepted)
     finished, stopped = JobRecords(config.run_dir).jobs()
-    assert (stopped.state, stopped.run_id, stopped.version) == ("interrupted", state.run_id, None)
+    assert (stopped.state, stopped.run_id, stopped.version) == ("interrupted", was.run_id, None)
     assert "step 3" in stopped.reason
-    assert (finished.state, finished.run_id, finished.version) == ("accepted", state.run_id, result.version)
+    assert (finished.state, finished.run_id, finished.version) == ("accepted", was.run_id, result.version)
+    assert (finished.work.id, stopped.work) == (stopped.id, was.work)
+    assert not folders(config)
     assert (finished.origin, finished.reason) == ("command", result.verdict.reason)
     assert finished.metrics["gain"] == result.verdict.gain
     assert finished.metrics["steps"] == 40
@@ -68,9 +80,9 @@ def test_a_cancelled_job_is_dropped(config, buffer, asked, stage):
     run = open_client(config).get_run(job.run_id)
     assert run.info.status == "KILLED"
     assert ("loss" in run.data.metrics) == (stage in ("steps", "gate"))
-    journal = JobJournal(config)
-    assert journal.unfinished() is None
-    assert journal.last_job() is None
+    assert left(config) is None
+    assert not folders(config)
+    assert records.last_job() is None
     assert registry.versions() == []
     assert records.running() is None
 
@@ -82,12 +94,12 @@ def test_a_store_that_goes_away_while_a_job_trains_costs_it_no_attempt(config, b
     for _ in range(4):
         with pytest.raises(StoreError):
             run_job(settings, buffer=buffer, registry=registry)
-    state = JobJournal(settings).unfinished()
-    assert state is not None
-    assert state.attempts == 0
+    was = left(settings)
+    assert was is not None
+    assert was.work.attempts == 0
     store.is_back()
     result = run_job(settings, buffer=buffer, registry=registry)
-    assert (result.run_id, result.metrics["steps"]) == (state.run_id, 40)
+    assert (result.run_id, result.metrics["steps"]) == (was.run_id, 40)
 
 
 @pytest.mark.parametrize(
@@ -104,132 +116,164 @@ def test_a_store_that_goes_away_while_a_job_trains_costs_it_no_attempt(config, b
     ids=lambda change: str(*change),
 )
 def test_a_job_begun_under_another_recipe_is_not_gone_on_with(config, change):
-    journal = JobJournal(config)
-    journal.save(JobState("job", journal.recipe, last_request="r1", parent_version=0, run_id="run"))
-    assert JobJournal(config).unfinished() is not None
+    with JobRecords(config.run_dir).begin("loop") as job:
+        job.note(JobWork(job.id, recipe(config), last_request="r1", parent_version=0), "run")
+        job.work_folder.mkdir()
+        job.end("interrupted", "asked to stop")
+    assert left(config) is not None
     same = {"distill": {"nice": 19, "threads": 2, "share": 0.5}, "gate": {"wait_seconds": 1}, "server": {"port": 1}}
     told = config.model_dump(mode="json")
-    assert JobJournal(HotdraftConfig(**merged(told, same))).unfinished() is not None
+    assert left(HotdraftConfig(**merged(told, same))) is not None
     if change == {"draft": "weights"}:  # under the same name
         weights = load_file(Path(config.draft) / "model.safetensors")
         name = min(weights)
         save_file({**weights, name: weights[name] + 1}, Path(config.draft) / "model.safetensors")
         change = {}
-    assert JobJournal(HotdraftConfig(**merged(told, change))).unfinished() is None
+    assert left(HotdraftConfig(**merged(told, change))) is None
 
 
 @pytest.mark.parametrize("why", ["other settings", "died 3 times"])
 def test_a_job_that_keeps_dying_or_was_begun_with_other_settings_is_dropped(config, buffer, why):
-    registry = AdapterRegistry(config)
-    with pytest.raises(JobInterruptedError):
-        run_job(config, buffer=buffer, registry=registry, stop=StopAfter(1))
-    client, journal = open_client(config), JobJournal(config)
-    state = journal.unfinished()
-    assert client.get_run(state.run_id).info.status == "RUNNING", "it is to be gone on with"
-    settings = with_distill(config, max_steps=2)
+    settings = with_distill(config, max_steps=2) if why == "other settings" else config
+    was = interrupted(config, buffer)
+    client = open_client(config)
+    assert client.get_run(was.run_id).info.status == "RUNNING", "it is to be gone on with"
     if why == "died 3 times":
-        settings = config
-        journal.save(replace(state, attempts=3))
-    assert JobJournal(settings).unfinished() is None
-    folder = journal.job_folder(state)
-    assert folder.exists(), "looking drops nothing"
+        with JobRecords(config.run_dir).begin("loop") as job:
+            job.note(replace(was.work, attempts=3), was.run_id)
+            job.hand_over()  # as if its process had ended
+    assert left(settings) is None
+    assert folders(config) == {was.work.id}, "looking drops nothing"
+    then = interrupted(settings, buffer)
+    assert folders(config) == {then.work.id} != {was.work.id}
+    assert client.get_run(was.run_id).info.status == "KILLED"
+    assert then.run_id != was.run_id
+
+
+def test_a_job_that_is_killed_again_and_again_is_tried_three_times(config, buffer, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr("hotdraft.training.online.job.train_candidates", lambda *_: sys.exit())
+        for _ in range(3):
+            with pytest.raises(SystemExit):
+                run_job(config, buffer=buffer, registry=AdapterRegistry(config))
+    assert [job.work.attempts for job in JobRecords(config.run_dir).jobs()] == [3, 2, 1]
+    assert left(config) is None
+
+
+def interrupted(config, buffer):
+    """What a job leaves that is stopped before it trains."""
     with pytest.raises(JobInterruptedError):
-        run_job(settings, buffer=buffer, registry=registry, stop=StopAfter(1))
-    assert not folder.exists()
-    assert client.get_run(state.run_id).info.status == "KILLED"
-    assert JobJournal(settings).unfinished().run_id != state.run_id
+        run_job(config, buffer=buffer, registry=AdapterRegistry(config), stop=StopAfter(1))
+    return left(config)
 
 
-BROKEN = [b"", b"{", b"[]", b"\xff", b'{"job_id": 5}', b'{"last_request": null}']
-
-
-@pytest.mark.parametrize("content", BROKEN, ids=repr)
-def test_a_broken_account_of_the_last_job_is_set_aside_and_told_once(config, caplog, content):
-    journal = JobJournal(config)
-    path = journal.folder / "last.json"
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"\xff", b'{"id": 5}', b"../records", b"20260101-000000-abcdef/.."], ids=repr
+)
+def test_a_job_whose_record_is_broken_is_swept_and_its_run_ended(config, buffer, caplog, content):
+    was = interrupted(config, buffer)
+    path = config.run_dir / "jobs" / "records" / f"{was.id}.json"
+    if b".." in content:  # a folder that is no job's is none of ours to delete
+        content = path.read_bytes().replace(
+            b'"work": {\n    "id": "' + was.id.encode(), b'"work": {"id": "' + content
+        )
+        assert b".." in content
     path.write_bytes(content)
-    assert [journal.last_job(), JobJournal(config).last_job()] == [None, None]
-    assert [str(path) in record.message for record in caplog.records] == [True]
-    assert path.with_name("last.json.broken").read_bytes() == content
-
-
-@pytest.mark.parametrize("content", [*BROKEN[:4], b'{"job_id": "../records", "recipe": "RECIPE"}'], ids=repr)
-def test_a_job_whose_state_is_broken_is_swept_and_its_run_ended(config, buffer, caplog, content):
-    registry = AdapterRegistry(config)
-    with pytest.raises(JobInterruptedError):
-        run_job(config, buffer=buffer, registry=registry, stop=StopAfter(1))
-    client, journal = open_client(config), JobJournal(config)
-    state = journal.unfinished()
-    path = journal.job_folder(state) / "job.json"
-    path.write_bytes(content)
-    assert journal.unfinished() is None
-    with pytest.raises(JobInterruptedError):
-        run_job(config, buffer=buffer, registry=registry, stop=StopAfter(1))
-    assert len([record for record in caplog.records if str(path) in record.message]) == 1
-    assert not path.parent.exists()
-    assert (journal.folder / f"{state.job_id}-job.json.broken").read_bytes() == content
-    assert client.get_run(state.run_id).info.status == "KILLED"
-    assert journal.unfinished().run_id != state.run_id
+    assert left(config) is None
+    then = interrupted(config, buffer)
+    assert any(str(path) in record.message for record in caplog.records)
+    assert folders(config) == {then.work.id} != {was.work.id}
+    assert path.read_bytes() == content, "it is named, and stays to be looked at"
+    assert open_client(config).get_run(was.run_id).info.status == "KILLED"
+    assert then.run_id != was.run_id
 
 
 def test_a_job_killed_once_its_run_was_made_leaves_none_running(config, buffer, monkeypatch):
     """Killed before it could write down which it was."""
-    registry, saved = AdapterRegistry(config), []
-    save = JobJournal.save
+    noted, note = [], RunningJob.note
 
-    def killed_at_the_second(journal, state):
-        saved.append(state)
-        if len(saved) == 2:
+    def killed_at_the_second(job, work=None, run_id=None):
+        noted.append(run_id)
+        if len(noted) == 2:
             raise SystemExit
-        save(journal, state)
+        note(job, work, run_id)
 
     with monkeypatch.context() as patched:
-        patched.setattr(JobJournal, "save", killed_at_the_second)
+        patched.setattr(RunningJob, "note", killed_at_the_second)
         with pytest.raises(SystemExit):
-            run_job(config, buffer=buffer, registry=registry, stop=StopAfter(1))
-    journal = JobJournal(config)
-    assert (saved[0].run_id, journal.unfinished().run_id) == ("", "")
-    with pytest.raises(JobInterruptedError):
-        run_job(config, buffer=buffer, registry=registry, stop=StopAfter(1))
-    assert journal.unfinished().run_id == saved[1].run_id, "the next job goes on with it"
+            run_job(config, buffer=buffer, registry=AdapterRegistry(config))
+    was = left(config)
+    assert (noted[0], was.run_id) == (None, None)
+    then = interrupted(config, buffer)
+    assert (then.work.id, then.run_id) == (was.id, noted[1]), "the next job goes on with it"
 
-    journal.save(replace(saved[0], attempts=3))
-    with pytest.raises(JobInterruptedError):
-        run_job(config, buffer=buffer, registry=registry, stop=StopAfter(1))
-    assert open_client(config).get_run(saved[1].run_id).info.status == "KILLED"
+    with JobRecords(config.run_dir).begin("loop") as job:
+        job.note(replace(was.work, attempts=3))
+        job.hand_over()
+    assert interrupted(config, buffer).work.id != was.id
+    assert open_client(config).get_run(noted[1]).info.status == "KILLED"
 
 
-def test_what_a_job_killed_while_its_folder_was_deleted_left_is_swept(config, buffer, monkeypatch):
-    registry, journal = AdapterRegistry(config), JobJournal(config)
+@pytest.mark.parametrize("kill", ["before it takes over", "once it took over", "once it is judged"])
+def test_a_job_that_goes_on_with_another_and_is_killed_too_is_gone_on_with(config, buffer, monkeypatch, kill):
+    config, registry = with_distill(config, max_steps=2), AdapterRegistry(config)
+    was = interrupted(config, buffer)
+    at = {
+        "before it takes over": "hotdraft.training.online.job.unfinished",
+        "once it took over": "hotdraft.training.online.job.open_recorded",
+        "once it is judged": "hotdraft.training.online.job.offer",
+    }
+    with monkeypatch.context() as patched:
+        patched.setattr(at[kill], lambda *_: sys.exit())
+        with pytest.raises(SystemExit):
+            run_job(config, buffer=buffer, registry=registry)
+    killed = JobRecords(config.run_dir).jobs()[0]
+    owner = was.id if kill == "before it takes over" else killed.id
+    assert (left(config).id, left(config).work.id, left(config).run_id) == (owner, was.work.id, was.run_id)
+    assert run_job(config, buffer=buffer, registry=registry).run_id == was.run_id
+    assert (left(config), folders(config)) == (None, set())
 
-    def killed(folder, rmtree=shutil.rmtree, **options):
-        if folder.parent.name != "dropped":
-            return rmtree(folder, **options)
-        (folder / "job.json").unlink()
-        raise SystemExit
+
+def test_a_verdict_on_record_counts_though_the_job_is_killed_before_its_folder_is_gone(config, buffer, monkeypatch):
+    records = JobRecords(config.run_dir)
+    killed, rmtree = records.begin("loop"), shutil.rmtree
+
+    def kill(folder, **options):
+        if folder == killed.work_folder:
+            sys.exit()
+        rmtree(folder, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr("hotdraft.training.online.journal.shutil.rmtree", killed)
+        patched.setattr("hotdraft.pipeline.loop.job_record.shutil.rmtree", kill)
         with pytest.raises(SystemExit):
-            run_job(with_distill(config, max_steps=2), buffer=buffer, registry=registry)
-    half = journal.folder / "20260101-000000-abcdef"  # as older versions left them
-    (half / "checkpoints").mkdir(parents=True)
-    assert len(journal.leftovers()) == 2
-    with pytest.raises(JobInterruptedError):
-        run_job(config, buffer=buffer, registry=registry, stop=StopAfter(1))
-    assert journal.leftovers() == []
-    assert not half.exists()
-    assert (journal.folder / "records").is_dir()
+            run_job(with_distill(config, max_steps=2), buffer=buffer, registry=AdapterRegistry(config), job=killed)
+    killed.hand_over()  # its process has ended
+    [job] = records.jobs()
+    assert (job.version, folders(config)) == (1, {job.id})
+    assert records.last_job().request == "r39"
+    assert left(config) is None
+    then = interrupted(config, buffer)
+    assert folders(config) == {then.id}, "the next sweeps it"
+    assert open_client(config).get_run(job.run_id).info.status == "FINISHED"
+
+
+def test_what_older_versions_left_is_swept(config, buffer):
+    jobs = config.run_dir / "jobs"
+    (jobs / "20260101-000000-abcdef" / "checkpoints").mkdir(parents=True)
+    (jobs / "20260101-000000-abcdef" / "job.json").write_text("{")
+    (jobs / "last.json").write_text("{")
+    assert JobRecords(config.run_dir).last_job() is None
+    then = interrupted(config, buffer)
+    assert folders(config) == {then.id}
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff", b'{"verdict": null}'], ids=repr)
 def test_a_broken_verdict_is_reached_again(config, buffer, monkeypatch, content):
     config, registry = with_distill(config, max_steps=2), AdapterRegistry(config)
     with monkeypatch.context() as patched:
-        patched.setattr(JobJournal, "finish", lambda *_, **__: sys.exit())
+        patched.setattr(Unproven, "settle", lambda *_: sys.exit())
         with pytest.raises(SystemExit):
             run_job(config, buffer=buffer, registry=registry)
-    journal = JobJournal(config)
-    state = journal.unfinished()
-    (journal.job_folder(state) / "judged.json").write_bytes(content)
-    assert run_job(config, buffer=buffer, registry=registry).run_id == state.run_id
+    was = left(config)
+    (config.run_dir / "jobs" / was.work.id / "judged.json").write_bytes(content)
+    assert run_job(config, buffer=buffer, registry=registry).run_id == was.run_id

@@ -19,7 +19,6 @@ from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.fit.lora import merged_model
 from hotdraft.training.online.context import JobError
 from hotdraft.training.online.job import run_job
-from hotdraft.training.online.journal import JobJournal
 from hotdraft.training.scoring.evaluate import by_request, expected_acceptance_by_position
 from tests.unit.training.online.jobs import with_distill
 
@@ -41,7 +40,7 @@ def test_a_draft_learns_is_promoted_and_a_spoiled_one_is_refused(config, buffer,
     adapter = load_adapter(registry.download(1), AdapterBase.of(base, fingerprint(config.draft)))
     assert adapter.card.requests + result.verdict.requests == 40
     assert adapter.vocabulary is None
-    assert not list((config.run_dir / "jobs").glob("*/job.json"))
+    assert not list((config.run_dir / "jobs").glob("*/checkpoints"))
 
     # Later traffic whose answers and distributions are false together, but which the gate judges by the truth.
     shuffled = np.random.default_rng(0).permutation(64)
@@ -102,8 +101,8 @@ def test_a_verdict_is_published_once_when_the_store_is_back_without_training_aga
     store.goes_away(method)
     with pytest.raises(StoreError, match="no route to the store"):
         run_job(config, buffer=buffer, registry=registry)
-    state = JobJournal(config).unfinished()
-    assert state is not None
+    unfinished = JobRecords(config.run_dir).unfinished()
+    assert unfinished is not None
     monkeypatch.setattr(
         "hotdraft.training.online.train.train", lambda *_, **__: pytest.fail("it was trained already")
     )
@@ -111,12 +110,12 @@ def test_a_verdict_is_published_once_when_the_store_is_back_without_training_aga
         run_job(config, buffer=buffer, registry=registry)
     store.is_back()
     result = run_job(config, buffer=buffer, registry=registry)
-    assert (result.run_id, result.version, registry.champion()) == (state.run_id, 1, 1)
+    assert (result.run_id, result.version, registry.champion()) == (unfinished.run_id, 1, 1)
     assert [version.status for version in registry.versions()] == ["champion"]
     assert registry.training_metrics(1)["gain"] == pytest.approx(result.verdict.gain)
-    run = open_client(config).get_run(state.run_id)
+    run = open_client(config).get_run(unfinished.run_id)
     assert (run.info.status, run.data.tags["draft_version"]) == ("FINISHED", "1")
-    assert JobJournal(config).unfinished() is None
+    assert JobRecords(config.run_dir).unfinished() is None
 
 
 def test_no_job_begins_while_the_store_is_away(config, buffer, store):
@@ -124,7 +123,7 @@ def test_no_job_begins_while_the_store_is_away(config, buffer, store):
     with pytest.raises(StoreError):
         run_job(config, buffer=buffer, registry=AdapterRegistry(config))
     store.is_back()
-    assert not list((config.run_dir / "jobs").glob("*/job.json"))
+    assert JobRecords(config.run_dir).unfinished() is None
 
 
 def test_run_and_version_tell_what_was_learned_from_and_how(config, buffer):

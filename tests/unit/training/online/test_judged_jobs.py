@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hotdraft.pipeline.loop.trigger import Burst
+from hotdraft.pipeline.loop.job_record import Burst
+from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.pipeline.models.adapter_folder import AdapterBase, load_adapter
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
 from hotdraft.pipeline.replay.buffer import is_held_out
@@ -20,7 +21,6 @@ from hotdraft.training.fit.lora import merged_model
 from hotdraft.training.judging.anchors import read_anchors
 from hotdraft.training.judging.gate import judge
 from hotdraft.training.online.job import run_job
-from hotdraft.training.online.journal import JobJournal
 from hotdraft.training.online.publish import Judged
 from hotdraft.training.scoring.evaluate import by_request, expected_acceptance_by_position
 from tests.unit.training.online.jobs import Meanwhile, with_distill
@@ -87,7 +87,7 @@ def test_a_verdict_on_disk_against_a_champion_that_moved_is_judged_again_without
         run_job(config, buffer=buffer, registry=two_versions)
     store.is_back()
     assert len(two_versions.versions()) == (3 if published else 2)
-    before = Judged.load(JobJournal(config).job_folder(JobJournal(config).unfinished()))
+    before = Judged.load(config.run_dir / "jobs" / JobRecords(config.run_dir).unfinished().work.id)
     assert (before.champion, before.verdict.accepted) == (2, True)
     two_versions.rollback(reason="fell", version=2)
     monkeypatch.setattr(
@@ -116,7 +116,7 @@ def test_requests_that_come_while_a_job_trains_judge_it_and_those_it_learned_fro
     held_out = 40 - len(learned)
     assert result.verdict.requests == held_out + len(came)
     assert int(registry.version(1).tags["train_requests"]) == len(learned)
-    assert JobJournal(config).last_job().request == "r39", "they are the next job's to learn from"
+    assert JobRecords(config.run_dir).last_job().request == "r39", "they are the next job's to learn from"
 
 
 def test_a_job_waits_for_prompts_of_todays_traffic_but_not_for_ever(config, buffer, target, serve, monkeypatch):

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
-from tests.conftest import disturbed, save, tiny_llama
 from tests.integration.processes import MODEL, Server
+from tests.models import disturbed, save, tiny_llama
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerB
 from hotdraft.pipeline.traffic.generators import arithmetic, text_to_sql
 from hotdraft.pipeline.traffic.prompts import Prompt
 from tests.benchmarks.learning.worked_answers import worked_answer
-from tests.conftest import CHAT_TEMPLATE
+from tests.models import CHAT_TEMPLATE
 
 VOCABULARY = 1500
 SEED = 1000

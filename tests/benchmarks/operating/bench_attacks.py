@@ -14,8 +14,8 @@ import httpx
 import psutil
 import yaml
 
-from tests.conftest import disturbed, save, tiny_llama
 from tests.integration.processes import MODEL, Server
+from tests.models import disturbed, save, tiny_llama
 from tests.scenarios.attacks import ATTACKS, others, p99
 
 PATIENCE_SECONDS = 60.0

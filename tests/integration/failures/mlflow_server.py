@@ -39,7 +39,11 @@ class MlflowServer:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+                env={
+                    **os.environ,
+                    "MLFLOW_DISABLE_TELEMETRY": "true",
+                    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+                },
                 start_new_session=True,
             )
         wait_for("MLflow's server", self._answers, START_SECONDS)

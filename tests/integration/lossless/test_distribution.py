@@ -19,10 +19,10 @@ from hotdraft.serving.messages.events import RoundStats
 from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
 from hotdraft.serving.models.attention import ATTENTION, register_attention
 from hotdraft.serving.updates.hot_swap import HotSwapper
-from tests.conftest import tiny_llama, tiny_tokenizer
 from tests.integration.adapters import write_adapter
 from tests.integration.conftest import disturbed
 from tests.integration.lossless.stepping import run, swap
+from tests.models import tiny_llama, tiny_tokenizer
 
 VOCABULARY = 12
 LENGTH = 4

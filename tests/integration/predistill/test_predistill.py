@@ -15,10 +15,10 @@ from hotdraft.cli import app
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store.connection import open_client
 from hotdraft.training.predistill.make import EXPERIMENT
-from tests.conftest import tiny_llama, tiny_tokenizer
 from tests.integration.processes import wait_for
 from tests.integration.warm.start import run as warm_run
 from tests.integration.warm.start import start
+from tests.models import tiny_llama, tiny_tokenizer
 
 pytestmark = [pytest.mark.timeout(240)]
 

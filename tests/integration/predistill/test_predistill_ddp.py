@@ -40,7 +40,7 @@ def folder_for(tmp_path, empty_mlflow_db):
 def forked(monkeypatch):
     """Training processes that are forked from one that has made their imports; alike in all else."""
     multiprocessing.set_forkserver_preload(
-        ["hotdraft.training.predistill.make", "lightning.pytorch", "tests.conftest"]
+        ["hotdraft.training.predistill.make", "lightning.pytorch", "tests.models"]
     )
     method = "forkserver"
     changed = SimpleNamespace(

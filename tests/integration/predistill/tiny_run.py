@@ -26,7 +26,7 @@ from hotdraft.training.drafts.draft_init import freeze_shared
 from hotdraft.training.fit import run
 from hotdraft.training.fit.run import RunPlace
 from hotdraft.training.predistill.train_draft import train_draft
-from tests.conftest import tiny_llama, tiny_tokenizer
+from tests.models import tiny_llama, tiny_tokenizer
 
 VOCABULARY = 257
 TOP_K = 8

@@ -21,7 +21,9 @@ from hotdraft.pipeline.traffic.sources import Text
 from hotdraft.serving.engine.batch import CollectError
 from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
 from hotdraft.training.batches.replay_data import ReplayDataModule
-from tests.conftest import save, tiny_llama
+from tests.models import save, tiny_llama
+
+pytestmark = pytest.mark.slow
 
 PROMPTS = [ask("ask", f"Say {number}.") for number in range(10)]
 TEXT = Text("book", "It was the best of times, it was the worst of times, it was the age of wisdom.")

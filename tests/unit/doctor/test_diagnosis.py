@@ -21,7 +21,7 @@ from hotdraft.doctor.packages import compare, compare_python, examine_packages
 from hotdraft.doctor.settings import read_settings
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.jobs import JobRecords
-from tests.conftest import save, tiny_llama, tiny_tokenizer
+from tests.models import save, tiny_llama, tiny_tokenizer
 
 
 @pytest.fixture(autouse=True)

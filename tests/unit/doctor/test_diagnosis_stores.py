@@ -100,6 +100,7 @@ def test_a_replay_buffer_that_cannot_be(tmp_path, url):
     assert only(examine_replay(config_of(tmp_path, replay={"url": url.format(folder=tmp_path)}))).state == "problem"
 
 
+@pytest.mark.slow
 def test_an_mlflow_store_that_is_there_or_comes_to_be(tmp_path, empty_mlflow_db):
     settings = config_of(tmp_path)
     assert "created when it is first used" in only(examine_mlflow(settings)).says

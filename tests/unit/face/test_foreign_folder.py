@@ -25,6 +25,7 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_a_script_imports_hotdraft_and_its_own_packages(project: Path) -> None:
     (project / "training" / "__init__.py").write_text("MINE = True\n")
     script = project / "script.py"
@@ -41,6 +42,7 @@ def test_the_command_line_starts_children_that_work(project: Path) -> None:
         assert done.stdout.startswith("hotdraft "), done.stderr
 
 
+@pytest.mark.slow
 def test_a_job_begins(project: Path) -> None:
     (project / "config.yaml").write_text("target: nowhere\ndraft: nowhere\n")
     done = run(hotdraft_command("distill", "--config", "config.yaml"), project)

@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample
-from tests.conftest import disturbed
+from tests.models import disturbed
 
 VOCABULARY = 64
 TOKENS = 24

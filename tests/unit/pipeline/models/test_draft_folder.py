@@ -4,7 +4,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from hotdraft.pipeline.models.draft_folder import check_out, new_folder, save_draft
 from hotdraft.pipeline.models.loading import Cut, ModelError, load_causal_lm
-from tests.conftest import CHAT_TEMPLATE, disturbed, save, tiny_llama, tiny_tokenizer
+from tests.models import CHAT_TEMPLATE, disturbed, save, tiny_llama, tiny_tokenizer
 
 IDS = torch.arange(1, 9)[None]
 

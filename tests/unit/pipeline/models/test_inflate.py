@@ -19,7 +19,7 @@ from hotdraft.pipeline.models.inflate import inflate, parse_size
 from hotdraft.pipeline.models.loading import ModelError, load_causal_lm
 from hotdraft.serving.benchmark.engines.engine import EngineSettings
 from hotdraft.serving.benchmark.figures.report import inflated_models
-from tests.conftest import save, tiny_llama
+from tests.models import save, tiny_llama
 
 IDS = torch.arange(1, 200, 3)[None]
 SIZES = {

@@ -24,7 +24,7 @@ from hotdraft.pipeline.models.loading import (
     resolve,
     save_cut,
 )
-from tests.conftest import save, tiny_llama, tiny_tokenizer
+from tests.models import save, tiny_llama, tiny_tokenizer
 
 IDS = torch.arange(1, 9)[None]
 

@@ -45,6 +45,7 @@ def test_small_shards_are_merged_in_order_and_every_row_stays(tmp_path):
     assert [row["request_id"] for _, row in buffer.rows().read(range(len(ids)))] == ids
 
 
+@pytest.mark.slow
 def test_large_shards_are_not_written_again_for_the_sake_of_a_few_small_ones(tmp_path):
     buffer = ReplayBuffer(str(tmp_path), max_bytes=4_000_000)
     for part in range(6 * FAN_IN):
@@ -58,6 +59,7 @@ def test_large_shards_are_not_written_again_for_the_sake_of_a_few_small_ones(tmp
     assert set(written) <= set(buffer.shards())
 
 
+@pytest.mark.slow
 def test_older_shards_are_read_at_once_and_merged_as_the_writer_goes_on(tmp_path):
     ids = older_shards(tmp_path, 200)
     assert ReplayBuffer(str(tmp_path)).rows()["request_id"] == ids

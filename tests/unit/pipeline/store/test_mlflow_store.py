@@ -54,6 +54,7 @@ def refusing() -> str:
         return f"http://127.0.0.1:{probe.getsockname()[1]}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("adapters", "list"), ("adapters", "promote", "1"), ("distill", "--once")])
 def test_an_unreachable_store_is_one_line_and_exit_code_2(hotdraft, refusing, arguments):
     code, out, error = hotdraft(refusing, *arguments)

@@ -94,6 +94,7 @@ def test_a_lock_that_cannot_be_broken_is_told(client, monkeypatch):
         StoreLock(client, NAME)._break(dead._token)
 
 
+@pytest.mark.slow
 def test_a_holder_that_took_too_long_stops_and_frees_nothing(client, monkeypatch):
     monkeypatch.setattr(store_lock, "LEASE_SECONDS", 4.0)
     with StoreLock(client, NAME) as slow:

@@ -23,6 +23,7 @@ def test_needs_are_held_against_the_free_bytes_of_the_right_disk(tmp_path, monke
         require_disk(tmp_path / "not" / "yet", 7_000_000_000, "the replay buffer")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("top_k", [8, 64])
 def test_the_estimate_covers_what_a_buffer_takes(tmp_path, top_k):
     """Logits that fall off as a language model's do, over the tokens of Zipf's law."""

@@ -14,7 +14,7 @@ from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.sampling.distributions import Distributions
 from hotdraft.serving.sampling.logits import SamplingBatch
-from tests.conftest import disturbed, tiny_llama
+from tests.models import disturbed, tiny_llama
 
 VOCABULARY = 12
 PROMPT = [1, 2, 3, 4]

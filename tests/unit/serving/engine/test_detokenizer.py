@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from hotdraft.serving.engine.detokenizer import Detokenizer
-from tests.conftest import tiny_tokenizer
+from tests.models import tiny_tokenizer
 
 EOS = 256
 A, SPACE_B = 256, 257

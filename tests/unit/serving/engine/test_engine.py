@@ -15,7 +15,7 @@ from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.engine.scheduler import QueueFullError
 from hotdraft.serving.messages.events import RoundStats, SwapEvent
 from hotdraft.serving.messages.request import GenerationRequest, OutputDelta, RequestStats, SamplingParams
-from tests.conftest import tiny_llama, tiny_tokenizer
+from tests.models import tiny_llama, tiny_tokenizer
 from tests.unit.serving.clients import Client, ask, greedy, request
 
 
@@ -121,6 +121,7 @@ def test_a_prompt_under_way_follows_its_row(config: HotdraftConfig, tiny_target:
         assert client.ids == greedy(tiny_target, prompt, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["other", "itself"])
 def test_a_request_may_fill_its_slot(config: HotdraftConfig, tiny_target: str, draft: str) -> None:
     """With 61 + k + 1 = 64 positions in a slot, none are to spare when the last round overshoots."""
@@ -209,6 +210,7 @@ def test_what_is_recorded(engine: Engine, buffer: ReplayBuffer, tiny_target: str
     assert sample.accepted.sum() == client.deltas[-1].stats.accepted_tokens
 
 
+@pytest.mark.slow
 def test_a_draft_of_another_vocabulary_is_refused(config: HotdraftConfig, tmp_path: Path) -> None:
     folder = tmp_path / "other"
     tiny_llama(1, 0).save_pretrained(folder)

@@ -144,6 +144,7 @@ def poison(runner: Runner) -> None:
         embedding(runner).weight[POISON] = torch.nan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling",
     [

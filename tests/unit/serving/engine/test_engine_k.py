@@ -60,6 +60,7 @@ def test_every_round_tells_what_it_cost(config: HotdraftConfig) -> None:
     assert {k for _, k, _ in told.told} <= set(range(5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["other", "itself"])
 def test_adaptive_k_changes_no_token(config: HotdraftConfig, tiny_target: str, draft: str) -> None:
     changes: dict[str, object] = {"engine": config.engine.model_copy(update={"k": "auto", "max_k": 3})}
@@ -88,6 +89,7 @@ def test_adaptive_k_changes_no_token(config: HotdraftConfig, tiny_target: str, d
     assert (3 in heard.seen) or draft == "other"
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_text_with_any_k(config: HotdraftConfig, tiny_target: str) -> None:
     prompts = [tuple(range(1, 2 + 5 * n)) for n in range(4)]
     params = [{"temperature": 0.9}, {"temperature": 1.2, "top_p": 0.8}, {"frequency_penalty": 0.5}, {"top_k": 30}]

@@ -28,6 +28,7 @@ ODD: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [0, 1, 2])
 @pytest.mark.parametrize("kind", ODD)
 def test_an_odd_request_ends_well_and_alone(config: HotdraftConfig, tiny_target: str, kind: str, k: int) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from hotdraft.serving.engine.output import Output
 from hotdraft.serving.messages.request import GenerationRequest, OutputDelta, SamplingParams, TokenLogprob
-from tests.conftest import tiny_tokenizer
+from tests.models import tiny_tokenizer
 from tests.unit.serving.rounds import a_round
 
 TOKENIZER = tiny_tokenizer()

@@ -26,7 +26,7 @@ from hotdraft.serving.messages.request import (
     SamplingParams,
 )
 from hotdraft.serving.sampling.target_log import TargetLog
-from tests.conftest import tiny_tokenizer
+from tests.models import tiny_tokenizer
 from tests.unit.serving.clients import Client, ask, request
 from tests.unit.serving.rounds import a_round
 

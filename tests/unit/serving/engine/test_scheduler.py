@@ -12,7 +12,7 @@ from hotdraft.serving.engine.output import Output
 from hotdraft.serving.engine.scheduler import QueueFullError, Scheduler
 from hotdraft.serving.engine.sequence import Sequence
 from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
-from tests.conftest import tiny_tokenizer
+from tests.models import tiny_tokenizer
 from tests.unit.serving.rounds import a_round
 
 CHUNK = 8

@@ -47,6 +47,7 @@ def test_text_depends_on_neither_k_nor_draft(
     assert run(decoder, ks, batch([SEEDED[name]] * 4, SEEDS), 4) == texts[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SEEDED)
 def test_text_depends_on_no_companion(tiny_target: str, texts: dict[str, list[list[int]]], name: str) -> None:
     others = [
@@ -80,6 +81,7 @@ def test_other_seeds_give_other_text(tiny_target: str, texts: dict[str, list[lis
     assert all(one != other for one, other in zip(found, texts["plain"], strict=True))
 
 
+@pytest.mark.slow
 def test_without_a_seed_more_is_accepted(tiny_target: str, tiny_draft: str) -> None:
     """Sharing noise costs acceptance: that is why only who asks for it pays."""
     rates = []

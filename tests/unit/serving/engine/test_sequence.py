@@ -6,7 +6,7 @@ from hotdraft.serving.decoding.adaptive_k import AcceptanceEstimate
 from hotdraft.serving.engine.output import Output
 from hotdraft.serving.engine.sequence import Sequence
 from hotdraft.serving.messages.request import GenerationRequest, OutputDelta, SamplingParams
-from tests.conftest import tiny_tokenizer
+from tests.models import tiny_tokenizer
 from tests.unit.serving.rounds import a_round
 
 EOS = 256

@@ -71,6 +71,7 @@ def rest(client: socket.socket) -> bytes:
     return received
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("said", "reason", "answer"),
     [
@@ -94,6 +95,7 @@ def test_a_request_that_does_not_come_to_its_end_is_ended(said: bytes, reason: s
         assert not server.engine.requests
 
 
+@pytest.mark.slow
 def test_a_byte_now_and_then_moves_no_deadline() -> None:
     with guarded(limit=9, header_seconds=0.5) as server, server.connect(b"GET / HTTP/1.1\r\n") as client:
         with pytest.raises((ConnectionError, TimeoutError)):  # noqa: PT012
@@ -144,6 +146,7 @@ def test_those_that_ask_for_nothing_make_room_for_those_that_do() -> None:
         assert not any(event.is_set() for event in server.engine.cancelled.values())
 
 
+@pytest.mark.slow
 def test_unfinished_bodies_hold_no_more_than_they_may_together() -> None:
     with guarded(limit=99) as server, ExitStack() as clients:
         server.connections.max_bytes = 100_000

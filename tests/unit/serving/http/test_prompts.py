@@ -73,6 +73,7 @@ def test_a_call_that_is_cancelled_before_its_turn_does_no_work() -> None:
     assert slow.calls == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 3])
 def test_who_leaves_while_a_prompt_is_encoded_asks_the_engine_for_nothing(
     url: str, engine: ScriptedEngine, n: int

@@ -13,7 +13,7 @@ from hotdraft.pipeline.models.loading import ModelError
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.models.context_length import check_context_length
-from tests.conftest import save
+from tests.models import save
 from tests.unit.serving.clients import ask, greedy, request
 
 POSITIONS = 70

@@ -14,7 +14,7 @@ from hotdraft.serving.models.fused_runner import FusedRunner, is_fusable
 from hotdraft.serving.models.linear import ServedLinear, cpu_has_bfloat16
 from hotdraft.serving.models.runner import Runner, Window
 from hotdraft.serving.models.transformers_runner import TransformersRunner
-from tests.conftest import tiny_neox
+from tests.models import tiny_neox
 
 SIZES = {
     "vocab_size": 64,

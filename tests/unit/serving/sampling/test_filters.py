@@ -45,6 +45,7 @@ def cases() -> list[SamplingParams]:
     return [SamplingParams(top_k=k, top_p=p, min_p=least, temperature=t) for k, p, least, t in every]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["distinct", "ties", "flat", "peaked"])
 @pytest.mark.parametrize("looks", [(8, 32, 128), (256, 2048), (VOCABULARY,), ()])
 def test_the_distribution_is_that_of_a_full_sort(

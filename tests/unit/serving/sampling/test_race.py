@@ -23,6 +23,7 @@ def uneven(seed: int, spread: float) -> Tensor:
     return (torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed)) * spread).softmax(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("look", [1, 2, 32])
 @pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
 def test_winners_are_distributed_as_asked(spread: float, look: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,6 +54,7 @@ def test_a_look_at_a_few_groups_finds_what_a_look_at_all_does(monkeypatch: pytes
     assert (logits.gather(1, found[0][:, None]) >= kept[0]).all()
 
 
+@pytest.mark.slow
 def test_two_models_agree_as_often_as_theory_says() -> None:
     target, draft = uneven(1, 2.0), (uneven(1, 2.0) + uneven(2, 2.0)) / 2
     agreement = (winners(target) == winners(draft)).float().mean().item()

@@ -32,6 +32,7 @@ def all_of(draft_ids: torch.Tensor) -> torch.Tensor:
     return torch.ones_like(draft_ids, dtype=torch.bool)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", DRAFTS.values(), ids=DRAFTS.keys())
 def test_first_token_has_the_targets_distribution(draft: torch.Tensor) -> None:
     seeds = torch.arange(SAMPLES)[:, None]
@@ -60,6 +61,7 @@ def test_first_token_has_the_targets_distribution(draft: torch.Tensor) -> None:
         _assert_distributed(bonus, TARGET)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", [*DRAFTS.values(), None], ids=[*DRAFTS.keys(), "chosen"])
 def test_rows_that_drafted_fewer_have_the_targets_distribution_too(draft: torch.Tensor | None) -> None:
     """What stands behind a row's drafted tokens is never taken, though it is what the target likes best."""

@@ -11,7 +11,7 @@ from hotdraft.training.drafts.draft_cost import (
     show_cost,
 )
 from hotdraft.training.drafts.draft_init import cut_layers
-from tests.conftest import tiny_llama
+from tests.models import tiny_llama
 
 VOCABULARY, HIDDEN, FEED_FORWARD = 500, 32, 64
 

@@ -10,7 +10,7 @@ from hotdraft.pipeline.models.loading import Cut, ModelError, fingerprint, load_
 from hotdraft.training.drafts.draft_init import check_draft, cut_layers, freeze_shared, make_draft
 from hotdraft.training.drafts.feed_forward import choose_channels
 from hotdraft.training.drafts.layer_choice import block_influence, even_layers, most_important
-from tests.conftest import save, tiny_llama, tiny_neox, tiny_tokenizer
+from tests.models import save, tiny_llama, tiny_neox, tiny_tokenizer
 
 IDS = torch.arange(1, 9)[None]
 SHARED = {"model.embed_tokens.weight", "lm_head.weight"}

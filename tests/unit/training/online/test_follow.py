@@ -18,6 +18,8 @@ from hotdraft.training.online import follow as follow_module
 from hotdraft.training.online.context import JobCancelledError, JobError, JobGaveWayError
 from hotdraft.training.online.follow import follow
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def config(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.training.predistill.finished_draft import FinishedDraft, PredistillResult
-from tests.conftest import tiny_llama
+from tests.models import tiny_llama
 
 OUTCOME = PredistillResult({"all": {"prompts": 3, "overlap": 0.5}}, {"1-8": {"positions": 9}}, 1.2, "run1")
 

@@ -13,9 +13,9 @@ from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out
 from hotdraft.pipeline.store.connection import open_client
 from hotdraft.training.drafts.draft_init import cut_layers
 from hotdraft.training.predistill.make import EXPERIMENT, evaluate, predistill
-from tests.conftest import tiny_tokenizer
+from tests.models import tiny_tokenizer
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 
 def test_figures_by_domain(make_llama, serve):

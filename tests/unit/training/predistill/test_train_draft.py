@@ -19,9 +19,9 @@ from hotdraft.training.fit.run import RunPlace
 from hotdraft.training.predistill.train_draft import train_draft
 from hotdraft.training.scoring.evaluate import by_request, expected_acceptance_by_position
 from hotdraft.training.scoring.forward import DraftForward
-from tests.conftest import tiny_tokenizer
+from tests.models import tiny_tokenizer
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 SETTINGS = {
     "max_steps": 30, "batch_tokens": 256, "accumulate": 2, "learning_rate": 1e-2, "warmup_steps": 3,

@@ -5,7 +5,7 @@ import transformers
 
 from hotdraft.training.batches.packing import pack
 from hotdraft.training.scoring.forward import DraftForward, OutputHead, disable_dropout, hidden_states
-from tests.conftest import tiny_llama, tiny_neox
+from tests.models import tiny_llama, tiny_neox
 from tests.unit.training.masked import draft_logits
 
 SIZES = {

@@ -205,6 +205,7 @@ def dense_filter(probs: Tensor, sampling: Sampling) -> Tensor:
 FILTERS = [{}, {"top_p": 0.8}, {"top_k": 4}, {"min_p": 0.1}, {"top_p": 0.9, "top_k": 9, "min_p": 0.02}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 @pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0, 1.6])
 def test_expected_acceptance_is_the_overlap_of_what_both_models_are_sampled_from(pair, temperature, filters):

@@ -8,56 +8,71 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from hotdraft.answering.collect import model_names
-from hotdraft.answering.requests import answer_requests
+from hotdraft.answering.requests import answer_requests, text_pieces
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.models.loading import (
-    choose_device,
-    choose_dtype,
-    load_causal_lm,
-    load_tokenizer,
-    local_folder,
-)
-from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out, sample_from_row
+from hotdraft.pipeline.models.loading import load_tokenizer, local_folder
+from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out
 from hotdraft.pipeline.store.connection import open_client
 from hotdraft.pipeline.traffic.prompts import Prompt
 from hotdraft.pipeline.traffic.sources import Text
 from hotdraft.serving.engine.batch import answer_all, generation_config, started
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.messages.request import GenerationRequest
-from hotdraft.training.drafts.draft_init import make_draft
-from hotdraft.training.planning.plan_time import Speed
+from hotdraft.training.planning.machine import Available
+from hotdraft.training.planning.memory_plan import MemoryPlan
+from hotdraft.training.planning.plan_time import Step
 from hotdraft.training.predistill.finished_draft import PredistillResult
-from hotdraft.training.predistill.step_speed import train_tokens_per_second
+from hotdraft.training.predistill.step_trial import try_step
+from hotdraft.training.scoring.target_scores import ScoredText
 
 MEASURED_PROMPTS = 8
 REPEATS = 3
+TRIED_ITEMS = 256
+"""More than fill a batch."""
 
 
-def measure_speed(config: HotdraftConfig, items: Sequence[Prompt | Text]) -> Speed | None:
-    """Of one batch of answers and a few training steps; None without weights at hand or prompts."""
+def weights_here(config: HotdraftConfig) -> bool:
+    """Whether the models' weights are at hand, or have now been fetched from the hub."""
+    return all(any(local_folder(name).glob("*.safetensors")) for name in model_names(config))
+
+
+def answer_speed(config: HotdraftConfig, items: Sequence[Prompt | Text]) -> float | None:
+    """Output tokens of the target a second, all slots together, over one batch of answers; None without prompts."""
     prompts = [item for item in items if isinstance(item, Prompt)][: config.predistill.num_slots]
-    if not prompts or not all(any(local_folder(name).glob("*.safetensors")) for name in model_names(config)):
+    if not prompts:
         return None
     requests = list(answer_requests(config, load_tokenizer(config.target), prompts).values())
     with tempfile.TemporaryDirectory(prefix="hotdraft-plan-") as folder:
-        buffer = ReplayBuffer(folder)
-        engine = build_engine(generation_config(config, requests), buffer)
+        engine = build_engine(generation_config(config, requests), ReplayBuffer(folder))
         tokens: list[int] = []
         with started(engine):
             begun = time.perf_counter()
             answer_all(engine, requests, lambda _, token_ids: tokens.append(len(token_ids)))
-            seconds = time.perf_counter() - begun
-        samples = [sample_from_row(row) for row in buffer.load().with_format("numpy")]
-    device = choose_device(config.device)
-    target = load_causal_lm(config.target, dtype=choose_dtype(config.dtype, device), device=device)
-    # which layers and channels makes no difference to the speed, and importance takes text
-    settings = config.predistill.model_copy(update={"layer_choice": "even"})
-    draft, _ = make_draft(target, settings)
-    del target
-    return Speed(sum(tokens) / seconds, train_tokens_per_second(draft, settings, samples))
+            return sum(tokens) / (time.perf_counter() - begun)
+
+
+def try_training(plan: MemoryPlan, available: Available, items: Sequence[Prompt | Text]) -> Step | None:
+    """A step of training on the first of `items`, answers as long as they may be; None if none can be trained on.
+
+    Raises as `training.predistill.step_trial.try_step` does.
+    """
+    config, first = plan.run.config, items[:TRIED_ITEMS]
+    tokenizer = load_tokenizer(config.target)
+    requests = answer_requests(config, tokenizer, [item for item in first if isinstance(item, Prompt)])
+    pieces = text_pieces(config, tokenizer, [item for item in first if isinstance(item, Text)])
+    texts = [_answered(request) for request in requests.values()] + list(pieces.values())
+    texts = [text for text in texts if len(text.prompt_ids) <= config.predistill.batch_tokens]
+    return try_step(plan, available, texts) if texts else None
+
+
+def _answered(request: GenerationRequest) -> ScoredText:
+    """`request` with tokens of its prompt for an answer."""
+    ids = np.asarray(request.prompt_ids, np.int32)
+    return ScoredText(request.request_id, request.domain, 1.0, ids, np.resize(ids, request.params.max_tokens))
 
 
 def show_speed_up(config: HotdraftConfig, out: Path, outcome: PredistillResult, prompts: Sequence[Prompt]) -> None:

@@ -68,11 +68,16 @@ def predistill(
     items = [*read_sources(chosen.sources), *varied(chosen.builtin_prompts, chosen.seed)]
     random.Random(chosen.seed).shuffle(items)  # whatever is answered so far is a fair mix
 
+    from rich.console import Console
+
     from hotdraft.answering.requests import text_tokens
-    from hotdraft.answering.speed import measure_speed
+    from hotdraft.answering.speed import answer_speed, try_training, weights_here
     from hotdraft.pipeline.traffic.prompts import Prompt
     from hotdraft.training.drafts.draft_cost import predicted_cost, show_cost
-    from hotdraft.training.planning.plan_table import plan_predistill, print_plan
+    from hotdraft.training.planning.machine import available_for
+    from hotdraft.training.planning.plan_check import check
+    from hotdraft.training.planning.plan_table import plan_predistill, tables
+    from hotdraft.training.planning.plan_time import describe_time
 
     planned = plan_predistill(
         settings,
@@ -88,27 +93,39 @@ def predistill(
         dtype=planned.run.dtype,
     )
     show_cost(cost)
-    speed = measure_speed(settings, items) if plan and memory_gb is None else None
-    print_plan(planned, memory_gb, speed=speed)
-    if plan or out is None:
+    available = available_for(settings, memory_gb)
+    console = Console()
+    console.print(tables(planned, available))
+    check(planned, available, training=memory_gb is not None)
+    if not plan and out is not None:
+        _make(planned, available, items, out, slim=slim)
         return
-    _make(settings, items, out, slim=slim)
+    step = speed = None
+    if memory_gb is None and weights_here(settings):
+        step, speed = try_training(planned, available, items), answer_speed(settings, items)
+    else:
+        check(planned, available)
+    console.print(describe_time(planned, step, speed), highlight=False, soft_wrap=True)
 
 
-def _make(settings: Any, items: Any, out: Path, *, slim: bool) -> None:
+def _make(planned: Any, available: Any, items: Any, out: Path, *, slim: bool) -> None:
+    from rich.console import Console
+
     from hotdraft.answering.collect import collect
     from hotdraft.answering.requests import output_tokens
-    from hotdraft.answering.speed import show_speed_up
+    from hotdraft.answering.speed import show_speed_up, try_training
     from hotdraft.pipeline.models.draft_folder import check_out
     from hotdraft.pipeline.models.loading import local_folder
     from hotdraft.pipeline.replay.buffer import ReplayBuffer
     from hotdraft.pipeline.system.disk import replay_bytes, require_disk
     from hotdraft.pipeline.traffic.prompts import Prompt
     from hotdraft.training.fit.progress_bar import quiet_trainer
+    from hotdraft.training.planning.plan_time import describe_time
     from hotdraft.training.predistill import make
     from hotdraft.training.predistill.finished_draft import FinishedDraft
 
     quiet_trainer()
+    settings = planned.run.config
     prompts = [item for item in items if isinstance(item, Prompt)]
     finished = FinishedDraft(settings, out, slim=slim)
     outcome = finished.read()
@@ -119,6 +136,9 @@ def _make(settings: Any, items: Any, out: Path, *, slim: bool) -> None:
         check_out(out)
         needed = replay_bytes(output_tokens(settings, items), settings.recorder.top_k)
         require_disk(settings.run_dir, needed, "what the target says of the prompts")
+        if not make.has_begun(settings):  # else its own steps have shown what they take
+            step = try_training(planned, available, items)
+            Console().print(describe_time(planned, step), highlight=False, soft_wrap=True)
         chosen = settings.predistill
         buffer = ReplayBuffer.of(settings)
         on_policy = chosen.draft if chosen.on_policy_fraction else None

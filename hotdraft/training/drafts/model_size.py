@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from hotdraft.pipeline.models.loading import ModelError, resolve, shared_modules
+from hotdraft.pipeline.models.loading import ModelError, resolve
 
 
 def read_config(name: str) -> PreTrainedConfig:
@@ -62,16 +62,6 @@ class Widths:
             vocabulary=text.vocab_size,
         )
 
-    @property
-    def cache(self) -> int:
-        """Elements of the keys and values of one token in all layers."""
-        return 2 * self.layers * self.keys
-
-
-def shared_parameters(model: PreTrainedModel) -> int:
-    """Parameters of embedding and output head, once if they are tied."""
-    return sum(p.numel() for p in {id(p): p for m in shared_modules(model) for p in m.parameters()}.values())
-
 
 def linear_layers(model: PreTrainedModel, names: Collection[str]) -> list[nn.Linear]:
     """The linear layers of which the last part of the name is one of `names`."""
@@ -84,8 +74,3 @@ def linear_layers(model: PreTrainedModel, names: Collection[str]) -> list[nn.Lin
 
 def weights(layers: Iterable[nn.Linear]) -> int:
     return sum(layer.weight.numel() for layer in layers)
-
-
-def lora_parameters(layers: Iterable[nn.Linear], rank: int) -> int:
-    """Parameters of an adapter on `layers`."""
-    return sum(rank * (layer.in_features + layer.out_features) for layer in layers)

@@ -1,5 +1,6 @@
 """Training in several processes of one machine, each on a device of its own."""
 
+import logging
 import os
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
@@ -14,6 +15,9 @@ from hotdraft.pipeline.processes.leash import die_with_parent
 from hotdraft.pipeline.system.ports import free_port
 
 T = TypeVar("T")
+
+# As in the command, whose logging its processes do not have: they import this before what they are to do.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 class DeviceError(ValueError):

@@ -1,6 +1,7 @@
 """What a training run shows while it lasts."""
 
 import logging
+import math
 import time
 import warnings
 
@@ -38,6 +39,8 @@ class Throughput(Callback):
 
     def __init__(self, every_steps: int) -> None:
         self._every_steps = every_steps
+        self.latest = math.nan
+        """What was logged last."""
         self._restart()
 
     def on_train_start(self, *_: object) -> None:
@@ -56,8 +59,8 @@ class Throughput(Callback):
     ) -> None:
         self._tokens += batch.input_ids.numel() * trainer.world_size
         if (batch_idx + 1) % (self._every_steps * trainer.accumulate_grad_batches) == 0:
-            seconds = time.monotonic() - self._since
-            module.log(TOKENS_PER_SECOND, self._tokens / seconds, prog_bar=True)
+            self.latest = self._tokens / (time.monotonic() - self._since)
+            module.log(TOKENS_PER_SECOND, self.latest, prog_bar=True)
             self._restart()
 
     def _restart(self) -> None:

@@ -37,8 +37,8 @@ class RunPlace:
     """Where a run leaves its traces, whether it shows itself, and what ends it before its time."""
 
     tracking_uri: str
-    run_id: str
-    """The MLflow run."""
+    run_id: str | None
+    """The MLflow run; None logs nothing."""
     checkpoints: Path
     progress: bool
     stop: StopSignal | None = None
@@ -58,6 +58,8 @@ class FitOptions:
     processes: int = 1
     """Of which this is one, each on a device of its own and under `strategy`."""
     strategy: Strategy | Literal["auto"] = "auto"
+    throughput: Throughput | None = None
+    """Takes the speed; by default every `LOG_EVERY_STEPS` steps."""
 
 
 def train(
@@ -79,7 +81,7 @@ def train(
     timer = Timer(duration=None if budget is None else timedelta(seconds=budget))
     callbacks: list[Callback] = [
         timer,
-        Throughput(LOG_EVERY_STEPS),
+        options.throughput or Throughput(LOG_EVERY_STEPS),
         *(validation.callbacks(place.checkpoints, data.validation_samples) if validation else []),
         ResumePoint(last, settings.checkpoint_steps, validation.every_steps if validation else None, place.stop),
     ]
@@ -108,7 +110,7 @@ def train(
         max_steps=settings.max_steps,
         accumulate_grad_batches=data.accumulate,
         gradient_clip_val=1.0,
-        logger=MLFlowLogger(tracking_uri=place.tracking_uri, run_id=place.run_id),
+        logger=MLFlowLogger(tracking_uri=place.tracking_uri, run_id=place.run_id) if place.run_id else False,
         callbacks=callbacks,
         log_every_n_steps=LOG_EVERY_STEPS,
         limit_val_batches=None if validation else 0,

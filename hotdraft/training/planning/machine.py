@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.models.loading import choose_device
 from hotdraft.pipeline.system.disk import free_bytes
 
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -24,9 +26,11 @@ class Available:
     name: str
 
 
-def this_machine(device: torch.device, folder: Path) -> Available:
-    """Memory of `device`, and what the disk of `folder`, which need not exist yet, has free."""
-    disk = free_bytes(folder)
+def available_for(config: HotdraftConfig, memory_gb: float | None = None) -> Available:
+    """What a run on this machine has; or on another, whose device has `memory_gb`. Raises `ModelError`."""
+    if memory_gb is not None:
+        return Available(int(memory_gb * 1e9), None, "as given")
+    device, disk = choose_device(config.device), free_bytes(config.run_dir)
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return Available(properties.total_memory, disk, properties.name)

@@ -1,42 +1,33 @@
-"""What a pre-distillation takes, moment by moment, from configurations alone: no weights are read."""
+"""What a pre-distillation takes, from configurations alone: no weights are read."""
 
 from dataclasses import dataclass
-from typing import Self
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from hotdraft.pipeline.config.learning import PredistillConfig
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.models.loading import shared_modules
 from hotdraft.pipeline.system.disk import replay_bytes
 from hotdraft.training.drafts.model_size import Widths, linear_layers, weights
 from hotdraft.training.fit.lora import target_modules
-from hotdraft.training.planning.training_memory import (
-    MASTER,
-    MOMENTS,
-    Parameters,
-    layer_bytes,
-    shards,
-    state_bytes,
-    step_bytes,
-)
-from hotdraft.training.scoring.target_scores import ROWS_PER_CHUNK
+from hotdraft.training.scoring.forward import CHUNK_LOGITS
 
 RUNTIME = {"cuda": 1_000_000_000, "cpu": 900_000_000}
 """A CUDA context with its libraries' workspaces; on a CPU the interpreter with all that is imported."""
-HEAP_GAPS = 0.7
-"""On a CPU: what the C library's heap keeps beyond what a step uses, as a share of that, at most: `bench_plan`
-measured 0.2 to 0.7 with glibc, and next to nothing with MALLOC_MMAP_THRESHOLD_=65536, where tensors stay out."""
+FLOAT32 = 4
+"""Bytes of a trainable parameter, of its gradient, and of each of AdamW's two moments."""
+NF4 = 0.516
+"""Bytes of a weight in NF4 with its scales, quantised twice (Dettmers et al., 2023, section 3)."""
+WIDENED = 50_000_000
+"""Rows of a chunk's logits in float32, a few at a time."""
 STACKED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 """Layers whose weights the engine stacks, a copy, before it lets go of the loaded ones."""
 SAMPLED_COPIES = 4
 """Float32 copies of a round's logits when tokens are sampled: widened, scaled, one-hot and probabilities."""
-SCORED_COPIES = 3
-"""Likewise when texts are scored: widened, their log-sum-exp's shifted and exponentiated."""
 READ_POSITION, READ_KEPT = 25, 6
 """Bytes in memory of a recorded output position, and of each target token kept there."""
-CHECKPOINTS = 2
-"""Of the last state and of the best weights: a new one is written before the former is deleted."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +38,7 @@ class Run:
     target: PreTrainedModel
     """On the `meta` device."""
     draft: PreTrainedModel
-    """Likewise."""
-    freeze_shared: bool
-    """The draft's embedding and head are the target's and do not train."""
+    """Likewise; what it shares with the target is frozen."""
     device: str
     """cuda or cpu."""
     dtype: torch.dtype
@@ -61,8 +50,16 @@ class Run:
         return self.config.predistill
 
     @property
-    def parameters(self) -> Parameters:
-        return Parameters.of(self.draft, self.settings, self.dtype, freeze_shared=self.freeze_shared)
+    def adapted(self) -> list[nn.Linear]:
+        """The layers that an adapter is on."""
+        return linear_layers(self.draft, target_modules(self.draft, self.settings.lora.target_modules))
+
+    @property
+    def trainable(self) -> int:
+        """Parameters."""
+        if self.settings.method == "full":
+            return sum(parameter.numel() for parameter in self.draft.parameters() if parameter.requires_grad)
+        return sum(self.settings.lora.rank * (layer.in_features + layer.out_features) for layer in self.adapted)
 
     @property
     def answer_tokens(self) -> int:
@@ -80,122 +77,104 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Moment:
-    """Bytes held at one time, by what holds them."""
-
-    name: str
-    parts: dict[str, int]
-
-    @property
-    def total(self) -> int:
-        return sum(self.parts.values())
-
-
-@dataclass(frozen=True)
 class MemoryPlan:
-    run: Run
-    recording: tuple[Moment, ...]
-    """Memory of a device while the target answers and scores."""
-    training: tuple[Moment, ...]
-    """Memory of a device from when the draft is made."""
-    disk: Moment
+    """Bytes by what holds them, at the peak of each."""
 
-    @property
-    def peak(self) -> Moment:
-        return max((*self.recording, *self.training), key=lambda moment: moment.total)
+    run: Run
+    recording: dict[str, int]
+    """Memory of a device while the target answers."""
+    training: dict[str, int]
+    """Memory of a device."""
+    disk: dict[str, int]
 
 
 def plan_memory(run: Run) -> MemoryPlan:
     """Raises `LoraError` for adapters that the draft cannot carry."""
-    runtime = {"runtime": RUNTIME[run.device]}
-    return MemoryPlan(
-        run,
-        recording=tuple(Moment(m.name, m.parts | runtime) for m in _recording(run)),
-        training=tuple(Moment(m.name, m.parts | runtime) for m in _training(run)),
-        disk=_disk(run),
-    )
+    disk = {
+        "recorded answers": replay_bytes(run.recorded_tokens, run.config.recorder.top_k),
+        "checkpoints": 2 * 4 * FLOAT32 * run.trainable,  # a new one is written before the former is deleted
+        "the draft": run.dtype.itemsize * run.draft.num_parameters(),
+    }
+    return MemoryPlan(run, _recording(run), _state(run) | _step(run), disk)
 
 
-@dataclass(frozen=True)
-class _Engine:
-    """A model that answers, in bytes."""
-
-    weights: int
-    copies: int
-    """Held beside the weights while the engine is built."""
-    cache: int
-    work: int
-
-    @classmethod
-    def of(cls, run: Run, model: PreTrainedModel) -> Self:
-        widths, size = Widths.of(model.config), run.dtype.itemsize
-        head = weights([model.get_output_embeddings()])
-        tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-        packed = run.device == "cpu" and run.dtype == torch.bfloat16
-        copied = linear_layers(model, target_modules(model, "all-linear") if packed else STACKED)
-        slots = min(run.settings.num_slots, max(run.prompts, 1))
-        length = run.config.engine.max_model_len
-        return cls(
-            weights=size * (model.num_parameters() + (head if packed and tied else 0)),
-            copies=size * weights(copied),
-            cache=size * widths.cache * slots * length,
-            work=size * length * (4 * widths.hidden + 2 * widths.queries + 4 * widths.feed_forward)
-            + slots * widths.vocabulary * (size + MASTER * SAMPLED_COPIES),
-        )
-
-
-def _recording(run: Run) -> list[Moment]:
-    settings = run.settings
-    target, draft = (_Engine.of(run, model) for model in (run.target, run.draft))
-    moments = [
-        Moment(
-            "loading the target",
-            {"target": target.weights, "layers being stacked": target.copies, "keys and values": target.cache},
-        ),
-        Moment(
-            "answering", {"target": target.weights, "keys and values": target.cache, "activations": target.work}
-        ),
-    ]
-    if settings.sources or settings.on_policy_fraction:
-        moments.append(Moment("scoring", {"target": target.weights, "activations": _scoring(run)}))
-    if settings.on_policy_fraction:
-        moments[-1].parts.update({"draft": draft.weights + draft.copies, "keys and values": draft.cache})
-    return moments
-
-
-def _scoring(run: Run) -> int:
+def _recording(run: Run) -> dict[str, int]:
+    """Scoring takes less: it has neither the cache nor the copies, which are more than a draft."""
     widths, size = Widths.of(run.target.config), run.dtype.itemsize
-    logits = ROWS_PER_CHUNK * widths.vocabulary * (size + MASTER * SCORED_COPIES)
-    return logits + run.settings.batch_tokens * layer_bytes(widths, size, residual=size, adapted=False)
+    slots, length = min(run.settings.num_slots, max(run.prompts, 1)), run.config.engine.max_model_len
+    work = size * length * (4 * widths.hidden + 2 * widths.queries + 4 * widths.feed_forward)
+    work += slots * widths.vocabulary * (size + FLOAT32 * SAMPLED_COPIES)
+    return {
+        "target": size * run.target.num_parameters(),
+        "keys and values": size * 2 * widths.layers * widths.keys * slots * length,
+        "activations, or layers being stacked": max(work, size * weights(linear_layers(run.target, STACKED))),
+        "runtime": RUNTIME[run.device],
+    }
 
 
-def _training(run: Run) -> list[Moment]:
-    settings, parameters = run.settings, run.parameters
-    state = state_bytes(run.draft, parameters, settings)
-    step = step_bytes(run.draft, parameters, settings, run.dtype, freeze_shared=run.freeze_shared)
-    saving = {"AdamW's temporaries": MASTER * parameters.trainable // shards(settings)}
+def _state(run: Run) -> dict[str, int]:
+    """What is held from step to step.
+
+    FSDP shards all of it (Rajbhandari et al., 2020, stage 3) and gathers what it computes with: at its peak
+    what is outside of the layers, two layers, and the gradients of one.
+    """
+    settings, size, trainable = run.settings, run.dtype.itemsize, run.trainable
+    shards = settings.devices if settings.strategy == "fsdp" else 1
+    frozen = size * run.draft.num_parameters()  # an adapter is merged into it in the end
+    if settings.method == "full":
+        frozen -= size * trainable
+    elif settings.method == "qlora":
+        frozen += int(NF4 * weights(run.adapted))
+    parts = {
+        "frozen weights": frozen // shards,
+        "trained weights, float32": FLOAT32 * trainable // shards,
+        "gradients": FLOAT32 * trainable // shards,
+        "AdamW state": 2 * FLOAT32 * trainable // shards,
+        "runtime": RUNTIME[run.device],
+    }
+    if shards > 1:
+        outside = FLOAT32 * sum(p.numel() for module in shared_modules(run.draft) for p in module.parameters())
+        layers = 3 * (frozen + FLOAT32 * trainable) // Widths.of(run.draft.config).layers
+        parts["gathered by FSDP"] = outside + layers
     if run.device == "cpu":
-        saving = {"checkpoint being written": (MASTER + MOMENTS) * parameters.trainable}
-        step["gaps in the heap"] = int(HEAP_GAPS * sum(step.values()))
-        state["recorded answers"] = run.recorded_tokens * (READ_POSITION + READ_KEPT * run.config.recorder.top_k)
-    size = run.dtype.itemsize
-    making = {"target": size * run.target.num_parameters(), "draft": size * parameters.total}
-    if settings.draft is None:
-        making["tensors being cut"] = size * parameters.total
-    return [
-        Moment("making the draft", making),
-        Moment("training", state | step),
-        Moment("updating and saving", state | saving),
-    ]
+        parts["recorded answers"] = run.recorded_tokens * (READ_POSITION + READ_KEPT * run.config.recorder.top_k)
+    return parts
 
 
-def _disk(run: Run) -> Moment:
-    parameters = run.parameters
-    return Moment(
-        "disk",
-        {
-            "recorded answers": replay_bytes(run.recorded_tokens, run.config.recorder.top_k),
-            "checkpoints": CHECKPOINTS * (2 * MASTER + MOMENTS) * parameters.trainable,
-            "the draft": run.dtype.itemsize * parameters.total,
-        },
-    )
+def _step(run: Run) -> dict[str, int]:
+    """What a step adds at its peak, when the backward pass begins."""
+    settings, widths, size = run.settings, Widths.of(run.draft.config), run.dtype.itemsize
+    tokens, full = settings.batch_tokens, settings.method == "full"
+    trains_head = full and all(parameter.requires_grad for parameter in run.draft.parameters())
+    residual = FLOAT32 if trains_head else size
+    layer = tokens * layer_bytes(widths, size, residual=residual, adapted=not full)
+    activations = widths.layers * layer
+    if settings.activation_checkpointing:
+        activations = widths.layers * tokens * widths.hidden * residual + layer
+    chunk = min(tokens * widths.vocabulary, max(CHUNK_LOGITS, widths.vocabulary))
+    parts = {
+        "activations": activations,
+        "gradients of activations": layer,
+        "chunk of logits, gradient": 2 * chunk * size + WIDENED,
+    }
+    if trains_head:
+        parts["gradient of the head"] = 2 * FLOAT32 * weights([run.draft.get_output_embeddings()])
+    if size < FLOAT32:
+        parts["trained weights, cast"] = size * run.trainable
+    return parts
+
+
+def layer_bytes(widths: Widths, compute: int, *, residual: int, adapted: bool) -> int:
+    """Bytes that autograd keeps of one layer for one token.
+
+    The count of Korthikanti et al. (2022), section 4.1, for a Llama layer as transformers runs it: RMS norms
+    in float32, gated feed-forward, fused attention (which keeps no scores), no dropout. Under autocast every linear
+    layer that trains, or whose adapter does, keeps its own cast of the input.
+    `compute` and `residual` are bytes of an element in the layer and between layers.
+    """
+    hidden, queries, feed_forward = widths.hidden, widths.queries, widths.feed_forward
+    norms = 2 * (FLOAT32 if adapted else FLOAT32 + residual) * hidden
+    inputs = (5 if compute < FLOAT32 else 2) * compute * hidden
+    attention = compute * (3 * queries + 2 * widths.keys)  # the joined outputs of requests are a copy
+    cast = compute * queries if adapted and compute < FLOAT32 else 0
+    return norms + inputs + attention + 4 * compute * feed_forward + cast

@@ -1,27 +1,21 @@
 """Whether a plan fits a machine, and if not, what to set so that it does."""
 
-import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 
-from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.training.drafts.draft_init import check_draft
-from hotdraft.training.drafts.model_size import Widths, meta_model
 from hotdraft.training.planning.machine import Available
-from hotdraft.training.planning.memory_plan import MemoryPlan, Moment, Run, plan_memory
+from hotdraft.training.planning.memory_plan import MemoryPlan, Run, plan_memory
 
 USABLE = 0.95
 """Share of a device's memory that can be filled: an allocator leaves gaps."""
-MIN_BATCH_TOKENS = 512
-MIN_LENGTH = 512
-MIN_TOP_K = 16
-MAX_DEVICES = 8
-BATCH = "predistill.batch_tokens"
+LEAST = {"predistill.batch_tokens": 512, "recorder.top_k": 16}
+"""Below which nothing is advised; other numbers go down to 1."""
 
+Need = Literal["recording", "training", "disk"]
 Settings = dict[str, Any]
 """Values by their name in the configuration, sections before a dot."""
 
@@ -30,134 +24,111 @@ class PlanError(ValueError):
     """A run that does not fit; the message says what is missing and what to set instead."""
 
 
-@dataclass(frozen=True)
-class _Need:
-    """One thing that must fit, of any plan."""
+def check(plan: MemoryPlan, available: Available, *, training: bool = True) -> None:
+    """Raise `PlanError` if `plan` takes more than is `available`; `training` is left out where it is measured."""
+    memory = int(USABLE * available.memory)
+    needs: list[tuple[Need, int | None, str]] = [("recording", memory, available.name)]
+    if training:
+        needs.append(("training", memory, available.name))
+    needs.append(("disk", available.disk, "the disk"))
+    problems = [
+        f"{need} takes {_gb(taken)} of {_gb(room)} that can be filled ({name}): {_advice(plan, need, taken - room)}"
+        for need, room, name in needs
+        if room is not None and (taken := sum(getattr(plan, need).values())) > room
+    ]
+    recorded, limit = plan.disk["recorded answers"], plan.run.config.replay.max_bytes
+    if recorded > limit:
+        problems.append(
+            f"the recorded answers may take {_gb(recorded)}, and the replay buffer deletes the oldest above "
+            f"{_gb(limit)}: replay.max_bytes: {math.ceil(recorded / 1e9) * 10**9} keeps them all"
+        )
+    if problems:
+        raise PlanError("; ".join(problems))
 
-    moments: Callable[[MemoryPlan], Sequence[Moment]]
-    alternatives: Callable[[Run], Iterable[Settings]]
 
-    def peak(self, plan: MemoryPlan) -> Moment:
-        return max(self.moments(plan), key=lambda moment: moment.total)
+def check_step(plan: MemoryPlan, available: Available, peak: int | None) -> None:
+    """Raise `PlanError` if a step of training was too large.
+
+    `peak` are the bytes that a process was measured to hold; None if memory ran out. What to set is predicted.
+    """
+    room = int(USABLE * available.memory)
+    taken, told = max(sum(plan.training.values()), available.memory), "more than there is"
+    if peak is not None:
+        taken = peak
+        if plan.run.device == "cpu":  # whose memory all processes share, and the answers to come
+            taken = peak * plan.run.settings.devices + plan.training["recorded answers"]
+        told = _gb(taken)
+    if taken > room:
+        place = f"{_gb(room)} that can be filled ({available.name})"
+        advice = _advice(plan, "training", taken - room)
+        raise PlanError(f"a step of training was tried and took {told}, of {place}: {advice}")
 
 
-def check(plan: MemoryPlan, available: Available) -> None:
-    """Raise `PlanError` if `plan` takes more than is `available`: how much, and the first alternative that fits."""
-    memory = int(available.memory * USABLE)
-    place = f"{_gb(memory)} that can be filled of {_gb(available.memory)} ({available.name})"
-    problems = [_problem(need, plan, memory, place) for need in (RECORDING, TRAINING)]
-    if available.disk is not None:
-        problems.append(_problem(DISK, plan, available.disk, f"{_gb(available.disk)} that the disk has free"))
-    problems.append(_retention(plan))
-    if found := [problem for problem in problems if problem is not None]:
-        raise PlanError("; ".join(found))
-
-
-def _problem(need: _Need, plan: MemoryPlan, room: int, place: str) -> str | None:
-    peak = need.peak(plan)
-    if peak.total <= room:
-        return None
-    told = f"{peak.name} takes {_gb(peak.total)}, {_gb(peak.total - room)} more than the {place}: "
-    least = plan
-    for settings in need.alternatives(plan.run):
+def _advice(plan: MemoryPlan, need: Need, missing: int) -> str:
+    """The first change that saves `missing` bytes."""
+    most = 0
+    for settings in _ordered(*_changes(plan.run, need)):
         other = plan_memory(changed(plan.run, settings))
-        if need.peak(other).total <= room:
-            return told + f"{_words(settings)} saves {_gb(peak.total - need.peak(other).total)} and fits"
-        least = min(least, other, key=lambda candidate: need.peak(candidate).total)
-    return told + f"nothing that can be set makes it fit; the least would take {_gb(need.peak(least).total)}"
-
-
-def _retention(plan: MemoryPlan) -> str | None:
-    recorded, limit = plan.disk.parts["recorded answers"], plan.run.config.replay.max_bytes
-    if recorded <= limit:
-        return None
-    return (
-        f"the recorded answers may take {_gb(recorded)}, and the replay buffer deletes the oldest above "
-        f"{_gb(limit)}: replay.max_bytes: {math.ceil(recorded / 1e9) * 10**9} keeps them all"
-    )
+        saved = sum(getattr(plan, need).values()) - sum(getattr(other, need).values())
+        if saved >= missing:
+            words = ", ".join(f"{name}: {str(value).lower()}" for name, value in settings.items())
+            return f"{words} saves {_gb(saved)}"
+        most = max(most, saved)
+    return f"nothing that can be set makes it fit; at most {_gb(most)} can be saved"
 
 
 def changed(run: Run, settings: Settings) -> Run:
-    """`run` with `settings`; a draft of other layers is cut anew."""
+    """`run` with `settings`."""
     config = run.config
     for name, value in settings.items():
         section, _, key = name.rpartition(".")
         new = {section: getattr(config, section).model_copy(update={key: value})} if section else {key: value}
         config = config.model_copy(update=new)
-    more_prompts = config.predistill.builtin_prompts - run.settings.builtin_prompts
-    return replace(
-        run,
-        config=config,
-        draft=_draft(config) if "predistill.layers" in settings else run.draft,
-        dtype=getattr(torch, config.dtype) if "dtype" in settings else run.dtype,
-        prompts=run.prompts + more_prompts,
-    )
+    dtype = getattr(torch, config.dtype) if "dtype" in settings else run.dtype
+    fewer = run.settings.builtin_prompts - config.predistill.builtin_prompts
+    return replace(run, config=config, dtype=dtype, prompts=run.prompts - fewer)
 
 
-def _draft(config: HotdraftConfig) -> Any:
-    return meta_model(check_draft(config.target, config.predistill))
-
-
-def _recording_alternatives(run: Run) -> Iterator[Settings]:
-    """From what costs only time to what answers fewer prompts."""
-    shortest = MIN_LENGTH + run.settings.max_tokens
-    slots = _halved("predistill.num_slots", run.settings.num_slots, 1)
-    lengths = _halved("engine.max_model_len", run.config.engine.max_model_len, shortest)
-    yield from (*slots, *_wider(run), *lengths, *_both(lengths, slots), *_both(_wider(run), slots))
-
-
-def _training_alternatives(run: Run) -> Iterator[Settings]:
-    """From what costs only time, over what changes the draft, to more devices."""
+def _changes(run: Run, need: Need) -> tuple[list[Settings], list[Settings]]:
+    """Those that cost only time or data; those that change the draft or ask for more devices."""
     settings = run.settings
-    checkpointing = [] if settings.activation_checkpointing else [{"predistill.activation_checkpointing": True}]
-    batches = [
-        batch | {"predistill.accumulate": settings.accumulate * (settings.batch_tokens // batch[BATCH])}
-        for batch in _halved(BATCH, settings.batch_tokens, MIN_BATCH_TOKENS)
-    ]
-    slower = [*checkpointing, *batches, *_both(checkpointing, batches)]
-    methods = ("full", "lora", "qlora")
-    changes = _wider(run) + [{"predistill.method": name} for name in methods[methods.index(settings.method) + 1 :]]
-    if settings.draft is None:
-        changes += _halved("predistill.layers", Widths.of(run.draft.config).layers, 1)
-    if run.device == "cuda" and settings.method != "qlora":  # FSDP cannot share out NF4 weights
-        changes += [
-            {"predistill.strategy": "fsdp", "predistill.devices": number}
-            for number in range(2, MAX_DEVICES + 1, 2)
-            if number > settings.devices
-        ]
-    yield from slower
-    for change in changes:
-        yield from (change, *_both([change], slower))
+    narrower: list[Settings] = [{"dtype": "bfloat16"}] if run.dtype == torch.float32 else []
+    adapter: list[Settings] = [{"predistill.method": "lora"}] if settings.method == "full" else []
+    if need == "recording":
+        return [*_halved("predistill.num_slots", settings.num_slots)], narrower
+    if need == "disk":
+        top_k = _halved("recorder.top_k", run.config.recorder.top_k)
+        return [*top_k, *_halved("predistill.builtin_prompts", settings.builtin_prompts)], adapter
+    slower: list[Settings] = (
+        [] if settings.activation_checkpointing else [{"predistill.activation_checkpointing": True}]
+    )
+    for halved in _halved("predistill.batch_tokens", settings.batch_tokens):
+        times = settings.batch_tokens // halved["predistill.batch_tokens"]
+        slower.append(halved | {"predistill.accumulate": settings.accumulate * times})
+    others = narrower + adapter
+    if settings.method != "qlora" and settings.strategy != "fsdp":  # which cannot share out NF4 weights
+        others.append({"predistill.method": "qlora"})
+    if settings.method != "qlora" and run.device == "cuda":
+        numbers = [number for number in (2, 4, 8) if number > settings.devices]
+        others += [{"predistill.strategy": "fsdp", "predistill.devices": number} for number in numbers]
+    return slower, others
 
 
-def _disk_alternatives(run: Run) -> Iterator[Settings]:
-    kept = _halved("recorder.top_k", run.config.recorder.top_k, MIN_TOP_K)
-    prompts = _halved("predistill.builtin_prompts", run.settings.builtin_prompts, 1)
-    adapters: list[Settings] = [{"predistill.method": "lora"}] if run.settings.method == "full" else []
-    yield from (*kept, *prompts, *adapters, *_both(adapters, prompts))
+def _ordered(first: list[Settings], others: list[Settings]) -> Iterator[Settings]:
+    """Each of `first`, more and more of them together, then each of `others`, alone and with all of `first`."""
+    yield from first
+    together: Settings = {}
+    for settings in first:
+        together = together | settings
+        yield together
+    for settings in others:
+        yield from (settings, together | settings)
 
 
-RECORDING = _Need(lambda plan: plan.recording, _recording_alternatives)
-TRAINING = _Need(lambda plan: plan.training, _training_alternatives)
-DISK = _Need(lambda plan: [plan.disk], _disk_alternatives)
-
-
-def _wider(run: Run) -> list[Settings]:
-    return [{"dtype": "bfloat16"}] if run.dtype == torch.float32 else []
-
-
-def _halved(name: str, number: int, least: int) -> list[Settings]:
-    """The setting `name` at number/2, number/4, … down to `least`."""
-    halves = itertools.takewhile(lambda half: half >= least, (number >> times for times in itertools.count(1)))
-    return [{name: half} for half in halves]
-
-
-def _both(first: Iterable[Settings], second: Collection[Settings]) -> list[Settings]:
-    return [one | other for one in first for other in second]
-
-
-def _words(settings: Settings) -> str:
-    return ", ".join(f"{name}: {str(value).lower()}" for name, value in settings.items())
+def _halved(name: str, number: int) -> Iterator[Settings]:
+    """The setting `name` at number/2, number/4, … down to the least."""
+    while (number := number // 2) >= LEAST.get(name, 1):
+        yield {name: number}
 
 
 def _gb(number: int) -> str:

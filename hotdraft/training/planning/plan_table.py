@@ -1,38 +1,21 @@
 """The plan of a pre-distillation for people: tables for the terminal."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Column, Table
 from rich.text import Text
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.loading import ModelError, choose_device, choose_dtype, read_cut, resolve
-from hotdraft.training.drafts.draft_init import check_draft
+from hotdraft.training.drafts.draft_init import check_draft, freeze_shared
 from hotdraft.training.drafts.model_size import Widths, meta_model, read_config
-from hotdraft.training.planning.machine import Available, this_machine
-from hotdraft.training.planning.memory_plan import MemoryPlan, Moment, Run, plan_memory
-from hotdraft.training.planning.plan_check import check
-from hotdraft.training.planning.plan_time import Speed, hours
-
-
-def print_plan(
-    plan: MemoryPlan, memory_gb: float | None = None, *, speed: Speed | None = None, console: Console | None = None
-) -> None:
-    """Print `plan`, and raise `PlanError` if it does not fit.
-
-    `memory_gb` is what the device of another machine has; otherwise this machine is asked.
-    """
-    config = plan.run.config
-    if memory_gb is None:
-        available = this_machine(choose_device(config.device), config.run_dir)
-    else:
-        available = Available(int(memory_gb * 1e9), None, "as given")
-    console = console or Console()
-    console.print(tables(plan, available, speed))
-    check(plan, available)
+from hotdraft.training.planning.machine import Available
+from hotdraft.training.planning.memory_plan import MemoryPlan, Run, plan_memory
+from hotdraft.training.planning.plan_time import millions
 
 
 def plan_predistill(
@@ -47,19 +30,14 @@ def plan_predistill(
     device, dtype = _place(config, elsewhere)
     settings = config.predistill
     if settings.draft is not None and elsewhere:
-        draft_config = read_config(settings.draft)
+        draft = meta_model(read_config(settings.draft))
     else:
-        draft_config = check_draft(config.target, settings)
-    freeze_shared = settings.draft is None or read_cut(Path(resolve(settings.draft))) is not None
-    target, draft = meta_model(read_config(config.target)), meta_model(draft_config)
+        draft = meta_model(check_draft(config.target, settings))
+    if settings.draft is None or read_cut(Path(resolve(settings.draft))) is not None:
+        freeze_shared(draft)
     prompts = settings.builtin_prompts if prompts is None else prompts
-    return plan_memory(Run(config, target, draft, freeze_shared, device, dtype, prompts, text_tokens))
-
-
-def tables(plan: MemoryPlan, available: Available, speed: Speed | None) -> Group:
-    """What is made, memory by moment, disk, time."""
-    memory = _memory(plan, available)
-    return Group(Text(_title(plan)), Text(), memory, Text(), _disk(plan, available), Text(_time(plan, speed)))
+    target = meta_model(read_config(config.target))
+    return plan_memory(Run(config, target, draft, device, dtype, prompts, text_tokens))
 
 
 def _place(config: HotdraftConfig, elsewhere: bool) -> tuple[str, torch.dtype]:
@@ -73,61 +51,35 @@ def _place(config: HotdraftConfig, elsewhere: bool) -> tuple[str, torch.dtype]:
     return kind, torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
 
 
+def tables(plan: MemoryPlan, available: Available) -> Group:
+    """What is made; memory by moment and disk, as predicted."""
+    memory = f"Predicted memory of a device in GB, of {_gb(available.memory)} ({available.name})"
+    disk = "Disk in GB" if available.disk is None else f"Disk in GB, of {_gb(available.disk)} free"
+    device = _table(memory, {"recording": plan.recording, "training": plan.training})
+    return Group(Text(_title(plan)), Text(), device, Text(), _table(disk, {"disk": plan.disk}))
+
+
 def _title(plan: MemoryPlan) -> str:
-    run, parameters = plan.run, plan.run.parameters
-    widths = Widths.of(run.draft.config)
+    run, widths = plan.run, Widths.of(plan.run.draft.config)
     origin = run.settings.draft or f"{widths.layers} layers of {run.config.target}"
     return (
-        f"draft: {_millions(parameters.total)} parameters ({origin}, feed-forward {widths.feed_forward}), of which "
-        f"{_millions(parameters.trainable)} train (method {run.settings.method})\n"
-        f"target: {_millions(run.target.num_parameters())} parameters; {str(run.dtype).removeprefix('torch.')} "
+        f"draft: {millions(run.draft.num_parameters())} parameters ({origin}, feed-forward {widths.feed_forward}), "
+        f"of which {millions(run.trainable)} train (method {run.settings.method})\n"
+        f"target: {millions(run.target.num_parameters())} parameters; {str(run.dtype).removeprefix('torch.')} "
         f"on {run.settings.devices} {run.device}"
     )
 
 
-def _memory(plan: MemoryPlan, available: Available) -> Table:
-    moments = [*plan.recording, *plan.training]
-    table = _table(f"Memory of a device in GB, of {available.memory / 1e9:.1f} ({available.name})", moments)
-    for part in dict.fromkeys(part for moment in moments for part in moment.parts):
-        table.add_row(part, *(_gb(moment.parts.get(part)) for moment in moments))
-    table.add_section()
-    table.add_row("together", *(_gb(moment.total) for moment in moments), style="bold")
-    return table
-
-
-def _disk(plan: MemoryPlan, available: Available) -> Table:
-    free = "" if available.disk is None else f", of {available.disk / 1e9:.1f} free"
-    table = _table(f"Disk in GB{free}", [plan.disk])
-    for part, number in plan.disk.parts.items():
-        table.add_row(part, _gb(number))
-    table.add_section()
-    table.add_row("together", _gb(plan.disk.total), style="bold")
-    return table
-
-
-def _table(title: str, moments: Sequence[Moment]) -> Table:
+def _table(title: str, needs: Mapping[str, dict[str, int]]) -> Table:
     table = Table(Column(no_wrap=True), title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for moment in moments:
-        table.add_column(moment.name, justify="right")
+    for name in needs:
+        table.add_column(name, justify="right")
+    for part in dict.fromkeys(itertools.chain(*needs.values())):
+        table.add_row(part, *(_gb(parts[part]) if part in parts else "" for parts in needs.values()))
+    table.add_section()
+    table.add_row("together", *(_gb(sum(parts.values())) for parts in needs.values()), style="bold")
     return table
 
 
-def _time(plan: MemoryPlan, speed: Speed | None) -> str:
-    run = plan.run
-    tokens = f"{_millions(run.recorded_tokens)} tokens to record at most, {_millions(run.train_tokens)} to train on"
-    if speed is None:
-        return f"Time: not measured, which takes --plan and the weights; {tokens}"
-    needed = hours(plan, speed)
-    return (
-        f"Time: {needed.total:.1f} h: {needed.answering:.1f} h for the answers at "
-        f"{speed.answer_tokens_per_second:,.0f} tokens/s, {needed.training:.1f} h for training at "
-        f"{speed.train_tokens_per_second:,.0f} tokens/s; {tokens}"
-    )
-
-
-def _millions(number: int) -> str:
-    return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.1f} M"
-
-
-def _gb(number: int | None) -> str:
-    return "" if number is None else f"{number / 1e9:.2f}"
+def _gb(number: int) -> str:
+    return f"{number / 1e9:.2f}"

@@ -1,46 +1,36 @@
-"""How long a pre-distillation takes at the speed that a few of its steps had."""
+"""How long a pre-distillation takes at the speeds that were measured."""
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from hotdraft.training.planning.memory_plan import MemoryPlan
 
 
 @dataclass(frozen=True)
-class Speed:
-    answer_tokens_per_second: float
-    """Output tokens of the target, all slots together."""
-    train_tokens_per_second: float
+class Step:
+    """A training step, measured."""
+
+    tokens_per_second: float
     """Of one device."""
+    peak: int
+    """Bytes that one process held."""
 
 
-@dataclass(frozen=True)
-class Hours:
-    answering: float
-    """If every answer is as long as it may be."""
-    training: float
-
-    @property
-    def total(self) -> float:
-        return self.answering + self.training
-
-
-def hours(plan: MemoryPlan, speed: Speed) -> Hours:
-    """Hours to finish `plan` from the start."""
-    training = plan.run.train_tokens / speed.train_tokens_per_second
-    limit = plan.run.settings.max_seconds
-    return Hours(
-        plan.run.answer_tokens / speed.answer_tokens_per_second / 3600,
-        (training if limit is None else min(training, limit)) / 3600,
-    )
+def describe_time(plan: MemoryPlan, step: Step | None = None, answer_tokens_per_second: float | None = None) -> str:
+    """Hours from the start to the end of what was measured, every answer as long as it may be; a line."""
+    run, hours = plan.run, {}
+    if answer_tokens_per_second is not None:
+        stage = f"for the answers at {answer_tokens_per_second:,.0f} tokens/s"
+        hours[stage] = run.answer_tokens / answer_tokens_per_second / 3600
+    if step is not None:
+        seconds = run.train_tokens / step.tokens_per_second
+        stage = f"for training at {step.tokens_per_second:,.0f} tokens/s, {step.peak / 1e9:.2f} GB at its peak"
+        hours[stage] = min(seconds, run.settings.max_seconds or seconds) / 3600
+    total = f"{sum(hours.values()):.1f} h: " if len(hours) > 1 else ""
+    told = ", ".join(f"{number:.1f} h {stage}" for stage, number in hours.items())
+    told = f"{total}{told}" if told else "not measured, which takes the device and the weights"
+    tokens = f"{millions(run.recorded_tokens)} tokens to record at most, {millions(run.train_tokens)} to train on"
+    return f"Time: {told}; {tokens}"
 
 
-def tokens_per_second(
-    step: Callable[[], int], *, steps: int = 3, clock: Callable[[], float] = time.perf_counter
-) -> float:
-    """Speed of `step`, which returns its tokens when they are done: over `steps` calls after one that warms up."""
-    step()
-    started = clock()
-    tokens = sum(step() for _ in range(steps))
-    return tokens / (clock() - started)
+def millions(number: int) -> str:
+    return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.1f} M"

@@ -176,6 +176,11 @@ def show(figures: Figures, by_position: Figures) -> None:
         console.print(table)
 
 
+def has_begun(config: HotdraftConfig) -> bool:
+    """Whether there is a checkpoint that training goes on from."""
+    return (_checkpoints(config) / "last.ckpt").is_file()
+
+
 def _checkpoints(config: HotdraftConfig) -> Path:
     return config.run_dir / "checkpoints"
 

@@ -49,7 +49,7 @@ def train_draft(
         model = trainable(draft, settings)
         metrics = fit(model, dtype)
     else:
-        metrics = _fit_in_processes(draft, settings, fit, place.checkpoints)
+        metrics = fit_in_processes(draft, settings, fit, place.checkpoints, draft.device)
         model = trainable(draft, settings)
     best = torch.load(place.checkpoints / f"{BEST}.ckpt", map_location=draft.device, weights_only=True)
     parameters = dict(model.named_parameters())
@@ -99,16 +99,20 @@ def _fit(
     return train(model, data, settings, place, options)
 
 
-def _fit_in_processes(
-    draft: PreTrainedModel, settings: PredistillConfig, fit: Fit, checkpoints: Path
+def fit_in_processes(
+    draft: PreTrainedModel, settings: PredistillConfig, fit: Fit, checkpoints: Path, device: torch.device
 ) -> dict[str, float]:
-    """The processes read `draft` from a folder: shared memory, the other way, is small in containers."""
+    """What `fit` gives in the first of as many processes as `settings` has devices of `device`'s kind.
+
+    They read `draft` from a folder: shared memory, the other way, is small in containers. Raises
+    `TrainingProcessError`.
+    """
     folder = checkpoints.with_name("start")
     draft.save_pretrained(folder)
     frozen = {name for name, parameter in draft.named_parameters() if not parameter.requires_grad}
     work = partial(_fit_in_process, folder=folder, frozen=frozen, dtype=draft.dtype, settings=settings, fit=fit)
     try:
-        return in_processes(work, settings.devices, draft.device.type)
+        return in_processes(work, settings.devices, device.type)
     finally:
         shutil.rmtree(folder)
 

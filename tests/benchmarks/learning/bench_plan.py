@@ -4,8 +4,8 @@
 
 The draft is a cut of the model that is named, with random weights. Every case runs in a process of its own,
 three steps and a checkpoint long; measured is the peak of its resident memory (Linux) beyond what it was
-after a run of next to nothing. How much the heap keeps of what was freed shows with
-MALLOC_MMAP_THRESHOLD_=65536 in the environment, without which it is in the prediction.
+after a run of next to nothing. With MALLOC_MMAP_THRESHOLD_=65536 in the environment the heap keeps little of
+what was freed, which the prediction leaves out.
 """
 
 import gc
@@ -65,7 +65,7 @@ def run_case(target: str, changes: dict) -> None:
         before = resident("VmRSS")
         train(config, plan.run.dtype, Path(folder))
     measured = resident("VmHWM") - before
-    predicted = max(m.total - RUNTIME["cpu"] - m.parts["recorded answers"] for m in plan.training[1:])
+    predicted = sum(plan.training.values()) - RUNTIME["cpu"] - plan.training["recorded answers"]
     print(predicted / 1e6, measured / 1e6, before / 1e6)
 
 

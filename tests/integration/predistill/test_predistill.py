@@ -1,6 +1,7 @@
 """`hotdraft predistill` as a user starts it: from a target's folder to a draft that transformers loads."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,9 @@ def test_a_draft_that_transformers_loads(folder: Path) -> None:
     done = run(folder, "--prompts", str(folder / "prompts.jsonl"), "--out", str(out))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "60/60" in done.stdout
+    step, _, recording = done.stdout.partition("target answers")
+    assert re.search(r"Time: \d+\.\d h for training at [\d,]+ tokens/s, \d+\.\d\d GB at its peak", step)
+    assert recording
     assert "Speed-up over plain decoding" in done.stdout
     draft = AutoModelForCausalLM.from_pretrained(out)
     assert draft.config.num_hidden_layers == 1
@@ -131,6 +135,26 @@ def test_a_layer_that_is_not_there(folder: Path, monkeypatch: pytest.MonkeyPatch
     (folder / "wrong.yaml").write_text(yaml.safe_dump(settings))
     assert "from 0 to 2" in refusal(Path("wrong.yaml"), "--prompts", "prompts.jsonl")
     assert not (folder / "refused").exists()
+
+
+def test_a_step_is_tried_before_the_recording_unless_some_were_taken(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(told: str):
+        raise ValueError(told)
+
+    monkeypatch.setattr("hotdraft.answering.speed.try_training", lambda *_: refuse("a step was tried"))
+    monkeypatch.setattr("hotdraft.answering.collect.collect", lambda *_: refuse("answers were recorded"))
+    settings = yaml.safe_load((folder / "config.yaml").read_text()) | {"run_dir": str(folder / "begun")}
+    config = folder / "begun.yaml"
+    config.write_text(yaml.safe_dump(settings))
+    options = ["--prompts", str(folder / "prompts.jsonl")]
+    assert "a step was tried" in refusal(config, *options)
+    assert "a step was tried" in refusal(config, *options, "--plan")
+    checkpoints = folder / "begun" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "last.ckpt").write_bytes(b"")
+    assert "answers were recorded" in refusal(config, *options)
 
 
 def refusal(config: Path, *options: str, out: Path = Path("refused")) -> str:

@@ -8,11 +8,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.training.fit import processes
 from hotdraft.training.fit.processes import TrainingProcessError
+from hotdraft.training.planning.machine import Available, available_for
+from hotdraft.training.planning.plan_check import PlanError
+from hotdraft.training.planning.plan_table import plan_predistill
+from hotdraft.training.predistill.step_trial import try_step
+from hotdraft.training.scoring.target_scores import ScoredText
 from tests.integration.predistill.tiny_run import command, curve, train_in
 from tests.integration.processes import is_running, wait_for
 
@@ -79,6 +86,24 @@ def test_two_processes_take_the_steps_of_one_with_twice_the_batches(folder_for, 
     assert_same(alone, shared)
     artifacts = sorted(path.name for path in (shared / "artifacts").rglob("step-*.txt"))
     assert artifacts == ["step-0000012.txt", "step-0000020.txt"]
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_try_a_step_together(tiny_target, tmp_path, strategy):
+    settings = {"layers": 1, "batch_tokens": 64, "devices": 2, "strategy": strategy}
+    config = HotdraftConfig(
+        target=tiny_target, device="cpu", dtype="float32", run_dir=tmp_path, predistill=settings
+    )
+    plan = plan_predistill(config)
+    ids = np.arange(32, dtype=np.int32)
+    texts = [ScoredText(f"r{index}", "d", 1.0, ids[:8], ids[8:]) for index in range(4)]
+    step = try_step(plan, available_for(config), texts)
+    assert step.tokens_per_second > 0
+    assert 50e6 < step.peak < 5e9
+    with pytest.raises(PlanError, match="a step of training was tried and took"):
+        try_step(plan, Available(2 * step.peak, None, "a machine for one"), texts)
+    assert not list(tmp_path.iterdir())
 
 
 def children(pid: int) -> list[int]:

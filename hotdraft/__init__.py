@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hotdraft.distillation import Distilled, distill
-    from hotdraft.llm import LLM, CompletionOutput, RequestOutput
+    from hotdraft.llm import LLM
+    from hotdraft.outputs import CompletionOutput, RequestOutput
     from hotdraft.pipeline.models.adapter_folder import AdapterError
     from hotdraft.pipeline.models.loading import ModelError
     from hotdraft.pipeline.replay.buffer import ReplayBuffer
@@ -32,8 +33,8 @@ __all__ = [
 
 _HOMES = {
     "LLM": "hotdraft.llm",
-    "CompletionOutput": "hotdraft.llm",
-    "RequestOutput": "hotdraft.llm",
+    "CompletionOutput": "hotdraft.outputs",
+    "RequestOutput": "hotdraft.outputs",
     "Distilled": "hotdraft.distillation",
     "distill": "hotdraft.distillation",
     "ReplayBuffer": "hotdraft.pipeline.replay.buffer",

@@ -6,12 +6,12 @@ Names and shapes follow vLLM's. `hotdraft serve` does the same over HTTP, and mi
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
+from hotdraft.outputs import Answer, RequestOutput, check_finished
 from hotdraft.pipeline.config.serving import RecorderConfig
 from hotdraft.pipeline.config.settings import HotdraftConfig, given
 from hotdraft.pipeline.models.loading import fingerprint
@@ -22,46 +22,11 @@ from hotdraft.serving.messages.events import SwapEvent
 from hotdraft.serving.messages.prompt_encoder import encode_chat, encode_text
 from hotdraft.serving.messages.request import (
     DEFAULT_DOMAIN,
-    FinishReason,
     GenerationRequest,
     OutputDelta,
-    RequestStats,
     SamplingParams,
-    TokenLogprob,
 )
 from hotdraft.serving.updates.hot_swap import HotSwapper
-
-
-@dataclass(frozen=True)
-class CompletionOutput:
-    """An answer."""
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    logprobs: tuple[TokenLogprob, ...] | None
-    """One for each of `token_ids`; None if they were not asked for."""
-
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """A request with its answer."""
-
-    request_id: str
-    prompt: str | None
-    """None if it was given as token ids or as a conversation."""
-    prompt_token_ids: tuple[int, ...]
-    prompt_logprobs: tuple[TokenLogprob, ...] | None
-    """One for each of `prompt_token_ids`; None if they were not asked for."""
-    outputs: list[CompletionOutput]
-    """One."""
-    stats: RequestStats
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        """Accepted over drafted tokens, those after a rejection counted as drafted; None if nothing was drafted."""
-        return self.stats.accepted_tokens / self.stats.drafted_tokens if self.stats.drafted_tokens else None
 
 
 class LLM:
@@ -156,7 +121,7 @@ class LLM:
                 delta = deltas.get()
                 yield delta
                 if delta.finish_reason is not None:
-                    _check_finished(delta.finish_reason)
+                    check_finished(delta.finish_reason)
                     return
         finally:
             self._engine.cancel(request.request_id)
@@ -227,11 +192,11 @@ class LLM:
             raise ValueError(
                 f"{len(token_ids)} prompts, {len(sampling_params)} sampling_params: give one, or one each"
             )
-        answers: list[_Answer] = []
+        answers: list[Answer] = []
         try:
             for prompt, prompt_ids, params in zip(prompts, token_ids, sampling_params, strict=True):
                 request = GenerationRequest(uuid4().hex, tuple(prompt_ids), params, domain)
-                answers.append(_Answer(request, prompt))
+                answers.append(Answer(request, prompt))
                 self._submit(request, answers[-1].take)
             return [answer.result() for answer in answers]
         except BaseException:
@@ -253,43 +218,3 @@ class LLM:
         except BaseException:
             self._room.release()
             raise
-
-
-class _Answer:
-    """Gathers what the engine says of one request."""
-
-    def __init__(self, request: GenerationRequest, prompt: str | None) -> None:
-        self.request = request
-        self._prompt = prompt
-        self._deltas: list[OutputDelta] = []
-        self._done = threading.Event()
-
-    def take(self, delta: OutputDelta) -> None:
-        self._deltas.append(delta)
-        if delta.finish_reason is not None:
-            self._done.set()
-
-    def result(self) -> RequestOutput:
-        self._done.wait()
-        last = self._deltas[-1]
-        assert last.finish_reason is not None
-        _check_finished(last.finish_reason)
-        params = self.request.params
-        token_ids = tuple(token for delta in self._deltas for token in delta.token_ids)
-        logprobs = tuple(one for delta in self._deltas for one in delta.logprobs or ())
-        prompt_logprobs = tuple(one for delta in self._deltas for one in delta.prompt_logprobs or ())
-        text = "".join(delta.text for delta in self._deltas)
-        wanted = None if params.logprobs is None else logprobs
-        return RequestOutput(
-            self.request.request_id,
-            self._prompt,
-            self.request.prompt_ids,
-            None if params.prompt_logprobs is None else prompt_logprobs,
-            [CompletionOutput(0, text, token_ids, last.finish_reason, wanted)],
-            last.stats,
-        )
-
-
-def _check_finished(reason: FinishReason) -> None:
-    if reason in ("error", "cancelled"):
-        raise RuntimeError(f"the request ended as {reason!r}: the engine failed, as its log says, or was closed")

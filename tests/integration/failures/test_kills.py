@@ -15,7 +15,7 @@ KILLS = 20
 def test_twenty_kills_lose_nothing_and_leave_nothing_half_done(
     write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
-    trigger = {"min_new_requests": 30, "min_new_rejected": 50, "poll_seconds": 0.2}
+    trigger = {"min_new_requests": 16, "min_new_rejected": 30, "poll_seconds": 0.2}
     toll = kill_at_random(write_config(tmp_path, distill={"max_steps": 10, "trigger": trigger}), KILLS, seed=0)
     assert toll.kills.total() >= KILLS
     assert len(toll.kills) >= 4

@@ -56,14 +56,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hotdraft", "predistill", "--config", str(folder / "config.yaml")]
-    return subprocess.run([*command, *options], capture_output=True, text=True, cwd=folder)
-
-
 def test_a_draft_that_transformers_loads(folder: Path) -> None:
     out = folder / "draft"
-    done = run(folder, "--prompts", str(folder / "prompts.jsonl"), "--out", str(out))
+    command = [sys.executable, "-m", "hotdraft", "predistill", "--config", "config.yaml"]
+    done = warm_run([*command, "--prompts", "prompts.jsonl", "--out", "draft"], cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "60/60" in done.stdout
     step, _, recording = done.stdout.partition("target answers")

@@ -25,10 +25,10 @@ def test_a_store_error_is_one_line_and_tells_no_password(tmp_path):
 @pytest.fixture
 def hotdraft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     """Runs the command with a store at `uri`; gives its exit code and what it said."""
-    for name in ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"):
-        monkeypatch.setenv(name, "1")
     for name in cli.MLFLOW_DEFAULTS:  # so that they are put back
         monkeypatch.setenv(name, cli.MLFLOW_DEFAULTS[name])
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
 
     def run(uri: str | None, *arguments: str) -> tuple[object, str, str]:
         path = tmp_path / "config.yaml"

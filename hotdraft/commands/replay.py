@@ -79,7 +79,7 @@ def due(config: ConfigOption, as_json: JsonOption = False) -> None:
 
     settings = load_config(config)
     buffer, last_job = ReplayBuffer.of(settings), JobRecords(settings.run_dir).last_job()
-    decision = DistillTrigger(settings, buffer, last_job, held_out=held_out_in_mixture(settings)).decide()
+    decision = DistillTrigger(settings, buffer, last_job, held_out=len(held_out_in_mixture(settings))).decide()
     if as_json:
         typer.echo(json.dumps(asdict(decision), indent=2))
     else:

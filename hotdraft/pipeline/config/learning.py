@@ -38,7 +38,7 @@ class TriggerConfig(Section):
     drift_requests: int = Field(8, ge=4, description="newest requests that show a drift")
     every_seconds: Annotated[float, Field(gt=0)] | None = None
     """Time after which a job is due whatever the draft missed, if there are `min_new_requests`."""
-    drift_steps: Annotated[int, Field(ge=1)] | None = 20
+    drift_steps: Annotated[int, Field(ge=1)] | None = 60
     """Of a job that a drift calls for, which learns what is new and rehearses the rest; None: as of any job."""
     cooldown_seconds: float = Field(0.0, ge=0, description="time between the end of a job and the next")
     poll_seconds: float = Field(2.0, gt=0)
@@ -59,10 +59,10 @@ class TrainingSection(Section):
         description="what the target is cooled to where the request was greedy, "
         "see training/scoring/position_scores.py",
     )
-    max_steps: int = Field(120, ge=1)
+    max_steps: int = Field(480, ge=1)
     max_seconds: Annotated[float, Field(gt=0)] | None = 90.0
-    batch_tokens: int = Field(512, ge=16, description="packed tokens of one optimiser step, about")
-    checkpoint_steps: int = Field(20, ge=1)
+    batch_tokens: int = Field(128, ge=16, description="packed tokens of one optimiser step, about")
+    checkpoint_steps: int = Field(80, ge=1)
     seed: int = 0
 
 
@@ -79,8 +79,8 @@ class DistillConfig(TrainingSection):
     older_fraction: float = Field(
         0.3, ge=0, lt=1, description="share of batches from before the window and of other domains than today's"
     )
-    older_targets: Literal["champion", "target"] = Field(
-        "champion", description="whose distributions these teach, see `training.scoring.rehearsal`"
+    older_targets: Literal["best", "target"] = Field(
+        "best", description="whose distributions these teach, see `training.scoring.rehearsal`"
     )
     max_length: int = Field(
         1024, ge=16, description="tokens of a request: what is longer is cut, and left out if its prompt alone is"
@@ -225,7 +225,7 @@ class ExperimentConfig(Section):
     streams: dict[str, list[PhaseConfig]] = Field(
         {"shift": SHIFT}, min_length=1, description="by name: what is asked, phase by phase"
     )
-    requests_per_step: float = Field(0.5, ge=0, description="requests served while a job takes one step")
+    requests_per_step: float = Field(0.25, ge=0, description="requests served while a job takes one step")
     policies: dict[str, dict[str, Any]] = Field(
         {}, description="by name: what to set otherwise than in the rest of the configuration"
     )

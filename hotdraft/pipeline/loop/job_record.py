@@ -26,7 +26,7 @@ VERDICTS = ("accepted", "rejected")
 
 @dataclass(frozen=True)
 class Burst:
-    """A short job for what is new, so that the draft follows soon; what comes after it does the rest."""
+    """A short job for what is new, so that the draft follows soon; the bursts and the job after it do the rest."""
 
     steps: int
     requests: int
@@ -59,7 +59,7 @@ class LastJob:
     accepted: bool
     refused_in_a_row: int = 0
     """Jobs up to this one and with it, without hope: none seemed to gain."""
-    burst: bool = False
+    burst: Burst | None = None
 
 
 @dataclass(frozen=True)

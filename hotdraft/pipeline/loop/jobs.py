@@ -89,8 +89,8 @@ class JobRecords:
         """The job that was finished last."""
         for job in self.jobs():
             if job.work is not None and job.ended_at is not None and job.state in VERDICTS:
-                accepted, is_burst = job.state == "accepted", job.work.burst is not None
-                return LastJob(job.work.last_request, job.ended_at, accepted, job.refused_in_a_row, is_burst)
+                accepted, refused = job.state == "accepted", job.refused_in_a_row
+                return LastJob(job.work.last_request, job.ended_at, accepted, refused, job.work.burst)
         return None
 
     def begin(self, origin: Origin) -> RunningJob:

@@ -60,7 +60,7 @@ class DistillTrigger:
     ) -> None:
         """`held_out`: prompts for the gate that there are beside those of the buffer."""
         self._trigger = config.distill.trigger
-        self._most = config.distill.window_requests
+        self._window, self._max_steps = config.distill.window_requests, config.distill.max_steps
         self._held_out_fraction = config.replay.held_out_fraction
         self._held_out_needed = max(0, config.gate.min_requests - held_out)
         self._buffer = buffer
@@ -72,11 +72,13 @@ class DistillTrigger:
         """Shards as they were first committed."""
         self._new_requests = self._new_missed = 0
         self._refused = 0 if last_job is None else last_job.refused_in_a_row
-        self._after_burst = last_job is not None and last_job.accepted and last_job.burst
         self._held_out: set[int] = set()
         """Held-out prompts, no more than are needed."""
-        self._fallen = 0
-        """Requests since acceptance fell."""
+        self._shift = 0
+        """Requests since acceptance fell; 0 once it stands again and no burst has more to learn of them."""
+        self._followed: Burst | None = None
+        """The last job, if it was a burst that did not end without hope."""
+        self._falls = False
         self._recent: deque[tuple[int, int]] = deque(maxlen=self._trigger.drift_requests)
         self._before: deque[tuple[int, int]] = deque(maxlen=LONG_TERM * self._trigger.drift_requests)
         self._read()
@@ -93,8 +95,7 @@ class DistillTrigger:
             shortfalls.append(f"{self._new_missed} of {needed} newly missed tokens")
         reason = "; ".join(reasons) if due else "waiting: " + ", ".join(shortfalls)
         possible = self._new_requests > 0 and len(self._held_out) >= self._held_out_needed
-        steps = self._trigger.drift_steps if drift else None
-        burst = None if steps is None else Burst(steps, min(self._fallen, self._most))
+        burst = self._burst() if drift or (self._followed and missed) else None
         return Decision(due, reason, self._new_requests, self._new_missed, possible, burst)
 
     def urgent(self) -> str | None:
@@ -106,20 +107,32 @@ class DistillTrigger:
         """A job has taken what `taken` counted, or all that is there. Without a new draft the past stays its past.
 
         For each job `refused_in_a_row` without hope the next waits for twice as much, unless acceptance falls. A
-        whole job follows a burst that was accepted as soon as there is as much as that had.
+        burst is followed by the next as soon as there is as much again as showed the fall, unless it had no hope.
         """
         self._new_requests -= self._new_requests if taken is None else taken.new_requests
         self._new_missed -= self._new_missed if taken is None else taken.new_missed
         self._refused = refused_in_a_row
-        self._after_burst = new_draft and taken is not None and taken.burst is not None
+        self._follow_up(None if taken is None or refused_in_a_row else taken.burst)
         self._last_job = self._clock()
         if new_draft:
             self._before.clear()
 
+    def _burst(self) -> Burst | None:
+        """Twice as long as the one before it, until it is as long as any job, which is none."""
+        steps = self._trigger.drift_steps
+        if steps is not None and self._followed is not None:
+            steps = 2 * self._followed.steps
+        return None if steps is None or steps >= self._max_steps else Burst(steps, min(self._shift, self._window))
+
+    def _follow_up(self, burst: Burst | None) -> None:
+        self._followed = burst
+        if burst is not None:
+            self._shift = max(self._shift, burst.requests)
+
     @property
     def _patience(self) -> float:
         """Times `min_new_requests` and `min_new_rejected` that are waited for."""
-        if self._after_burst:
+        if self._followed:
             return min(1.0, self._trigger.drift_requests / self._trigger.min_new_requests)
         return min(2**self._refused, MOST_PATIENCE)
 
@@ -132,7 +145,7 @@ class DistillTrigger:
             for have, need, what in (
                 (self._new_requests, requests_needed, "new requests"),
                 (len(self._held_out), self._held_out_needed, "held-out prompts"),
-                (self._fallen, self._trigger.drift_requests * drifts, "requests since acceptance fell"),
+                (self._shift, self._trigger.drift_requests * drifts, "requests since acceptance fell"),
             )
             if have < need
         ]
@@ -190,8 +203,8 @@ class DistillTrigger:
         examined, accepted = news["drafted"].to_numpy()[first:], news["accepted"].to_numpy()[first:]
         for row, counted in enumerate(zip(accepted.tolist(), examined.tolist(), strict=True), start=first):
             self._follow_drift(counted)
-            if row == told and self._told is not None and self._told.accepted:
-                self._before.clear()
+            if row == told and self._told is not None:
+                self._take_up(self._told)
 
     def _follow_drift(self, counted: tuple[int, int]) -> None:
         """One request: its accepted and its examined tokens."""
@@ -199,4 +212,17 @@ class DistillTrigger:
             if len(self._recent) == self._recent.maxlen:
                 self._before.append(self._recent[0])
             self._recent.append(counted)
-        self._fallen = self._fallen + 1 if self._drift() else 0
+        fell, self._falls = self._falls, bool(self._drift())
+        if self._falls and not fell:
+            self._followed = None
+            self._shift = self._trigger.drift_requests // 2  # of the newest so many, which told of it
+        elif self._falls or self._followed:
+            self._shift += 1
+        else:
+            self._shift = 0
+
+    def _take_up(self, job: LastJob) -> None:
+        """Stand as a trigger does that saw the end of `job`."""
+        if job.accepted:
+            self._before.clear()
+        self._follow_up(None if job.refused_in_a_row else job.burst)

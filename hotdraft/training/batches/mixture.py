@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.loading import resolve
-from hotdraft.pipeline.replay.index import held_out, index_of
+from hotdraft.pipeline.replay.index import held_out
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample
 from hotdraft.pipeline.replay.schema import completed, table_of
@@ -59,13 +59,14 @@ def read_mixture(draft: str) -> pa.Table | None:
         return None
 
 
-def held_out_in_mixture(config: HotdraftConfig) -> int:
-    """How many requests to judge by the draft brings with it."""
+def held_out_in_mixture(config: HotdraftConfig) -> list[ReplaySample]:
+    """The requests to judge by that the draft brings with it."""
     mixture = None if config.draft is None else read_mixture(config.draft)
     if mixture is None:
-        return 0
-    prompts = index_of(mixture)["prompt_hash"].to_numpy()
-    return int(held_out(prompts, config.replay.held_out_fraction).sum())
+        return []
+    rows = ReplayRows.of(mixture)
+    judges = held_out(rows.column("prompt_hash"), config.replay.held_out_fraction)
+    return SoundRows(rows).samples(np.flatnonzero(judges))
 
 
 def served(rows: ReplayRows) -> ReplayRows:

@@ -119,7 +119,7 @@ class _Stream:
         self.config = config
         self.buffer = ReplayBuffer.of(config)
         self.registry = AdapterRegistry(config)
-        self.trigger = DistillTrigger(config, self.buffer, held_out=held_out_in_mixture(config))
+        self.trigger = DistillTrigger(config, self.buffer, held_out=len(held_out_in_mixture(config)))
         self.draft = PlayedDraft(config, self.registry)
         self.served: list[ServedRequest] = []
         self._samples = samples

@@ -7,6 +7,8 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import ControlFile
 from hotdraft.pipeline.loop.jobs import JobRecords, JobRunningError
 from hotdraft.pipeline.loop.trigger import Decision, DistillTrigger
+from hotdraft.pipeline.models.draft_vocabulary import VocabularyError
+from hotdraft.pipeline.models.loading import ModelError
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import StoreError, store_errors
 from hotdraft.pipeline.store.registry import AdapterRegistry, RegistryError
@@ -37,8 +39,9 @@ def follow(config: HotdraftConfig, stop: StopEvent) -> None:
     follower = _Follower(config)
     poll, retry_delay = config.distill.trigger.poll_seconds, 0.0
     while not stop.is_set():
+        ended = False
         try:
-            follower.turn(stop)
+            ended = follower.turn(stop)
         except JobInterruptedError as interruption:
             logger.info("%s; it goes on at the next start", interruption)
             return
@@ -48,7 +51,8 @@ def follow(config: HotdraftConfig, stop: StopEvent) -> None:
             retry_delay = min(max(2 * retry_delay, poll), LONGEST_RETRY_SECONDS)
         else:
             retry_delay = 0.0
-        stop.wait(max(poll, retry_delay))
+        if not ended:  # what came while a job ran may call for the next
+            stop.wait(max(poll, retry_delay))
 
 
 class _Follower:
@@ -60,29 +64,35 @@ class _Follower:
         self._records = JobRecords(config.run_dir)
         self._resident = Resident()
         self._enabled = True
+        self._warm = False
         self._learned = self._records.last_job()
-        self._trigger = DistillTrigger(config, self._buffer, self._learned, held_out=held_out_in_mixture(config))
+        brought = len(held_out_in_mixture(config))
+        self._trigger = DistillTrigger(config, self._buffer, self._learned, held_out=brought)
         self._unfinished = unfinished(self._records, config) is not None
 
-    def turn(self, stop: StopEvent) -> None:
-        """Run a job if one is due. Raises `JobInterruptedError` if `stop` ended it, and `StoreError`."""
+    def turn(self, stop: StopEvent) -> bool:
+        """Run a job if one is due; says whether the next may be due at once: it came to a verdict, or gave way.
+
+        Raises `JobInterruptedError` if `stop` ended it, and `StoreError`.
+        """
         last = self._records.last_job()
         if last is not None and last != self._learned:  # a job by hand has taken what is there
             self._unfinished = False
             self._reset(new_draft=last.accepted)
         decision = self._trigger.decide()
         if not self._is_enabled() or not (decision.due or self._unfinished):
-            return
+            self._warm_up()
+            return False
         with store_errors(self._config):
             self._registry.champion()  # before the job is put on record: an outage is not many jobs that failed
         try:
             job = self._records.begin("loop")
         except JobRunningError:
-            return
+            return False
         logger.info("distilling: %s", "an unfinished job" if self._unfinished else decision.reason)
-        accepted = False
+        verdict = None
         try:
-            result = run_job(
+            verdict = run_job(
                 self._config,
                 buffer=self._buffer,
                 registry=self._registry,
@@ -91,25 +101,34 @@ class _Follower:
                 burst=decision.burst,
                 resident=self._resident,
                 urgent=None if decision.burst else self._trigger.urgent,
-            )
+            ).verdict
         except StoreError:
             self._unfinished = unfinished(self._records, self._config) is not None
             raise
         except JobGaveWayError as way:
             logger.info("job %s %s", job.id, way)
             self._unfinished = False
-            return
+            return True
         except (JobError, JobCancelledError, RegistryError) as error:
             logger.warning("no verdict on job %s: %s", job.id, error)
-        else:
-            accepted = result.verdict.accepted
         self._unfinished = False
-        self._reset(decision, new_draft=accepted)
+        self._reset(decision, new_draft=verdict is not None and verdict.accepted)
+        return verdict is not None
 
     def _reset(self, taken: Decision | None = None, *, new_draft: bool) -> None:
         self._learned = self._records.last_job()
         refused = 0 if self._learned is None else self._learned.refused_in_a_row
         self._trigger.reset(taken, new_draft=new_draft, refused_in_a_row=refused)
+
+    def _warm_up(self) -> None:
+        if self._warm or self._config.draft is None:
+            return
+        self._warm = True
+        try:
+            with store_errors(self._config):
+                self._resident.warm(self._config.draft, self._config, self._registry)
+        except (ModelError, VocabularyError) as error:
+            logger.warning("no job can begin: %s", error)
 
     def _is_enabled(self) -> bool:
         enabled = self._controls.read().loop_enabled

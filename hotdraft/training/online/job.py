@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import torch
-
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.job_record import Burst, RunningJob
 from hotdraft.pipeline.loop.jobs import JobRecords
@@ -72,8 +70,6 @@ def run_job(
     is cancelled or gives way: that one is dropped. Raises `StoreError` if MLflow's store fails: what was done till
     then stays, and the next job goes on from there.
     """
-    if config.distill.threads is not None:
-        torch.set_num_threads(config.distill.threads)
     with job or JobRecords(config.run_dir).begin("command") as job, _interruption_on_record(job):
         began = time.monotonic()
         interruption, resident = Interruption(job, stop, urgent), resident or Resident()

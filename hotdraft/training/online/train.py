@@ -1,16 +1,19 @@
 """The third stage of a job: train, and offer what came of it to the gate."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import lightning
 import numpy as np
+from transformers import PreTrainedModel
 
 from hotdraft.pipeline.models.adapter_folder import AdapterError
+from hotdraft.pipeline.store.connection import name_part
 from hotdraft.training.fit.lora import build_lora, card_of, resolve_quantization
 from hotdraft.training.fit.module import NonFiniteLossError
 from hotdraft.training.fit.run import FitOptions, RunPlace, train
+from hotdraft.training.judging.anchors import read_anchors
 from hotdraft.training.judging.candidate import Candidate, candidates, copy_trainable
 from hotdraft.training.judging.evidence import VersionScores
 from hotdraft.training.judging.parent import initial_adapter, with_parent
@@ -77,8 +80,8 @@ def _candidates(
     model = build_lora(draft.base, distill.lora, quantization, initial=initial)
     start = copy_trainable(model)
     ranking = None if draft.head_size is None else draft.rank(data.drawn(RANKED))
-    if distill.older_targets == "champion":
-        data.rehearse(partial(rehearsed, draft.model(draft.parent), top_k=context.config.recorder.top_k))
+    if distill.older_targets == "best":
+        data.rehearse(partial(rehearsed, _teachers(context, draft), top_k=context.config.recorder.top_k))
     uri, stop = context.config.tracking_uri, context.interruption
     place = RunPlace(uri, job.run_id, job.work_folder / "checkpoints", context.progress, stop)
     options = FitOptions(vocabulary=draft.covered(ranking), share=distill.share)
@@ -89,3 +92,13 @@ def _candidates(
     card = card_of(draft.base, draft.fingerprint, distill.lora, quantization, data.train_rows, parent)
     sample = recorded.held_out[-1]
     return candidates(model, start, draft, card, ranking, sample, distill.blends, job.work_folder)
+
+
+def _teachers(context: JobContext, draft: ServedDraft) -> Callable[[str], PreTrainedModel]:
+    """By domain: the draft without an adapter where no version was better, or else the champion."""
+    champion = context.job.work.parent_version
+    if draft.parent is None:
+        return lambda _: draft.base
+    best = read_anchors(champion, context.registry.version(champion).tags)
+    merged = draft.model(draft.parent)
+    return lambda domain: merged if best.get(name_part(domain), champion) else draft.base

@@ -176,13 +176,13 @@ def test_a_fall_calls_for_a_burst_on_what_came_since(config, buffer):
     trigger = DistillTrigger(settings, buffer)
     buffer.append([*samples(0, 30, rejected=2), *samples(30, 8, rejected=6)])
     assert not told().due, "whatever else calls for a job"
-    assert told().reason == "waiting: 4 of 10 requests since acceptance fell"
+    assert told().reason == "waiting: 8 of 10 requests since acceptance fell"
     buffer.append([*samples(90, 60, rejected=0), *samples(150, 5, rejected=6)])
-    assert "3 of 10" in told().reason, "the fall before was another"
+    assert "7 of 10" in told().reason, "the fall before was another"
     buffer.append(samples(155, 10, rejected=6))
     assert told().due
     assert "acceptance of the newest 10 requests fell" in told().reason
-    assert told().burst == Burst(7, 13)
+    assert told().burst == Burst(7, 17)
     few = settings.model_copy(update={"distill": settings.distill.model_copy(update={"window_requests": 11})})
     assert DistillTrigger(few, buffer).decide().burst == Burst(7, 11)
     whole = DistillTrigger(changed(settings, drift_steps=None), buffer).decide()
@@ -190,26 +190,50 @@ def test_a_fall_calls_for_a_burst_on_what_came_since(config, buffer):
     assert whole.burst is None
 
 
-def test_after_a_burst_that_gained_a_whole_job_comes_as_soon_as_there_is_as_much_again(config, buffer):
-    settings = changed(config, min_new_requests=40, min_new_rejected=100, drift=0.2, drift_requests=10)
+def test_bursts_follow_one_another_each_twice_as_long_until_one_has_no_hope(config, buffer):
+    settings = changed(
+        config, min_new_requests=40, min_new_rejected=100, drift=0.2, drift_requests=10, drift_steps=7
+    )
     trigger = DistillTrigger(settings, buffer)
     buffer.append([*samples(0, 30, rejected=2), *samples(30, 20, rejected=6)])
-    burst = trigger.decide()
-    assert burst.due
-    assert burst.burst
-    trigger.reset(burst, new_draft=True)
+    first = trigger.decide()
+    assert first.burst == Burst(7, 20)
+    trigger.reset(first, new_draft=True)
     buffer.append(samples(50, 6, rejected=4))
     assert trigger.decide().reason == "waiting: 6 of 10 new requests, 24 of 25 newly missed tokens"
     buffer.append(samples(56, 9, rejected=4))
-    whole = trigger.decide()
-    assert (whole.due, whole.burst) == (True, None)
-    told = DistillTrigger(settings, buffer, LastJob("r49", 0.0, accepted=True, burst=True))
-    assert told.decide() == whole
-    trigger.reset(whole, new_draft=True)
+    second = trigger.decide()
+    assert (second.due, second.burst) == (True, Burst(14, 35)), "on all that came since acceptance fell"
+    told = LastJob("r49", 0.0, accepted=True, burst=first.burst)
+    assert DistillTrigger(settings, buffer, told).decide() == second
+    trigger.reset(second, new_draft=False)
     buffer.append(samples(65, 15, rejected=4))
-    assert not trigger.decide().due, "once"
-    refused = DistillTrigger(settings, buffer, LastJob("r64", 0.0, accepted=False, burst=True))
-    assert "of 40 new requests" in refused.decide().reason
+    third = trigger.decide()
+    assert (third.due, third.burst) == (True, Burst(28, 50)), "the second seemed to gain, and is gone on with"
+    trigger.reset(third, new_draft=False, refused_in_a_row=1)
+    buffer.append(samples(80, 60, rejected=4))
+    assert "of 80 new requests" in trigger.decide().reason
+    refused = LastJob("r79", 0.0, accepted=False, refused_in_a_row=1, burst=third.burst)
+    assert DistillTrigger(settings, buffer, refused).decide() == trigger.decide()
+
+
+def test_what_would_be_as_long_as_any_job_is_one(config, buffer):
+    settings = changed(config, drift=0.2, drift_requests=10, min_new_rejected=10)
+    last = LastJob("r49", 0.0, accepted=True, burst=Burst(settings.distill.max_steps // 2, 20))
+    buffer.append([*samples(0, 30, rejected=2), *samples(30, 35, rejected=6)])
+    whole = DistillTrigger(settings, buffer, last).decide()
+    assert (whole.due, whole.burst) == (True, None)
+
+
+def test_a_fall_while_another_is_followed_begins_anew(config, buffer):
+    settings = changed(
+        config, min_new_requests=40, min_new_rejected=100, drift=0.2, drift_requests=10, drift_steps=7
+    )
+    trigger = DistillTrigger(settings, buffer)
+    buffer.append([*samples(0, 30, rejected=2), *samples(30, 20, rejected=6)])
+    trigger.reset(trigger.decide(), new_draft=True)
+    buffer.append([*samples(50, 30, rejected=3), *samples(80, 25, rejected=8)])
+    assert trigger.decide().burst == Burst(7, 25)
 
 
 def test_what_came_while_a_job_ran_is_the_next_jobs(config, buffer):

@@ -85,7 +85,8 @@ def test_what_guards_older_domains_is_asked_of_the_best_candidate_alone(config, 
         return real(draft, adapter, samples, *args)
 
     monkeypatch.setattr(ServedDraft, "chances", count)
-    result = run_job(config, buffer=buffer, registry=AdapterRegistry(config), burst=Burst(20, 20))
+    settings = with_distill(config, max_steps=20, window_requests=20, mix_requests=20)
+    result = run_job(settings, buffer=buffer, registry=AdapterRegistry(config))
     assert result.verdict.accepted, result.verdict.reason
     assert result.verdict.by_domain.keys() == {"d", "new"}
     assert asked == [{"new"}, {"new"}, {"d"}]
@@ -105,7 +106,7 @@ def test_if_the_best_on_todays_traffic_loses_the_next_is_asked(config, buffer, t
         return found
 
     monkeypatch.setattr(ServedDraft, "chances", forget)
-    settings = with_distill(config, blends=[1.0, 0.75])
-    result = run_job(settings, buffer=buffer, registry=AdapterRegistry(config), burst=Burst(20, 20))
+    settings = with_distill(config, max_steps=20, window_requests=20, mix_requests=20, blends=[1.0, 0.75])
+    result = run_job(settings, buffer=buffer, registry=AdapterRegistry(config))
     assert len(whole) == 2
     assert result.verdict.accepted, result.verdict.reason

@@ -48,7 +48,7 @@ class StopAfterPolls(threading.Event):
 @pytest.fixture
 def jobs(monkeypatch):
     """Calls of `run_job`, each ending as the list `outcomes` says."""
-    calls = SimpleNamespace(count=0, outcome=None, outages=0)
+    calls = SimpleNamespace(count=0, outcome=None, outages=0, meanwhile=lambda: None)
 
     def run_job(config, *, job, **kwargs):
         calls.count += 1
@@ -58,6 +58,7 @@ def jobs(monkeypatch):
                 raise StoreError("the store is away")
             if calls.outcome is not None:
                 raise calls.outcome
+            calls.meanwhile()
             job.end("accepted", "better", version=1)
         return SimpleNamespace(version=1, seconds=0.0, verdict=SimpleNamespace(accepted=True, reason="better"))
 
@@ -71,6 +72,14 @@ def test_waits_for_traffic_and_runs_one_job_for_it(config, jobs, make_llama, ser
     ReplayBuffer(config.replay_url).append(serve(make_llama(0), 20))
     follow(config, StopAfterPolls(3))
     assert jobs.count == 1
+
+
+def test_what_came_while_a_job_ran_is_looked_at_without_a_wait(config, jobs, make_llama, serve):
+    buffer, more = ReplayBuffer(config.replay_url), [serve(make_llama(seed), 20) for seed in (1, 0)]
+    jobs.meanwhile = lambda: buffer.append(more.pop()) if more else None
+    buffer.append(more.pop())
+    follow(config, StopAfterPolls(1))
+    assert jobs.count == 2
 
 
 @pytest.mark.parametrize("outcome", [JobError("no draft"), JobCancelledError("cancelled")])
@@ -113,7 +122,7 @@ def test_a_job_gives_way_to_a_burst_that_finds_all_that_there_is(config, make_ll
     follow(settings, StopAfterPolls(5))
     [(whole, _), (burst, nothing)] = jobs
     assert whole is None
-    assert burst == Burst(7, 11)
+    assert burst == Burst(7, 14)
     assert nothing is None, "a burst gives way to nothing"
     done, gave_way = JobRecords(config.run_dir).jobs()
     assert (done.state, gave_way.state) == ("accepted", "failed")

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 
 from hotdraft.pipeline.loop.job_record import Burst
 from hotdraft.pipeline.loop.jobs import JobRecords
+from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.pipeline.replay.buffer import is_held_out
 from hotdraft.pipeline.store.connection import open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry
@@ -110,3 +112,27 @@ def test_if_the_best_on_todays_traffic_loses_the_next_is_asked(config, buffer, t
     result = run_job(settings, buffer=buffer, registry=AdapterRegistry(config))
     assert len(whole) == 2
     assert result.verdict.accepted, result.verdict.reason
+
+
+def test_older_domains_rehearse_what_the_draft_says_where_no_version_was_better(config, buffer, monkeypatch):
+    registry = AdapterRegistry(config)
+    champion = run_job(config, buffer=buffer, registry=registry).version
+    teachers = []
+
+    def remember(model, data, *_, **__):
+        teachers.append(data.batches.keywords["rehearse"].args[0])
+        raise JobInterruptedError("seen")
+
+    monkeypatch.setattr("hotdraft.training.online.train.train", remember)
+    monkeypatch.setattr("hotdraft.training.online.train.read_anchors", lambda *_: {"old": 0, "lately": champion})
+    with pytest.raises(JobInterruptedError, match="seen"):
+        run_job(config, buffer=buffer, registry=registry)
+    [teacher_of] = teachers
+    draft = load_causal_lm(config.draft, dtype=torch.float32, device=torch.device("cpu"))
+    weights = {domain: teacher_of(domain).state_dict() for domain in ("old", "lately", "never judged")}
+    own = {name: tensor.equal(draft.state_dict()[name]) for name, tensor in weights["old"].items()}
+    assert all(own.values())
+    adapted = {
+        domain for domain, of in weights.items() if any(not of[name].equal(weights["old"][name]) for name in own)
+    }
+    assert adapted == {"lately", "never judged"}

@@ -23,7 +23,7 @@ class Resident:
     def warm(self, name: str, config: HotdraftConfig, registry: AdapterRegistry) -> None:
         """Have at hand what the first job will ask for: the draft, and what it does on what it brings with it.
 
-        Raises as `load_draft` does.
+        Raises as `load_draft` does, `RegistryError` if the champion cannot be had, and `StoreError`.
         """
         draft, judges = self.draft(name, config), held_out_in_mixture(config)
         VersionScores(draft, registry, config.distill, judges, self.scores).of_champion(registry.champion())

@@ -127,8 +127,8 @@ class _Follower:
         try:
             with store_errors(self._config):
                 self._resident.warm(self._config.draft, self._config, self._registry)
-        except (ModelError, VocabularyError) as error:
-            logger.warning("no job can begin: %s", error)
+        except (ModelError, VocabularyError, RegistryError) as error:
+            logger.warning("the first job will begin cold: %s", error)
 
     def _is_enabled(self) -> bool:
         enabled = self._controls.read().loop_enabled

@@ -20,9 +20,14 @@ def rehearsed(
 
     Of these `top_k` tokens. Their temperature is 1: nothing is to be made sharper than the teacher is.
     """
-    taught = []
-    for s in samples:
-        text = ScoredText(s.request_id, s.domain, 1.0, s.prompt_ids, s.output_ids)
-        together = len(s.prompt_ids) + len(s.output_ids)
-        taught.extend(score(teacher_of(s.domain), [text], top_k, batch_tokens=together))
-    return taught
+    teachers = [teacher_of(sample.domain) for sample in samples]
+    together = sum(len(sample.prompt_ids) + len(sample.output_ids) for sample in samples)
+    taught: dict[str, ReplaySample] = {}
+    for teacher in set(teachers):
+        texts = [
+            ScoredText(s.request_id, s.domain, 1.0, s.prompt_ids, s.output_ids)
+            for s, of_it in zip(samples, teachers, strict=True)
+            if of_it is teacher
+        ]
+        taught.update((sample.request_id, sample) for sample in score(teacher, texts, top_k, together))
+    return [taught[sample.request_id] for sample in samples]

@@ -10,10 +10,12 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import ControlFile
 from hotdraft.pipeline.loop.job_record import Burst, JobWork
 from hotdraft.pipeline.loop.jobs import JobRecords
+from hotdraft.pipeline.models.loading import ModelError
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import StoreError
-from hotdraft.pipeline.store.registry import AdapterRegistry
+from hotdraft.pipeline.store.registry import AdapterRegistry, RegistryError
 from hotdraft.training.fit.resume import JobInterruptedError
+from hotdraft.training.judging.resident import Resident
 from hotdraft.training.online import follow as follow_module
 from hotdraft.training.online.context import JobCancelledError, JobError, JobGaveWayError
 from hotdraft.training.online.follow import follow
@@ -80,6 +82,18 @@ def test_what_came_while_a_job_ran_is_looked_at_without_a_wait(config, jobs, mak
     buffer.append(more.pop())
     follow(config, StopAfterPolls(1))
     assert jobs.count == 2
+
+
+@pytest.mark.parametrize("error", [ModelError("no such draft"), RegistryError("version 3 is gone")])
+def test_a_trainer_that_cannot_warm_up_goes_on(config, jobs, make_llama, serve, monkeypatch, caplog, error):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(Resident, "warm", fail)
+    buffer = ReplayBuffer(config.replay_url)
+    follow(config, Watch(4, 2, lambda: buffer.append(serve(make_llama(0), 20))))
+    assert caplog.text.count(f"the first job will begin cold: {error}") == 1
+    assert jobs.count == 1
 
 
 @pytest.mark.parametrize("outcome", [JobError("no draft"), JobCancelledError("cancelled")])

@@ -1,3 +1,6 @@
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
@@ -27,3 +30,14 @@ def test_a_champion_rehearses_what_it_says_itself(make_llama, serve, temperature
     assert [sample.request_id for sample in own] == [sample.request_id for sample in samples]
     assert own[0].target_top_ids.shape == (len(samples[0].output_ids), 16)
     assert pull(champion, own) < 0.02 * pull(champion, samples)
+
+
+def test_each_domain_has_a_teacher_of_its_own(make_llama, serve):
+    one, other = make_llama(0, scale=0.3), make_llama(1, scale=0.3)
+    samples = [replace(s, domain=str(row % 2)) for row, s in enumerate(serve(make_llama(2, scale=0.3), 4))]
+    together = rehearsed({"0": one, "1": other}.get, samples, top_k=16)
+    for sample, taught in zip(samples, together, strict=True):
+        [alone] = rehearsed(lambda _, of=sample.domain: (one, other)[int(of)], [sample], top_k=16)
+        assert taught.request_id == sample.request_id
+        assert np.array_equal(taught.target_top_ids, alone.target_top_ids)
+        assert np.allclose(taught.target_top_logprobs, alone.target_top_logprobs, atol=1e-2)

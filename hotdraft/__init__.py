@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hotdraft.llm import LLM
     from hotdraft.outputs import CompletionOutput, RequestOutput
     from hotdraft.pipeline.models.adapter_folder import AdapterError
-    from hotdraft.pipeline.models.loading import ModelError
+    from hotdraft.pipeline.models.names import ModelError
     from hotdraft.pipeline.replay.buffer import ReplayBuffer
     from hotdraft.serving.messages.request import SamplingParams
     from hotdraft.serving.updates.hot_swap import SwapError
@@ -41,7 +41,7 @@ _HOMES = {
     "SamplingParams": "hotdraft.serving.messages.request",
     "AdapterError": "hotdraft.pipeline.models.adapter_folder",
     "JobError": "hotdraft.training.online.context",
-    "ModelError": "hotdraft.pipeline.models.loading",
+    "ModelError": "hotdraft.pipeline.models.names",
     "SwapError": "hotdraft.serving.updates.hot_swap",
 }
 

@@ -14,7 +14,8 @@ from rich.console import Console
 from hotdraft.answering.collect import model_names
 from hotdraft.answering.requests import answer_requests, text_pieces
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.models.loading import load_tokenizer, local_folder
+from hotdraft.pipeline.models.loading import load_tokenizer
+from hotdraft.pipeline.models.names import local_folder
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out
 from hotdraft.pipeline.store.connection import open_client
 from hotdraft.pipeline.traffic.prompts import Prompt

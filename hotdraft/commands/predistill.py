@@ -115,7 +115,7 @@ def _make(planned: Any, available: Any, items: Any, out: Path, *, slim: bool) ->
     from hotdraft.answering.requests import output_tokens
     from hotdraft.answering.speed import show_speed_up, try_training
     from hotdraft.pipeline.models.draft_folder import check_out
-    from hotdraft.pipeline.models.loading import local_folder
+    from hotdraft.pipeline.models.names import local_folder
     from hotdraft.pipeline.replay.buffer import ReplayBuffer
     from hotdraft.pipeline.system.disk import replay_bytes, require_disk
     from hotdraft.pipeline.traffic.prompts import Prompt

@@ -11,16 +11,8 @@ from safetensors import SafetensorError, safe_open
 
 from hotdraft.doctor.finding import Finding, ok, problem, warning
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.models.loading import (
-    FETCHABLE,
-    SHIPPED_DRAFTS,
-    ModelError,
-    cache_folder,
-    check_same_vocabulary,
-    load_tokenizer,
-    read_cut,
-    resolve,
-)
+from hotdraft.pipeline.models.loading import check_same_vocabulary, load_tokenizer
+from hotdraft.pipeline.models.names import FETCHABLE, SHIPPED_DRAFTS, ModelError, cache_folder, read_cut, resolve
 from hotdraft.pipeline.system.disk import nearest_folder
 
 INDEX = "model.safetensors.index.json"

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hotdraft.pipeline.models.loading import Cut, ModelError, save_cut
+from hotdraft.pipeline.models.loading import save_cut
+from hotdraft.pipeline.models.names import Cut, ModelError
 
 
 def check_out(folder: Path) -> None:

@@ -15,7 +15,7 @@ from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from hotdraft.pipeline.models.loading import FETCHABLE, ModelError, cache_folder
+from hotdraft.pipeline.models.names import FETCHABLE, ModelError, cache_folder
 
 
 @dataclass(frozen=True)

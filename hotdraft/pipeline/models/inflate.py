@@ -17,7 +17,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from hotdraft.pipeline.models.draft_folder import new_folder, save_plain
-from hotdraft.pipeline.models.loading import ModelError, fingerprint, load_causal_lm, load_tokenizer, local_folder
+from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm, load_tokenizer
+from hotdraft.pipeline.models.names import ModelError, local_folder
 from hotdraft.pipeline.system.disk import require_disk
 
 MODEL_TYPES = ("llama", "mistral", "qwen2")

@@ -1,4 +1,4 @@
-"""Finding and loading models: hub ids, local folders, fetched models and the drafts that ship here.
+"""Loading models by name.
 
 A *cut* draft is a target with fewer layers. Its folder stores only the tensors that differ from the
 target, beside a `cut.json` that names the base; everything else is read from the base when it loads.
@@ -6,16 +6,13 @@ target, beside a `cut.json` that names the base; everything else is read from th
 
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import (
@@ -30,71 +27,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils.logging import disable_progress_bar
 
 from hotdraft.pipeline.models.draft_vocabulary import VOCABULARY_FILE
-
-SHIPPED_DRAFTS = Path(__file__).parent / "shipped-drafts"
-FETCHABLE = ("smollm2",)
-CUT_FILE = "cut.json"
-
-
-class ModelError(ValueError):
-    """A model that cannot be found or used; the message says which and what would do."""
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Where a cut draft comes from."""
-
-    base: str
-    base_fingerprint: str
-    layers: list[int]
-    """Indices of the base's layers that the draft was initialised from, in order."""
-    feed_forward: int | None = None
-    """Intermediate channels kept in each layer; None is all of them."""
-
-
-def cache_folder() -> Path:
-    """Folder of fetched models: `$HOTDRAFT_CACHE` or `~/.cache/hotdraft`."""
-    return Path(os.environ.get("HOTDRAFT_CACHE", Path.home() / ".cache" / "hotdraft"))
-
-
-def resolve(name: str) -> str:
-    """The local folder that `name` stands for, or `name` itself as a hub id.
-
-    Raises `ModelError` for a folder that does not exist and a known model not yet fetched.
-    """
-    if Path(name).is_dir():
-        return name
-    if (SHIPPED_DRAFTS / name).is_dir():
-        return str(SHIPPED_DRAFTS / name)
-    if name in FETCHABLE:
-        folder = cache_folder() / name
-        if not folder.is_dir():
-            raise ModelError(f"model {name!r} is not in {cache_folder()}: run `hotdraft models fetch {name}`")
-        return str(folder)
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ModelError(f"no model folder at {name!r}")
-    return name
-
-
-def local_folder(name: str) -> Path:
-    """The folder with the files of `name`, downloaded from the hub if need be."""
-    resolved = resolve(name)
-    if Path(resolved).is_dir():
-        return Path(resolved)
-    try:
-        patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "README.md"]
-        return Path(snapshot_download(resolved, allow_patterns=patterns))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
-        known = ", ".join([*FETCHABLE, *sorted(path.name for path in SHIPPED_DRAFTS.glob("*"))])
-        raise ModelError(
-            f"model {name!r} is neither a local folder, nor one of {known}, nor found on the hub"
-        ) from error
-
-
-def read_cut(folder: Path) -> Cut | None:
-    """The origin of a cut draft's folder; None for a complete model."""
-    path = folder / CUT_FILE
-    return Cut(**json.loads(path.read_text())) if path.is_file() else None
+from hotdraft.pipeline.models.names import CUT_FILE, Cut, ModelError, local_folder, read_cut
 
 
 def save_cut(folder: Path, model: PreTrainedModel, cut: Cut) -> None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.models.loading import cache_folder, choose_device, choose_dtype, load_tokenizer
+from hotdraft.pipeline.models.loading import choose_device, choose_dtype, load_tokenizer
+from hotdraft.pipeline.models.names import cache_folder
 from hotdraft.pipeline.traffic.generators import arithmetic, varied
 from hotdraft.pipeline.traffic.prompts import Prompt, read_traffic
 from hotdraft.serving.benchmark.engines.engine import EngineSettings

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from hotdraft.pipeline.models.loading import ModelError
+from hotdraft.pipeline.models.names import ModelError
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.engine.failures import Failures, brief
 from hotdraft.serving.engine.k_choice import KChoice

@@ -12,8 +12,8 @@ from hotdraft.pipeline.models.loading import (
     choose_dtype,
     load_causal_lm,
     load_tokenizer,
-    local_folder,
 )
+from hotdraft.pipeline.models.names import local_folder
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.engine.aside import aside

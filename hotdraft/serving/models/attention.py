@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedConfig
 
-from hotdraft.pipeline.models.loading import ModelError
+from hotdraft.pipeline.models.names import ModelError
 
 ATTENTION = "hotdraft"
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -4,7 +4,7 @@ import logging
 
 from transformers import PreTrainedConfig
 
-from hotdraft.pipeline.models.loading import ModelError
+from hotdraft.pipeline.models.names import ModelError
 
 logger = logging.getLogger(__name__)
 

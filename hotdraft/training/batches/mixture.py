@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.models.loading import resolve
+from hotdraft.pipeline.models.names import resolve
 from hotdraft.pipeline.replay.index import held_out
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample

@@ -13,13 +13,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from hotdraft.pipeline.config.learning import PredistillConfig
 from hotdraft.pipeline.models.loading import (
-    ModelError,
     check_same_vocabulary,
     from_state,
     load_causal_lm,
     load_tokenizer,
     shared_modules,
 )
+from hotdraft.pipeline.models.names import ModelError
 from hotdraft.training.drafts.feed_forward import check_narrowable, choose_channels, narrowed
 from hotdraft.training.drafts.layer_choice import check_layers, choose_layers, even_layers, layer_stack
 from hotdraft.training.drafts.model_size import meta_model, read_config

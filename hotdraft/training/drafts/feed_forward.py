@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hotdraft.pipeline.models.loading import ModelError
+from hotdraft.pipeline.models.names import ModelError
 from hotdraft.training.drafts.layer_choice import layer_stack, read_text
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")

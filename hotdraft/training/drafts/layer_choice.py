@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hotdraft.pipeline.config.learning import PredistillConfig
-from hotdraft.pipeline.models.loading import ModelError
+from hotdraft.pipeline.models.names import ModelError
 
 
 def check_layers(settings: PredistillConfig, count: int) -> None:

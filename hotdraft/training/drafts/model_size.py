@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from hotdraft.pipeline.models.loading import ModelError, resolve
+from hotdraft.pipeline.models.names import ModelError, resolve
 
 
 def read_config(name: str) -> PreTrainedConfig:

@@ -17,7 +17,8 @@ from hotdraft.pipeline.models.draft_vocabulary import (
     rank_tokens,
     read_vocabulary,
 )
-from hotdraft.pipeline.models.loading import choose_device, choose_dtype, fingerprint, load_causal_lm, local_folder
+from hotdraft.pipeline.models.loading import choose_device, choose_dtype, fingerprint, load_causal_lm
+from hotdraft.pipeline.models.names import local_folder
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.training.fit.lora import merged_model
 from hotdraft.training.scoring.evaluate import expected_acceptance_by_position

@@ -8,7 +8,7 @@ from hotdraft.pipeline.loop.controls import ControlFile
 from hotdraft.pipeline.loop.jobs import JobRecords, JobRunningError
 from hotdraft.pipeline.loop.trigger import Decision, DistillTrigger
 from hotdraft.pipeline.models.draft_vocabulary import VocabularyError
-from hotdraft.pipeline.models.loading import ModelError
+from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import StoreError, store_errors
 from hotdraft.pipeline.store.registry import AdapterRegistry, RegistryError

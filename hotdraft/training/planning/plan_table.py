@@ -10,7 +10,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.models.loading import ModelError, choose_device, choose_dtype, read_cut, resolve
+from hotdraft.pipeline.models.loading import choose_device, choose_dtype
+from hotdraft.pipeline.models.names import ModelError, read_cut, resolve
 from hotdraft.training.drafts.draft_init import check_draft, freeze_shared
 from hotdraft.training.drafts.model_size import Widths, meta_model, read_config
 from hotdraft.training.planning.machine import Available

@@ -10,7 +10,7 @@ import transformers
 import yaml
 
 from hotdraft.pipeline.config.learning import PredistillConfig
-from hotdraft.pipeline.models.loading import Cut, local_folder
+from hotdraft.pipeline.models.names import Cut, local_folder
 from hotdraft.pipeline.replay.buffer import ReplayStats
 from hotdraft.training.drafts.draft_cost import DraftCost, describe_cost
 

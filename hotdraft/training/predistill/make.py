@@ -26,7 +26,8 @@ from hotdraft.pipeline.models.draft_vocabulary import (
     rank_tokens,
     save_vocabulary,
 )
-from hotdraft.pipeline.models.loading import Cut, choose_device, choose_dtype, load_causal_lm, load_tokenizer
+from hotdraft.pipeline.models.loading import choose_device, choose_dtype, load_causal_lm, load_tokenizer
+from hotdraft.pipeline.models.names import Cut
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, sample_from_row
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.replay.sample import ReplaySample

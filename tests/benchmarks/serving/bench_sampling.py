@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from hotdraft.pipeline.config.settings import load_config
-from hotdraft.pipeline.models.loading import load_tokenizer, resolve
+from hotdraft.pipeline.models.loading import load_tokenizer
+from hotdraft.pipeline.models.names import resolve
 from hotdraft.pipeline.traffic.generators.varied import varied
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.engine.load import build_engine

@@ -14,15 +14,8 @@ import pytest
 import torch
 
 from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
-from hotdraft.pipeline.models.loading import (
-    Cut,
-    ModelError,
-    fingerprint,
-    load_causal_lm,
-    load_tokenizer,
-    resolve,
-    save_cut,
-)
+from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm, load_tokenizer, save_cut
+from hotdraft.pipeline.models.names import Cut, ModelError, resolve
 from hotdraft.pipeline.traffic.generators import varied
 from hotdraft.serving.benchmark.equality import first_divergence, margin
 from hotdraft.serving.decoding.adaptive_k import AdaptiveK

@@ -8,7 +8,8 @@ import torch
 from scipy.stats import chi2_contingency
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.models.loading import ModelError, fingerprint, load_causal_lm, load_tokenizer, resolve
+from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm, load_tokenizer
+from hotdraft.pipeline.models.names import ModelError, resolve
 from hotdraft.serving.engine.load import build_engine, draft_ranking
 from hotdraft.serving.messages.events import RoundStats
 from hotdraft.serving.messages.request import GenerationRequest, SamplingParams

@@ -8,7 +8,7 @@ import pytest
 
 from hotdraft import LLM, ReplayBuffer, SamplingParams
 from hotdraft.pipeline.models.adapter_folder import AdapterError
-from hotdraft.pipeline.models.loading import ModelError
+from hotdraft.pipeline.models.names import ModelError
 from tests.integration.adapters import write_adapter
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

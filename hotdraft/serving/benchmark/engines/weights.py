@@ -6,15 +6,8 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig
 
-from hotdraft.pipeline.models.loading import (
-    cache_folder,
-    fingerprint,
-    load_causal_lm,
-    load_tokenizer,
-    local_folder,
-    read_cut,
-    read_tensors,
-)
+from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm, load_tokenizer, read_tensors
+from hotdraft.pipeline.models.names import cache_folder, local_folder, read_cut
 
 BENCH_FOLDER = "bench"
 

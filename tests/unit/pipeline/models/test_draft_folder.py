@@ -3,7 +3,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from hotdraft.pipeline.models.draft_folder import check_out, new_folder, save_draft
-from hotdraft.pipeline.models.loading import Cut, ModelError, load_causal_lm
+from hotdraft.pipeline.models.loading import load_causal_lm
+from hotdraft.pipeline.models.names import Cut, ModelError
 from tests.models import CHAT_TEMPLATE, disturbed, save, tiny_llama, tiny_tokenizer
 
 IDS = torch.arange(1, 9)[None]

@@ -11,7 +11,7 @@ import pytest
 
 from hotdraft.pipeline.models import fetch as fetching
 from hotdraft.pipeline.models.fetch import SMOLLM2, check_sha256, fetch
-from hotdraft.pipeline.models.loading import ModelError
+from hotdraft.pipeline.models.names import ModelError
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from hotdraft.cli import app
 from hotdraft.pipeline.models.inflate import inflate, parse_size
-from hotdraft.pipeline.models.loading import ModelError, load_causal_lm
+from hotdraft.pipeline.models.loading import load_causal_lm
+from hotdraft.pipeline.models.names import ModelError
 from hotdraft.serving.benchmark.engines.engine import EngineSettings
 from hotdraft.serving.benchmark.figures.report import inflated_models
 from tests.models import save, tiny_llama

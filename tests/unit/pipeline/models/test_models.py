@@ -9,21 +9,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from hotdraft.pipeline.models import loading as models
+from hotdraft.pipeline.models import names
 from hotdraft.pipeline.models.draft_vocabulary import save_vocabulary
 from hotdraft.pipeline.models.loading import (
-    Cut,
-    ModelError,
     check_same_vocabulary,
     choose_device,
     choose_dtype,
     fingerprint,
     load_causal_lm,
     load_tokenizer,
-    read_cut,
-    resolve,
     save_cut,
 )
+from hotdraft.pipeline.models.names import Cut, ModelError, read_cut, resolve
 from tests.models import save, tiny_llama, tiny_tokenizer
 
 IDS = torch.arange(1, 9)[None]
@@ -36,7 +33,7 @@ def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_names_are_folders_shipped_drafts_fetched_models_or_hub_ids(tmp_path, monkeypatch, tiny_target):
     assert resolve(tiny_target) == tiny_target
-    monkeypatch.setattr(models, "SHIPPED_DRAFTS", tmp_path)
+    monkeypatch.setattr(names, "SHIPPED_DRAFTS", tmp_path)
     (tmp_path / "shipped").mkdir()
     assert resolve("shipped") == str(tmp_path / "shipped")
     assert resolve("owner/name") == "owner/name"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.models.loading import ModelError
+from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, sample_from_row
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.load import build_engine

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel, PreTrainedConfig
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.models.loading import ModelError
+from hotdraft.pipeline.models.names import ModelError
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.models.context_length import check_context_length

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from hotdraft.pipeline.models.loading import ModelError
+from hotdraft.pipeline.models.names import ModelError
 from hotdraft.serving.models.attention import ATTENTION, check_supported, register_attention
 from hotdraft.serving.models.fused_runner import FusedRunner, is_fusable
 from hotdraft.serving.models.linear import ServedLinear, cpu_has_bfloat16

@@ -6,7 +6,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from hotdraft.pipeline.config.learning import PredistillConfig
 from hotdraft.pipeline.models.draft_folder import save_draft
-from hotdraft.pipeline.models.loading import Cut, ModelError, fingerprint, load_causal_lm
+from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
+from hotdraft.pipeline.models.names import Cut, ModelError
 from hotdraft.training.drafts.draft_init import check_draft, cut_layers, freeze_shared, make_draft
 from hotdraft.training.drafts.feed_forward import choose_channels
 from hotdraft.training.drafts.layer_choice import block_influence, even_layers, most_important

@@ -10,7 +10,7 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import ControlFile
 from hotdraft.pipeline.loop.job_record import Burst, JobWork
 from hotdraft.pipeline.loop.jobs import JobRecords
-from hotdraft.pipeline.models.loading import ModelError
+from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import StoreError
 from hotdraft.pipeline.store.registry import AdapterRegistry, RegistryError

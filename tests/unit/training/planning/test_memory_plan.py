@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from hotdraft.pipeline.config.learning import LoraSection
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.models.loading import ModelError
+from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.training.batches.packing import pack
 from hotdraft.training.drafts.model_size import Widths, meta_model, read_config

@@ -9,7 +9,7 @@ import yaml
 from transformers import LlamaConfig
 
 from hotdraft.pipeline.config.learning import PredistillConfig
-from hotdraft.pipeline.models.loading import Cut
+from hotdraft.pipeline.models.names import Cut
 from hotdraft.pipeline.replay.buffer import ReplayStats
 from hotdraft.training.drafts.draft_cost import predicted_cost
 from hotdraft.training.predistill.draft_card import CardFacts, figures_by_position, stated_licence, write_draft_card

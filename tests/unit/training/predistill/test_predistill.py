@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.draft_vocabulary import read_vocabulary
-from hotdraft.pipeline.models.loading import load_causal_lm, read_cut
+from hotdraft.pipeline.models.loading import load_causal_lm
+from hotdraft.pipeline.models.names import read_cut
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out
 from hotdraft.pipeline.store.connection import open_client
 from hotdraft.training.drafts.draft_init import cut_layers

@@ -1,0 +1,77 @@
+"""What a model's name stands for: a local folder, a fetched model, a draft that ships here, or a hub id.
+
+Nothing here imports torch, so that a name is checked before anybody waits for it.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+SHIPPED_DRAFTS = Path(__file__).parent / "shipped-drafts"
+FETCHABLE = ("smollm2",)
+CUT_FILE = "cut.json"
+
+
+class ModelError(ValueError):
+    """A model that cannot be found or used; the message says which and what would do."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where a cut draft comes from."""
+
+    base: str
+    base_fingerprint: str
+    layers: list[int]
+    """Indices of the base's layers that the draft was initialised from, in order."""
+    feed_forward: int | None = None
+    """Intermediate channels kept in each layer; None is all of them."""
+
+
+def cache_folder() -> Path:
+    """Folder of fetched models: `$HOTDRAFT_CACHE` or `~/.cache/hotdraft`."""
+    return Path(os.environ.get("HOTDRAFT_CACHE", Path.home() / ".cache" / "hotdraft"))
+
+
+def resolve(name: str) -> str:
+    """The local folder that `name` stands for, or `name` itself as a hub id.
+
+    Raises `ModelError` for a folder that does not exist and a known model not yet fetched.
+    """
+    if Path(name).is_dir():
+        return name
+    if (SHIPPED_DRAFTS / name).is_dir():
+        return str(SHIPPED_DRAFTS / name)
+    if name in FETCHABLE:
+        folder = cache_folder() / name
+        if not folder.is_dir():
+            raise ModelError(f"model {name!r} is not in {cache_folder()}: run `hotdraft models fetch {name}`")
+        return str(folder)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ModelError(f"no model folder at {name!r}")
+    return name
+
+
+def local_folder(name: str) -> Path:
+    """The folder with the files of `name`, downloaded from the hub if need be."""
+    resolved = resolve(name)
+    if Path(resolved).is_dir():
+        return Path(resolved)
+    try:
+        patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "README.md"]
+        return Path(snapshot_download(resolved, allow_patterns=patterns))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        known = ", ".join([*FETCHABLE, *sorted(path.name for path in SHIPPED_DRAFTS.glob("*"))])
+        raise ModelError(
+            f"model {name!r} is neither a local folder, nor one of {known}, nor found on the hub"
+        ) from error
+
+
+def read_cut(folder: Path) -> Cut | None:
+    """The origin of a cut draft's folder; None for a complete model."""
+    path = folder / CUT_FILE
+    return Cut(**json.loads(path.read_text())) if path.is_file() else None

@@ -52,8 +52,7 @@ def hotdraft(
     """Speculative decoding whose draft model learns from the traffic it serves.
 
     Examples:
-    $ hotdraft models fetch smollm2
-    $ hotdraft serve --config configs/smollm2.yaml --self-improve
+    $ hotdraft serve smollm2 --draft smollm2-draft --self-improve
     $ hotdraft doctor --config configs/smollm2.yaml
     $ hotdraft --install-completion
 
@@ -72,7 +71,7 @@ app.add_typer(config.app, name="config")
 
 
 def main() -> None:
-    """Run a command; an error of the user's is one line and exit code 2."""
+    """Run a command; an error of the user's, or of the machine's, is one line and exit code 2."""
     os.umask(OWNER_ONLY)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -82,6 +81,8 @@ def main() -> None:
         os.environ.setdefault(name, value)
     try:
         app()
-    except ValueError as error:
+    except BrokenPipeError:  # whoever read what we print has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ValueError, OSError) as error:
         typer.secho(f"hotdraft: {error}", fg="red", err=True)
         sys.exit(2)

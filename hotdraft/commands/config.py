@@ -48,7 +48,7 @@ def show(
     """
     from hotdraft.pipeline.config.origins import explain
 
-    settings = explain(config, serving_overrides(host, port, dtype, k))
+    settings = explain(config, serving_overrides(dtype=dtype, server={"host": host, "port": port}, engine={"k": k}))
     if as_json:
         told = {one.key: {"value": one.value, "origin": one.origin, "variable": one.variable} for one in settings}
         typer.echo(json.dumps(told, indent=2))

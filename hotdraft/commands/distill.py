@@ -50,11 +50,13 @@ def distill(
 
 
 def _follow(settings: "HotdraftConfig") -> None:
-    from hotdraft.training.fit.progress_bar import quiet_trainer
-    from hotdraft.training.online.follow import follow
+    from hotdraft.pipeline.system.run_lock import run_lock
 
-    quiet_trainer()
-    with _stopped_by_signals() as stop:
+    with run_lock(settings.run_dir, "trainer"), _stopped_by_signals() as stop:
+        from hotdraft.training.fit.progress_bar import quiet_trainer
+        from hotdraft.training.online.follow import follow
+
+        quiet_trainer()
         follow(settings, stop)
 
 

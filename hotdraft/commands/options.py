@@ -27,10 +27,16 @@ KOption = Annotated[
 ]
 
 
-def serving_overrides(host: str | None, port: int | None, dtype: str | None, k: str | None) -> dict[str, Any]:
-    """What the flags of `hotdraft serve` lay over file and environment, nested as in the file."""
-    from hotdraft.pipeline.config.settings import given
+def serving_overrides(
+    *, server: dict[str, Any], engine: dict[str, Any], speculative: str | None = None, **top: Any
+) -> dict[str, Any]:
+    """What flags of `hotdraft serve` lay over file and environment, nested as in the file; None says nothing.
 
-    server = {"host": host, "port": port}
-    flags: dict[str, Any] = {"dtype": dtype, "server": given(server), "engine": given({"k": k})}
-    return {key: value for key, value in given(flags).items() if value != {}}
+    Raises `ConfigError` for a `speculative` configuration, as vLLM has it, that says anything else.
+    """
+    from hotdraft.pipeline.config.settings import given, merged
+    from hotdraft.pipeline.config.speculative import read_speculative
+
+    flags = {**top, "server": given(server), "engine": given(engine)}
+    told = {key: value for key, value in given(flags).items() if value != {}}
+    return merged(read_speculative(speculative), told) if speculative else told

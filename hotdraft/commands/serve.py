@@ -1,34 +1,126 @@
 """`hotdraft serve`: the OpenAI-compatible server, with the loop beside it if asked."""
 
-from typing import Annotated
+import logging
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from hotdraft.commands.options import ConfigOption, DtypeOption, HostOption, KOption, PortOption, serving_overrides
+from hotdraft.commands.options import DtypeOption, HostOption, KOption, PortOption, serving_overrides
+
+FLAGS_FILE = "serve.yaml"
+"""In the run directory: what was said by flags alone, as a file that every other command takes."""
+
+logger = logging.getLogger(__name__)
 
 
 def serve(
-    config: ConfigOption,
-    host: HostOption = None,
-    port: PortOption = None,
-    dtype: DtypeOption = None,
-    k: KOption = None,
+    target: Annotated[
+        str | None, typer.Argument(help="Model to serve: hub id, folder, or smollm2; else the file's.")
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="Draft that speeds it up: hub id, folder, or smollm2-draft.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", envvar="HOTDRAFT_CONFIG", help="YAML configuration file.")
+    ] = None,
     self_improve: Annotated[
         bool, typer.Option("--self-improve", help="Run the trainer beside the server and serve what it improves.")
     ] = False,
+    host: HostOption = None,
+    port: PortOption = None,
+    k: KOption = None,
+    dtype: DtypeOption = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Prompt and output tokens of one request, at most.")
+    ] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Requests decoded together.")] = None,
+    served_model_name: Annotated[str | None, typer.Option(help="Name that clients use for the model.")] = None,
+    api_key: Annotated[list[str] | None, typer.Option(help="Key that /v1 asks for. Repeatable.")] = None,
+    speculative_config: Annotated[
+        str | None, typer.Option(help='As vLLM has it: \'{"model": DRAFT, "num_speculative_tokens": 3}\'.')
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder for what is recorded and learned; runs/TARGET without a file.")
+    ] = None,
 ) -> None:
-    """Serve the target, sped up by the draft; record what the draft got wrong.
+    """Serve TARGET, sped up by a draft; record what the draft got wrong.
 
     Examples:
-    $ hotdraft serve --config configs/smollm2.yaml --self-improve
+    $ hotdraft serve smollm2 --draft smollm2-draft --self-improve
+    $ hotdraft serve path/to/target --draft path/to/draft --max-model-len 4096
     $ hotdraft serve --config configs/smollm2.yaml --host 0.0.0.0 --port 9000
     $ HOTDRAFT_ENGINE__NUM_SLOTS=16 hotdraft serve -c configs/smollm2.yaml --k 3
     """
-    from hotdraft.pipeline.config.settings import load_config
+    from rich.console import Console
 
-    overrides = serving_overrides(host, port, dtype, k)
+    from hotdraft.doctor.preflight import check_ready_to_serve
+    from hotdraft.pipeline.config.settings import load_config, merged
+    from hotdraft.pipeline.models.names import is_to_be_fetched
+    from hotdraft.pipeline.system.run_lock import run_lock
+
+    if target is None and config is None and "HOTDRAFT_TARGET" not in os.environ:
+        raise typer.BadParameter("name a TARGET, such as smollm2, or a file by --config")
+    overrides = serving_overrides(
+        speculative=speculative_config,
+        target=target,
+        draft=draft,
+        run_dir=run_dir,
+        dtype=dtype,
+        server={"host": host, "port": port, "served_model_name": served_model_name, "api_keys": _by_comma(api_key)},
+        engine={"k": k, "max_model_len": max_model_len, "num_slots": max_num_seqs},
+    )
     settings = load_config(config, overrides)
+    if self_improve and settings.engine.threads is settings.distill.threads is None:
+        overrides = merged(overrides, _shared_cores())
+        settings = load_config(config, overrides)
+    console = Console(stderr=True)
+    with console.status("looking for what could be in the way") as status, ExitStack() as held:
+        check_ready_to_serve(settings)
+        held.enter_context(run_lock(settings.run_dir, "server"))
+        if is_to_be_fetched(settings.target):
+            from hotdraft.pipeline.models.fetch import fetch
 
-    from hotdraft.serving.service import serve as run
+            fetch(settings.target, status.update)
+        config_path = config or _write_flags(settings.run_dir, overrides)
+        status.update("importing torch")
 
-    run(settings, config_path=config, overrides=overrides, self_improve=self_improve)
+        from hotdraft.serving.service import serve as run
+
+        def tell(says: str) -> None:
+            status.stop()
+            console.print(says, highlight=False, markup=False, soft_wrap=True)
+
+        run(
+            settings,
+            config_path=config_path,
+            overrides=overrides,
+            self_improve=self_improve,
+            on_step=status.update if console.is_terminal else logger.info,
+            on_listening=tell if settings.server.log_format == "text" else logger.info,
+        )
+
+
+def _by_comma(keys: list[str] | None) -> str | None:
+    return ",".join(keys) if keys else None
+
+
+def _shared_cores() -> dict[str, Any]:
+    """Threads for server and trainer, who would else fight for every core."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    serving = max(1, cores - cores // 2)
+    return {"engine": {"threads": serving}, "distill": {"threads": max(1, cores - serving)}}
+
+
+def _write_flags(run_dir: Path, overrides: dict[str, Any]) -> Path:
+    """Keep what the flags said, but for keys, where trainer, jobs and other commands can read it."""
+    import yaml
+
+    server = {name: value for name, value in overrides.get("server", {}).items() if name != "api_keys"}
+    run_dir.mkdir(parents=True, exist_ok=True)
+    path = run_dir / FLAGS_FILE
+    said = {**overrides, "run_dir": str(run_dir), "server": server}
+    path.write_text("# What `hotdraft serve` was told by flags.\n" + yaml.safe_dump(said, sort_keys=False))
+    return path

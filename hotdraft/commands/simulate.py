@@ -169,6 +169,10 @@ def show_report(console: "Console", report: dict[str, Any]) -> None:
         f"{report['adapters_rejected']} adapters rejected",
         highlight=False,
     )
+    if report["speedup"] is not None:
+        console.print(
+            f"{report['speedup']:.2f} times as fast as without a draft, by what rounds cost here", highlight=False
+        )
 
 
 def show_failures(console: "Console", outcomes: "list[Outcome]") -> None:

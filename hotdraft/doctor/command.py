@@ -55,9 +55,11 @@ def _findings(path: Path | None) -> "list[Finding]":
         from hotdraft.doctor.leftover_jobs import examine_jobs
         from hotdraft.doctor.machine import examine_machine
         from hotdraft.doctor.model_files import examine_models
+        from hotdraft.doctor.model_fit import examine_fit
         from hotdraft.doctor.packages import examine_packages
+        from hotdraft.doctor.run_dir import examine_run_dir
         from hotdraft.doctor.server import examine_access, examine_port
-        from hotdraft.doctor.stores import examine_mlflow, examine_replay, examine_run_dir
+        from hotdraft.doctor.stores import examine_mlflow, examine_replay
 
         examinations = [
             ("machine", LOCAL_SECONDS, lambda: examine_machine(settings)),
@@ -66,6 +68,7 @@ def _findings(path: Path | None) -> "list[Finding]":
         ]
         if settings is not None and path is not None:
             examinations += [
+                ("models together", LOCAL_SECONDS, lambda: examine_fit(settings)),
                 ("run_dir", STORE_SECONDS, lambda: examine_run_dir(settings)),
                 ("replay buffer", STORE_SECONDS, lambda: examine_replay(settings)),
                 ("MLflow store", STORE_SECONDS, lambda: examine_mlflow(settings)),

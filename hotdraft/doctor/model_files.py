@@ -11,7 +11,6 @@ from safetensors import SafetensorError, safe_open
 
 from hotdraft.doctor.finding import Finding, ok, problem, warning
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.models.loading import check_same_vocabulary, load_tokenizer
 from hotdraft.pipeline.models.names import FETCHABLE, SHIPPED_DRAFTS, ModelError, cache_folder, read_cut, resolve
 from hotdraft.pipeline.system.disk import nearest_folder
 
@@ -21,42 +20,50 @@ INDEX = "model.safetensors.index.json"
 def examine_models(config: HotdraftConfig | None) -> Iterator[Finding]:
     yield from _shipped()
     yield from _cache()
-    if config is None:
-        return
-    folders = []
-    for role, name in (("target", config.target), ("draft", config.draft)):
-        if name is None:
-            yield warning(role, "none is configured: nothing speeds up the target", f"name a model under `{role}:`")
-            return
-        folder, findings = _model(role, name)
-        yield from findings
-        folders.append(folder)
-    target, draft = folders
-    if target is not None and draft is not None:
-        yield _vocabulary(config.target, target, config.draft or "", draft)
+    if config is not None:
+        yield from examine_configured(config)
 
 
-def _model(role: str, name: str) -> tuple[Path | None, list[Finding]]:
-    """The folder of a model, None where there is none, and what is to say of it."""
+def examine_configured(config: HotdraftConfig) -> Iterator[Finding]:
+    """Target and draft, whether their files are all there."""
+    yield from _examine("target", config.target)
+    if config.draft is None:
+        yield warning("draft", "none is configured: nothing speeds up the target", "name a model under `draft:`")
+    else:
+        yield from _examine("draft", config.draft)
+
+
+def installed_folder(name: str) -> Path | None:
+    """Where the files of a model are; None for one that is to come from the hub. Raises `ModelError`."""
+    resolved = resolve(name)
+    try:
+        return Path(resolved if Path(resolved).is_dir() else snapshot_download(resolved, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+    except HFValidationError as error:
+        raise ModelError(str(error)) from error
+
+
+def _examine(role: str, name: str) -> Iterator[Finding]:
     fetch = f"`hotdraft models fetch {name}`" if name in FETCHABLE else f"name another model under `{role}:`"
     try:
-        resolved = resolve(name)
-        folder = Path(resolved if Path(resolved).is_dir() else snapshot_download(name, local_files_only=True))
-    except LocalEntryNotFoundError:
+        folder = installed_folder(name)
+    except ModelError as error:
+        yield problem(role, str(error), fetch)
+        return
+    if folder is None:
         says = f"{name} is not on this machine: it is downloaded from the hub when it is first used"
-        return None, [warning(role, says, f"`hf download {name}` gets it now; without a hub, name a local folder")]
-    except (ModelError, HFValidationError) as error:
-        return None, [problem(role, str(error), fetch)]
+        yield warning(role, says, f"`hf download {name}` gets it now; without a hub, name a local folder")
+        return
     missing = list(_missing(folder))
     if missing:
-        return None, [problem(role, f"{name}: {folder} lacks {', '.join(missing)}", fetch)]
+        yield problem(role, f"{name}: {folder} lacks {', '.join(missing)}", fetch)
+        return
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    findings = [ok(role, f"{name}, {size / 1e6:,.0f} MB in {folder}")]
+    yield ok(role, f"{name}, {size / 1e6:,.0f} MB in {folder}")
     cut = read_cut(folder)
-    if cut is None:
-        return folder, findings
-    base, of_base = _model(f"base of {role}", cut.base)
-    return base, findings + [finding for finding in of_base if finding.state != "ok"]
+    if cut is not None:
+        yield from (found for found in _examine(f"base of {role}", cut.base) if found.state != "ok")
 
 
 def _missing(folder: Path) -> Iterator[str]:
@@ -65,16 +72,6 @@ def _missing(folder: Path) -> Iterator[str]:
     index = folder / INDEX
     named = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
     yield from sorted(name for name in named if not (folder / name).is_file())
-
-
-def _vocabulary(target: str, target_folder: Path, draft: str, draft_folder: Path) -> Finding:
-    try:
-        tokenizers = load_tokenizer(str(target_folder)), load_tokenizer(str(draft_folder))
-        check_same_vocabulary(target, tokenizers[0], draft, tokenizers[1])
-    except ModelError as error:
-        return problem("vocabulary", str(error), "choose a draft of the target's family, or make one: "
-                       "`hotdraft predistill --config FILE --out FOLDER`")  # fmt: skip
-    return ok("vocabulary", f"target and draft share {len(tokenizers[0].get_vocab()):,} tokens")
 
 
 def _shipped() -> Iterator[Finding]:

@@ -17,7 +17,8 @@ ANY = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 """Where to ask a server that listens at every address."""
 
 
-def examine_port(config: HotdraftConfig) -> Iterator[Finding]:
+def examine_port(config: HotdraftConfig, *, to_serve: bool = False) -> Iterator[Finding]:
+    """Whether the port is free. A hotdraft that listens there is well, unless one is `to_serve` there."""
     host, port = config.server.host, config.server.port
     elsewhere = "serve elsewhere: `hotdraft serve --port N`, or HOTDRAFT_SERVER__PORT=N"
     if port == 0:
@@ -32,7 +33,7 @@ def examine_port(config: HotdraftConfig) -> Iterator[Finding]:
         yield problem("port", f"{host!r} is no address: {error.strerror}", mend)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            yield from _tenant(ANY.get(host, host), port, elsewhere)
+            yield from _tenant(ANY.get(host, host), port, elsewhere, to_serve)
         else:
             mend = "set `server: {host: …}` to an address of this machine, or 0.0.0.0 for all"
             yield problem("port", f"{host}:{port}: {error.strerror}", mend)
@@ -47,13 +48,17 @@ def _bind(host: str, port: int) -> None:
         listener.bind(address)
 
 
-def _tenant(host: str, port: int, mend: str) -> Iterator[Finding]:
+def _tenant(host: str, port: int, mend: str, to_serve: bool) -> Iterator[Finding]:
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     says = _ask(f"{url}/version")
     if "draft_version" not in says:
         yield problem("port", f"another program listens at {host}:{port}", f"{mend}; `ss -ltnp` tells which it is")
         return
-    yield ok("port", f"hotdraft {says.get('version')} serves at {url}, with draft version {says['draft_version']}")
+    serves = f"hotdraft {says.get('version')} serves at {url}, with draft version {says['draft_version']}"
+    if to_serve:
+        yield problem("port", serves, mend)
+        return
+    yield ok("port", serves)
     unusable = _ask(f"{url}/health").get("unusable_adapters")
     for version, why in unusable.items() if isinstance(unusable, dict) else ():
         mend = (

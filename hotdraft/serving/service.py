@@ -1,9 +1,8 @@
 """The serving process: engine, HTTP face, tracking and the loop, started and stopped together."""
 
-import logging
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from hotdraft.serving.http.access import read_admin_keys, read_api_keys
 from hotdraft.serving.http.admin.history import history_router
 from hotdraft.serving.http.admin.routes import admin_router
 from hotdraft.serving.http.app import create_app
+from hotdraft.serving.http.banner import banner
 from hotdraft.serving.http.connections import Connections, connection_limit
 from hotdraft.serving.http.dashboard.router import dashboard_router
 from hotdraft.serving.http.drain import DrainingServer
@@ -39,20 +39,27 @@ from hotdraft.serving.updates.hot_swap import HotSwapper
 from hotdraft.serving.updates.k_override import KOverride
 from hotdraft.serving.updates.last_served import LastServedFile
 
-logger = logging.getLogger(__name__)
 
-
-def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, Any], self_improve: bool) -> None:
+def serve(
+    config: HotdraftConfig,
+    *,
+    config_path: Path,
+    overrides: Mapping[str, Any],
+    self_improve: bool,
+    on_step: Callable[[str], object] = lambda step: None,
+    on_listening: Callable[[str], object] = lambda says: None,
+) -> None:
     """Serve until SIGTERM or SIGINT. With `self_improve` a trainer runs beside and its champions serve.
 
+    `on_step` is told what is being done until then, and `on_listening` what there is to know once it listens.
     Raises ValueError subclasses, before anything is started, for a configuration that cannot serve.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the server runs
     configure_logging(config.server.log_format)
     api_keys, admin_keys = read_api_keys(config.server), read_admin_keys(config.server)
-    config.run_dir.mkdir(parents=True, exist_ok=True)
     buffer = ReplayBuffer.of(config)
-    engine = build_engine(config, buffer)
+    engine = build_engine(config, buffer, on_step)
+    on_step("opening the stores")
     replay_watch = ReplayWatch(ReplayBuffer.of(config), writer=buffer)
     tracker = ServingTracker(config)
     registry, records, controls = AdapterRegistry(config), JobRecords(config.run_dir), ControlFile(config.run_dir)
@@ -65,6 +72,9 @@ def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, 
         swapper = HotSwapper(engine, fingerprint(config.draft), draft_ranking(config, engine.decoder.vocab_size))
         sync = AdapterSync(swapper, registry, LastServedFile(config.run_dir), watch)
         supervisor = TrainerSupervisor(config_path, config, overrides) if self_improve else None
+
+    if config.draft is not None and config.engine.k != "auto":
+        engine.between_rounds(engine.k_choice.measure_costs)  # whatever k is, the speed-up over k = 0 is told
 
     sources = Sources(
         recorder=engine.recorder,
@@ -89,11 +99,18 @@ def serve(config: HotdraftConfig, *, config_path: Path, overrides: Mapping[str, 
     )
     routers = [admin, history_router(tracker.curves.history), dashboard_router()]
     app = create_app(engine, config, metrics=metrics, api_keys=api_keys, admin_keys=admin_keys, routers=routers)
-    server = DrainingServer(app, config.server, engine, connections)
+    trainer_log = supervisor.log_path if supervisor else None
+    server = DrainingServer(
+        app,
+        config.server,
+        engine,
+        connections,
+        on_listening=lambda port: on_listening(banner(config, config_path, port=port, trainer_log=trainer_log)),
+    )
 
     recorder = nullcontext() if engine.recorder is None else closing(engine.recorder)
+    on_step("measuring what a round costs")
     with _running(replay_watch, tracker), recorder, _running(engine, k_override, sync, supervisor):
-        logger.info("serving %s at http://%s:%d", config.served_model_name, config.server.host, config.server.port)
         server.run()
 
 

@@ -62,6 +62,11 @@ class ServerConfig(Section):
     drain_seconds: float = Field(
         25.0, ge=0, description="that accepted requests have to finish in after SIGTERM, before they are cancelled"
     )
+    sampling_defaults: Literal["model", "neutral"] = Field(
+        "model",
+        description="for what a request leaves out: as the target's generation_config.json says, or temperature 1 "
+        "and no filters",
+    )
     log_format: Literal["text", "json"] = "text"
 
 

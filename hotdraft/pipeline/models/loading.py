@@ -114,6 +114,14 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         raise ModelError(f"{name!r} has no tokenizer that transformers can load: {error}") from error
 
 
+def load_config_of(name: str) -> PreTrainedConfig:
+    """A model's own configuration, without its weights. Raises `ModelError`."""
+    try:
+        return AutoConfig.from_pretrained(local_folder(name))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{name!r} has no configuration that transformers can load: {error}") from error
+
+
 def load_causal_lm(
     name: str,
     *,

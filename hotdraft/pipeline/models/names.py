@@ -37,6 +37,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("HOTDRAFT_CACHE", Path.home() / ".cache" / "hotdraft"))
 
 
+def is_to_be_fetched(name: str) -> bool:
+    """Whether `name` is a model that `hotdraft models fetch` obtains and that is not here yet."""
+    return name in FETCHABLE and not Path(name).is_dir() and not (cache_folder() / name).is_dir()
+
+
 def resolve(name: str) -> str:
     """The local folder that `name` stands for, or `name` itself as a hub id.
 
@@ -46,11 +51,10 @@ def resolve(name: str) -> str:
         return name
     if (SHIPPED_DRAFTS / name).is_dir():
         return str(SHIPPED_DRAFTS / name)
+    if is_to_be_fetched(name):
+        raise ModelError(f"model {name!r} is not in {cache_folder()}: run `hotdraft models fetch {name}`")
     if name in FETCHABLE:
-        folder = cache_folder() / name
-        if not folder.is_dir():
-            raise ModelError(f"model {name!r} is not in {cache_folder()}: run `hotdraft models fetch {name}`")
-        return str(folder)
+        return str(cache_folder() / name)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelError(f"no model folder at {name!r}")
     return name

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from hotdraft.pipeline.traffic.prompts import Prompt
 
 REQUEST_SECONDS = 900.0
+COUNTS = (
+    "hotdraft_swaps_total",
+    "hotdraft_adapters_rejected_total",
+    "hotdraft_decode_seconds_total",
+    "hotdraft_plain_decode_seconds_total",
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,8 @@ class Playback:
     outcomes: list[Outcome]
     swaps: int
     adapters_rejected: int
+    speedup: float | None
+    """Over k = 0, by the costs that the server measured; None if it has none."""
     wall_seconds: float
 
 
@@ -66,7 +75,7 @@ async def play(
     limits = httpx.Limits(max_connections=concurrency + 1)
     async with httpx.AsyncClient(base_url=base_url, timeout=REQUEST_SECONDS, limits=limits) as client:
         model = await served_model(client)
-        before = after = await swap_counts(client)
+        before = after = await counted(client)
         started = time.monotonic()
 
         async def send_next() -> None:
@@ -78,8 +87,9 @@ async def play(
         await asyncio.gather(*(send_next() for _ in range(concurrency)))
         wall_seconds = time.monotonic() - started
         with suppress(httpx.HTTPError):  # a server that died has failed requests to tell of it
-            after = await swap_counts(client)
-    return Playback(outcomes, after[0] - before[0], after[1] - before[1], wall_seconds)
+            after = await counted(client)
+    swaps, rejected, seconds, plain_seconds = (after[name] - before[name] for name in COUNTS)
+    return Playback(outcomes, int(swaps), int(rejected), plain_seconds / seconds if seconds else None, wall_seconds)
 
 
 async def send(client: httpx.AsyncClient, model: str, request: int, prompt: Prompt, defaults: Defaults) -> Outcome:
@@ -119,13 +129,13 @@ async def served_model(client: httpx.AsyncClient) -> str:
     return response.json()["data"][0]["id"]
 
 
-async def swap_counts(client: httpx.AsyncClient) -> tuple[int, int]:
-    """How often the server exchanged its draft, and how many adapters were refused, since it started."""
+async def counted(client: httpx.AsyncClient) -> Counter[str]:
+    """What the server counted since it started, by `COUNTS`."""
     response = await client.get("/metrics")
     response.raise_for_status()
-    totals = {"hotdraft_swaps_total": 0.0, "hotdraft_adapters_rejected_total": 0.0}
+    totals = Counter(dict.fromkeys(COUNTS, 0.0))
     for family in text_string_to_metric_families(response.text):
         for sample in family.samples:
             if sample.name in totals:
                 totals[sample.name] += sample.value
-    return int(totals["hotdraft_swaps_total"]), int(totals["hotdraft_adapters_rejected_total"])
+    return totals

@@ -42,6 +42,7 @@ def build_report(playback: Playback) -> dict[str, Any]:
         "swaps": playback.swaps,
         "adapters_rejected": playback.adapters_rejected,
         "k": drafted_per_round(outcomes),
+        "speedup": playback.speedup,
         "tokens": tokens,
         "tokens_per_second": tokens / playback.wall_seconds,
         "acceptance_rate_first": last["acceptance_rate_first"],

@@ -17,7 +17,7 @@ from hotdraft.pipeline.store.served import DomainCounts, Served
 
 logger = logging.getLogger(__name__)
 
-POINTS_PER_BATCH = 1000 // (MAX_DOMAINS + 8)  # MLflow takes at most 1000 metrics at once
+POINTS_PER_BATCH = 1000 // (MAX_DOMAINS + 12)  # MLflow takes at most 1000 metrics at once
 POINTS_IN_HISTORY = 720  # an hour of traffic at the default interval
 SWAPS_IN_HISTORY = 100
 
@@ -31,6 +31,14 @@ class _Sums:
     drafted: int = 0
     accepted: int = 0
     tokens: int = 0
+    batches: int = 0
+    """Rounds of all their requests together."""
+    drafted_k: int = 0
+    """Sum of their k."""
+    plain: int = 0
+    """Those with k = 0."""
+    seconds: float = 0.0
+    plain_seconds: float = 0.0
     by_domain: dict[str, tuple[int, int]] = field(default_factory=dict)
     """(drafted, accepted) of each domain."""
     opened: float = field(default_factory=time.monotonic)
@@ -93,6 +101,18 @@ class ServedCurves:
                 before = window.by_domain.get(name, (0, 0))
                 window.by_domain[name] = (before[0] + drafted, before[1] + accepted)
 
+    def count_round(self, k: int, tokens: int, seconds: float, plain_seconds: float | None) -> None:
+        """Add a round that gave `tokens` in `seconds`, for which plain decoding takes `plain_seconds`. Cheap."""
+        with self._lock:
+            window = self._window
+            window.tokens += tokens
+            window.batches += 1
+            window.drafted_k += k
+            window.plain += k == 0
+            if plain_seconds is not None:
+                window.seconds += seconds
+                window.plain_seconds += plain_seconds
+
     def served(self, version: int, *, domain: str, drafted: int, examined: int, accepted: int) -> None:
         """Count a request that `version` served from its first round to its last. Cheap, from any thread."""
         now = time.time()
@@ -142,6 +162,9 @@ class ServedCurves:
             draft_version=self._version,
             acceptance_rate=window.accepted / window.drafted if window.drafted else None,
             mean_acceptance_length=1 + window.accepted / window.rounds if window.rounds else None,
+            speedup=window.plain_seconds / window.seconds if window.seconds else None,
+            mean_k=window.drafted_k / window.batches if window.batches else None,
+            plain_share=window.plain / window.batches if window.batches else None,
             domains={domain: accepted / drafted for domain, (drafted, accepted) in window.by_domain.items()},
         )
         self._points.append(point)

@@ -19,6 +19,13 @@ class Point:
     """Accepted / drafted tokens; None if none was drafted."""
     mean_acceptance_length: float | None = None
     """1 + accepted / rounds."""
+    speedup: float | None = None
+    """Over k = 0: what plain decoding would have taken for the same tokens, by the measured costs of rounds, over
+    what the rounds took; None if no costs were measured."""
+    mean_k: float | None = None
+    """Drafted tokens a request, over all rounds."""
+    plain_share: float | None = None
+    """Share of the rounds with k = 0."""
 
     def values(self) -> dict[str, float]:
         """By metric name, for MLflow."""
@@ -28,6 +35,9 @@ class Point:
             "tokens_per_second": self.tokens_per_second,
             "acceptance_rate": self.acceptance_rate,
             "mean_acceptance_length": self.mean_acceptance_length,
+            "speedup": self.speedup,
+            "mean_k": self.mean_k,
+            "plain_share": self.plain_share,
             **{f"acceptance_rate/{domain}": rate for domain, rate in self.domains.items()},
         }
         return {name: value for name, value in values.items() if value is not None}

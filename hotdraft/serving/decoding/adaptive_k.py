@@ -82,6 +82,10 @@ class AdaptiveK:
                 best += 1
         return min(best, longest - 1)
 
+    def round_seconds(self, setting: RoundSetting, k: int) -> float:
+        """What a round is expected to take."""
+        return float(self._learned.seconds(setting)[k])
+
     def observe(self, setting: RoundSetting, k: int, seconds: float) -> None:
         """A round of k drafted tokens took `seconds`."""
         self._learned.observe(setting, k, seconds)

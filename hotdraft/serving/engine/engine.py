@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from types import MappingProxyType
 from typing import Literal, TypeVar
 
 from transformers import PreTrainedTokenizerBase
@@ -48,13 +49,16 @@ class Engine:
         max_queue: int = 1024,
         prefill_chunk: int = 256,
         eos_ids: frozenset[int] = frozenset(),
+        sampling_defaults: Mapping[str, float] = MappingProxyType({}),
         recorder: Recorder | None = None,
     ) -> None:
+        """`sampling_defaults` are what the target's authors would sample with, by fields of `SamplingParams`."""
         if not tokenizer.is_fast:
             raise ModelError(f"{type(tokenizer).__name__} has no fast version, which streaming text needs")
         self.decoder = decoder
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids
+        self.sampling_defaults = sampling_defaults
         self.num_slots = decoder.slots.num_slots
         self.max_model_len = decoder.max_model_len
         self.max_logprobs = min(MAX_LOGPROBS, decoder.log_top_k)

@@ -56,6 +56,10 @@ class KChoice:
         self._due = k
         return 0
 
+    def plain_round_seconds(self, setting: RoundSetting) -> float | None:
+        """Of a round that drafts nothing, by all that was learnt; None as long as nothing was measured."""
+        return None if self.adaptive is None else self.adaptive.round_seconds(setting, 0)
+
     def observe(self, setting: RoundSetting, k: int, seconds: float) -> None:
         """A round of k drafted tokens took `seconds`."""
         if self.adaptive is not None:

@@ -1,5 +1,9 @@
 """Building a serving process from its configuration."""
 
+import logging
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -11,6 +15,7 @@ from hotdraft.pipeline.models.loading import (
     choose_device,
     choose_dtype,
     load_causal_lm,
+    load_config_of,
     load_tokenizer,
 )
 from hotdraft.pipeline.models.names import local_folder
@@ -20,37 +25,44 @@ from hotdraft.serving.engine.aside import aside
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.recorder import Recorder
 from hotdraft.serving.models.attention import ATTENTION, register_attention
-from hotdraft.serving.models.context_length import check_context_length
+from hotdraft.serving.models.context_length import check_servable
+
+logger = logging.getLogger(__name__)
 
 
-def build_engine(config: HotdraftConfig, buffer: ReplayBuffer | None) -> Engine:
+def build_engine(
+    config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callable[[str], object] = lambda step: None
+) -> Engine:
     """Load the models and make an engine, not yet started, that records to `buffer`.
 
-    Raises `ModelError` for models that are missing or do not fit each other.
+    `on_step` is told what is being done. Raises `ModelError` for models that are missing or do not fit each other
+    or the configuration.
     """
-    return aside(lambda: _build(config, buffer))
+    return aside(lambda: _build(config, buffer, on_step))
 
 
-def _build(config: HotdraftConfig, buffer: ReplayBuffer | None) -> Engine:
+def _build(config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callable[[str], object]) -> Engine:
     if config.engine.threads is not None:
         torch.set_num_threads(config.engine.threads)
     register_attention()
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
+    on_step(f"reading the tokenizer of {config.target}")
     tokenizer = load_tokenizer(config.target)
+    check_servable(
+        (config.target, load_config_of(config.target)),
+        None if config.draft is None else (config.draft, load_config_of(config.draft)),
+        config.engine,
+    )
     if config.draft is not None:
         check_same_vocabulary(config.target, tokenizer, config.draft, load_tokenizer(config.draft))
+    on_step(f"loading {config.target}")
     target = load_causal_lm(config.target, dtype=dtype, device=device, attn_implementation=ATTENTION)
     draft = None
     if config.draft is not None:
+        on_step(f"loading {config.draft}")
         draft = load_causal_lm(config.draft, dtype=dtype, device=device, attn_implementation=ATTENTION)
-    check_context_length(
-        (config.target, target.config),
-        None if draft is None or config.draft is None else (config.draft, draft.config),
-        max_model_len=config.engine.max_model_len,
-        max_k=config.engine.largest_k,
-    )
-    eos_ids = _eos_ids(target, tokenizer.eos_token_id)
+    eos_ids, sampling_defaults = _eos_ids(target, tokenizer.eos_token_id), _sampling_defaults(target)
     vocab_size = target.config.get_text_config().vocab_size
     vocabulary = None
     if config.engine.draft_vocab_size is not None:
@@ -75,6 +87,7 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None) -> Engine:
         max_queue=config.engine.max_queue,
         prefill_chunk=config.engine.prefill_chunk,
         eos_ids=eos_ids,
+        sampling_defaults=sampling_defaults,
         recorder=Recorder(buffer, config.recorder) if buffer is not None and config.recorder.enabled else None,
     )
 
@@ -90,3 +103,12 @@ def _eos_ids(model: PreTrainedModel, tokenizer_eos: int | None) -> frozenset[int
     configured = model.generation_config.eos_token_id if model.generation_config is not None else None
     ids = configured if isinstance(configured, list) else [configured]
     return frozenset(int(token) for token in [*ids, tokenizer_eos] if token is not None)
+
+
+def _sampling_defaults(model: PreTrainedModel) -> dict[str, float]:
+    """What `generation_config.json` says, as far as there is such a thing here; vLLM's `auto` does the same."""
+    told: Any = model.generation_config or object()
+    if getattr(told, "repetition_penalty", None) not in (None, 1.0):
+        logger.warning("generation_config.json asks for a repetition_penalty, which is not built: it is left out")
+    fields = ("temperature", "top_p", "top_k", "min_p")
+    return {field: value for field in fields if (value := getattr(told, field, None)) is not None}

@@ -131,6 +131,11 @@ class Scheduler:
                 self._release(row)
         return advances
 
+    def plain_seconds(self, plan: RoundPlan, tokens: int) -> float | None:
+        """What rounds without a draft over the same rows would take to give `tokens`; None if that is unknown."""
+        a_round = self._k_choice.plain_round_seconds(plan.setting)
+        return None if a_round is None else a_round * tokens / len(plan.running)
+
     def drop_prefilling(self) -> Sequence:
         """Whatever was read of its prompt is forgotten."""
         sequence, self.prefilling = self.prefilling, None

@@ -63,7 +63,6 @@ class Steps:
             self._outputs.finish(output, reason)
 
     def _round(self) -> None:
-        started = time.perf_counter()
         plan = self._scheduler.plan()
         decoding = time.perf_counter()
         outcome = self._decoder.round(len(plan.running), plan.k, plan.sampling, log=plan.log)
@@ -71,20 +70,22 @@ class Steps:
         inter_token = tuple(now - s.last_round for s in plan.running if s.last_round is not None)
         for sequence in plan.running:
             sequence.last_round = now
-        advances = self._scheduler.advance(plan, outcome, now - decoding)
+        seconds = now - decoding
+        advances = self._scheduler.advance(plan, outcome, seconds)
         outputs = [sequence.output for sequence in plan.running]
         ended = [output for output, (_, reason) in zip(outputs, advances, strict=True) if reason is not None]
         self._ended = [output for output in self._ended if output.finish_reason is None] + ended
-        accepted = outcome.num_accepted
+        accepted, new_tokens = outcome.num_accepted, sum(count for count, _ in advances)
         stats = RoundStats(
             k=plan.k,
             requests=len(outputs),
             drafted_tokens=int(outcome.num_drafted.sum()),
             accepted_tokens=int(accepted.sum()),
             accepted_per_position=tuple(int((accepted > position).sum()) for position in range(plan.k)),
-            new_tokens=sum(count for count, _ in advances),
-            seconds=time.perf_counter() - started,
+            new_tokens=new_tokens,
+            seconds=seconds,
             draft_version=self.draft_version,
+            plain_seconds=self._scheduler.plain_seconds(plan, new_tokens),
             inter_token_seconds=inter_token,
         )
         self._outputs.round(stats, outcome, outputs, advances)

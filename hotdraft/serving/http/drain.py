@@ -5,6 +5,7 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -34,7 +35,15 @@ class DrainingServer(uvicorn.Server):
     as is everything at a second signal. `run` returns afterwards, so that the process can exit with 0.
     """
 
-    def __init__(self, app: FastAPI, config: ServerConfig, engine: Engine, connections: Connections) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        config: ServerConfig,
+        engine: Engine,
+        connections: Connections,
+        on_listening: Callable[[int], object] = lambda port: None,
+    ) -> None:
+        """`on_listening` is told the port once clients are answered there."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -49,13 +58,17 @@ class DrainingServer(uvicorn.Server):
             )
         )
         self._engine = engine
+        self._on_listening = on_listening
         self._drain_seconds = config.drain_seconds
+        self._asked = False
         self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._drain, name="drain", daemon=True)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._listen(BACKLOG)  # asyncio has one number for both backlogs, its own and the kernel's
+        if self.started:
+            self._on_listening(self.servers[0].sockets[0].getsockname()[1])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._listen(0)  # who comes now is refused once the door is closed
@@ -69,10 +82,11 @@ class DrainingServer(uvicorn.Server):
                     same.listen(backlog)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._thread.ident is None:
-            self._thread.start()
-        else:
+        asked, self._asked = self._asked, True  # a second signal may come while the thread starts
+        if asked:
             self._hurry.set()
+        else:
+            self._thread.start()
 
     def _drain(self) -> None:
         engine = self._engine

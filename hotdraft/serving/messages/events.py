@@ -22,7 +22,11 @@ class RoundStats:
     accepted_per_position: tuple[int, ...]
     new_tokens: int
     seconds: float
+    """That the decoder took."""
     draft_version: int
+    plain_seconds: float | None = None
+    """That plain decoding of the same rows would have taken to give as many tokens, by the costs learnt of rounds
+    here; None as long as these are unknown."""
     inter_token_seconds: tuple[float, ...] = ()
     """Time since the last round of each request that had one before."""
 

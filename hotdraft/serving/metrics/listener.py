@@ -43,6 +43,12 @@ class ServingMetrics:
             "Time between a request's rounds, each of which yields one token or several.",
             TOKEN_BUCKETS,
         )
+        self._decode_seconds = counter("hotdraft_decode_seconds", "Time in rounds since their costs are known.")
+        self._plain_seconds = counter(
+            "hotdraft_plain_decode_seconds",
+            "Time that rounds without a draft would have taken for the same tokens, by measured costs: over "
+            "hotdraft_decode_seconds_total it is the speed-up.",
+        )
         self._rounds = counter_by("k", "hotdraft_rounds", "Rounds by the k chosen: drafted tokens a request.")
         self._domain_draft_tokens = counter_by(
             "domain", "hotdraft_domain_draft_tokens", "Drafted tokens of finished requests, by domain."
@@ -61,6 +67,9 @@ class ServingMetrics:
     def on_round(self, stats: RoundStats) -> None:
         self._generation_tokens.inc(stats.new_tokens)
         self._rounds(k=stats.k).inc()
+        if stats.plain_seconds is not None:
+            self._decode_seconds.inc(stats.seconds)
+            self._plain_seconds.inc(stats.plain_seconds)
         for seconds in stats.inter_token_seconds:
             self._inter_token.observe(seconds)
         if not stats.drafted_tokens:

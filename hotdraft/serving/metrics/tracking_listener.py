@@ -13,7 +13,7 @@ class TrackingListener:
         self._clock = SwapClock()
 
     def on_round(self, stats: RoundStats) -> None:
-        self._curves.count(tokens=stats.new_tokens)
+        self._curves.count_round(stats.k, stats.new_tokens, stats.seconds, stats.plain_seconds)
 
     def on_finish(self, request: GenerationRequest, stats: RequestStats, finish_reason: str) -> None:
         self._curves.count(

@@ -1,12 +1,23 @@
-"""Whether a model's positions suffice for the requests that are to be served."""
+"""Whether models go with the requests that are to be served, as their configs tell before weights are read."""
 
 import logging
 
 from transformers import PreTrainedConfig
 
+from hotdraft.pipeline.config.serving import EngineConfig
 from hotdraft.pipeline.models.names import ModelError
+from hotdraft.serving.models.attention import check_supported
 
 logger = logging.getLogger(__name__)
+
+
+def check_servable(
+    target: tuple[str, PreTrainedConfig], draft: tuple[str, PreTrainedConfig] | None, engine: EngineConfig
+) -> None:
+    """Raise `ModelError` if names and configurations do not go with what `engine` says."""
+    for _, config in filter(None, (target, draft)):
+        check_supported(config.get_text_config(), engine.max_model_len)
+    check_context_length(target, draft, max_model_len=engine.max_model_len, max_k=engine.largest_k)
 
 
 def check_context_length(

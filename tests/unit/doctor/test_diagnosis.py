@@ -17,6 +17,7 @@ from hotdraft.doctor.finding import Finding
 from hotdraft.doctor.leftover_jobs import examine_jobs
 from hotdraft.doctor.machine import examine_machine
 from hotdraft.doctor.model_files import examine_models
+from hotdraft.doctor.model_fit import examine_fit
 from hotdraft.doctor.packages import compare, compare_python, examine_packages
 from hotdraft.doctor.settings import read_settings
 from hotdraft.pipeline.config.settings import HotdraftConfig
@@ -33,6 +34,10 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config_of(tmp_path: Path, **settings: object) -> HotdraftConfig:
     return HotdraftConfig(**{"target": "tiny", "run_dir": tmp_path / "run", **settings})
+
+
+SHORT = {"max_model_len": 64}
+"""What the tiny models' positions suffice for."""
 
 
 def by_about(findings: list[Finding]) -> dict[str, Finding]:
@@ -84,8 +89,16 @@ def test_a_gpu_that_torch_cannot_use(tmp_path, monkeypatch):
 def test_a_pair_of_one_vocabulary(tmp_path, tiny_target, tiny_draft):
     found = by_about(list(examine_models(config_of(tmp_path, target=tiny_target, draft=tiny_draft))))
     assert {finding.state for finding in found.values()} == {"ok"}
-    assert found["vocabulary"].says == "target and draft share 257 tokens"
     assert found["shipped draft"].says.startswith("smollm2-draft")
+    fit = by_about(list(examine_fit(config_of(tmp_path, target=tiny_target, draft=tiny_draft, engine=SHORT))))
+    assert {finding.state for finding in fit.values()} == {"ok"}
+    assert fit["vocabulary"].says == "target and draft share 257 tokens"
+
+
+def test_what_serving_would_refuse(tmp_path, tiny_target, tiny_draft):
+    found = by_about(list(examine_fit(config_of(tmp_path, target=tiny_target, draft=tiny_draft))))
+    assert found["limits"].state == "problem"
+    assert "set engine.max_model_len to" in found["limits"].says
 
 
 def test_a_pair_of_two_vocabularies(tmp_path, tiny_target):
@@ -93,7 +106,7 @@ def test_a_pair_of_two_vocabularies(tmp_path, tiny_target):
     other = tiny_tokenizer()
     other.add_tokens(["<more>"])
     other.save_pretrained(draft)
-    found = by_about(list(examine_models(config_of(tmp_path, target=tiny_target, draft=draft))))
+    found = by_about(list(examine_fit(config_of(tmp_path, target=tiny_target, draft=draft))))
     assert found["vocabulary"].state == "problem"
     assert "'<more>'" in found["vocabulary"].says
 
@@ -134,7 +147,9 @@ def test_no_weights_are_read(tmp_path, tiny_target, tiny_draft, monkeypatch):
     monkeypatch.setattr("hotdraft.pipeline.models.loading.load_causal_lm", refuse)
     monkeypatch.setattr("hotdraft.pipeline.models.loading.read_tensors", refuse)
     monkeypatch.setattr("safetensors.torch.load_file", refuse)
-    list(examine_models(config_of(tmp_path, target=tiny_target, draft=tiny_draft)))
+    settings = config_of(tmp_path, target=tiny_target, draft=tiny_draft)
+    list(examine_models(settings))
+    list(examine_fit(settings))
 
 
 def test_a_broken_installation(tmp_path, monkeypatch):
@@ -187,6 +202,7 @@ def test_broken_files_of_jobs_are_named(tmp_path):
 def config_file(tmp_path: Path, tiny_target: str, tiny_draft: str) -> Path:
     path = tmp_path / "config.yaml"
     settings = {"target": tiny_target, "draft": tiny_draft, "run_dir": str(tmp_path / "run"), "server": {"port": 0}}
+    settings["engine"] = SHORT
     path.write_text(yaml.safe_dump(settings))
     return path
 

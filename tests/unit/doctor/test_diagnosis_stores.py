@@ -12,10 +12,11 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from hotdraft.doctor import stores
+from hotdraft.doctor import run_dir
 from hotdraft.doctor.finding import Finding, ok, within
+from hotdraft.doctor.run_dir import examine_run_dir
 from hotdraft.doctor.server import examine_access, examine_port
-from hotdraft.doctor.stores import examine_mlflow, examine_replay, examine_run_dir
+from hotdraft.doctor.stores import examine_mlflow, examine_replay
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store.connection import open_client
 
@@ -63,9 +64,9 @@ def test_recorded_prompts_that_other_users_can_read_are_told_of(tmp_path):
 def test_room_on_the_disk(tmp_path, monkeypatch):
     settings = config_of(tmp_path)
     for free, state in ((10**11, "ok"), (2 * 10**9, "warning"), (10**8, "problem")):
-        monkeypatch.setattr(stores, "free_bytes", lambda _, free=free: free)
+        monkeypatch.setattr(run_dir, "free_bytes", lambda _, free=free: free)
         assert only(examine_run_dir(settings)).state == state
-    monkeypatch.setattr(stores, "free_bytes", lambda _: 2 * 10**9)  # enough where the buffer is elsewhere
+    monkeypatch.setattr(run_dir, "free_bytes", lambda _: 2 * 10**9)  # enough where the buffer is elsewhere
     assert only(examine_run_dir(config_of(tmp_path, replay={"url": "s3://bucket/replay"}))).state == "ok"
 
 

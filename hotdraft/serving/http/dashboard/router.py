@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import PurePath
 
 from fastapi import APIRouter, Response
+from fastapi.responses import RedirectResponse
 
 from hotdraft.serving.http.errors import ApiError
 
@@ -36,6 +37,10 @@ def dashboard_router() -> APIRouter:
 
     def response(name: str, content: bytes) -> Response:
         return Response(content, headers=_HEADERS, media_type=_CONTENT_TYPES[PurePath(name).suffix])
+
+    @router.get("/")
+    async def door() -> RedirectResponse:
+        return RedirectResponse("dashboard")
 
     @router.get("/dashboard")
     async def page() -> Response:

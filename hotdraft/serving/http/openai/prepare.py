@@ -30,6 +30,8 @@ class RequestPreparer:
     def __init__(self, engine: Engine, config: HotdraftConfig) -> None:
         self._engine = engine
         self._config = config
+        from_model = config.server.sampling_defaults == "model"
+        self._defaults = engine.sampling_defaults if from_model else {}
         self._encoder = PromptEncoder(engine)
 
     async def chat(
@@ -91,7 +93,7 @@ class RequestPreparer:
         max_tokens: int,
     ) -> list[GenerationRequest]:
         try:
-            params = [body.sampling_params(max_tokens, choice) for choice in range(body.choices)]
+            params = [body.sampling_params(max_tokens, choice, self._defaults) for choice in range(body.choices)]
         except ValueError as error:
             raise ApiError(400, str(error)) from error
         answers = [(prompt_ids, one) for prompt_ids in prompts for one in params]

@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
@@ -110,10 +111,12 @@ class GenerationOptions(RequestModel):
     model: UnicodeText
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1, description="newer name of max_tokens; wins over it")
-    temperature: float | None = Field(1.0, ge=0, le=2)
-    top_p: float | None = Field(1.0, gt=0, le=1)
-    top_k: int | None = Field(0, ge=-1, lt=2**31, description="0 or -1 keeps every token")
-    min_p: float | None = Field(0.0, ge=0, lt=1)
+    temperature: float | None = Field(None, ge=0, le=2, description="the model's own if absent, else 1")
+    top_p: float | None = Field(None, gt=0, le=1, description="the model's own if absent, else 1")
+    top_k: int | None = Field(
+        None, ge=-1, lt=2**31, description="0 or -1 keeps every token; the model's own if absent, else 0"
+    )
+    min_p: float | None = Field(None, ge=0, lt=1, description="the model's own if absent, else 0")
     presence_penalty: float | None = Field(0.0, ge=-2, le=2)
     frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
@@ -172,16 +175,20 @@ class GenerationOptions(RequestModel):
     def stop_strings(self) -> StopStrings:
         return StopStrings(self.stop or ())
 
-    def sampling_params(self, max_tokens: int, choice: int = 0) -> SamplingParams:
+    def sampling_params(
+        self, max_tokens: int, choice: int = 0, defaults: Mapping[str, float] = MappingProxyType({})
+    ) -> SamplingParams:
         """Sampling of a prompt's answer `choice` as the engine takes it; a null field keeps the default.
 
-        Answers differ in their seeds, the first of them has that of the request. Raises ValueError.
+        `defaults` stand before those of `SamplingParams`. Answers differ in their seeds, the first of them has that
+        of the request. Raises ValueError.
         """
-        names = ("temperature", "top_p", "min_p", "ignore_eos", "presence_penalty", "frequency_penalty")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        names = ("temperature", "top_p", "top_k", "min_p", "ignore_eos", "presence_penalty", "frequency_penalty")
+        told = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        given: dict[str, Any] = {**defaults, **told}
+        given["top_k"] = max(given.get("top_k", 0), 0)
         return SamplingParams(
             max_tokens=max_tokens,
-            top_k=max(self.top_k or 0, 0),
             stop=self.stop_strings,
             logprobs=self.wanted_logprobs,
             seed=None if self.seed is None else (self.seed + choice + 2**63) % 2**64 - 2**63,
@@ -213,6 +220,8 @@ class CompletionRequest(GenerationOptions):
     def wanted_logprobs(self) -> int | None:
         return self.logprobs
 
-    def sampling_params(self, max_tokens: int, choice: int = 0) -> SamplingParams:
-        params = super().sampling_params(max_tokens, choice)
+    def sampling_params(
+        self, max_tokens: int, choice: int = 0, defaults: Mapping[str, float] = MappingProxyType({})
+    ) -> SamplingParams:
+        params = super().sampling_params(max_tokens, choice, defaults)
         return replace(params, prompt_logprobs=params.logprobs) if self.echo else params

@@ -105,6 +105,8 @@ def test_names_without_traffic(metrics: ServingMetrics) -> None:
         "vllm:spec_decode_num_draft_tokens": "counter",
         "vllm:spec_decode_num_accepted_tokens": "counter",
         "vllm:spec_decode_num_accepted_tokens_per_pos": "counter",
+        "hotdraft_decode_seconds": "counter",
+        "hotdraft_plain_decode_seconds": "counter",
         "vllm:prompt_tokens": "counter",
         "vllm:generation_tokens": "counter",
         "vllm:request_success": "counter",

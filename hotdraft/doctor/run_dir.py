@@ -1,0 +1,45 @@
+"""The run directory and the disk under it: writable, with room, readable by its owner alone."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from hotdraft.doctor.finding import Finding, ok, problem, warning
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.system.disk import free_bytes, nearest_folder
+
+MIN_FREE_BYTES = 1_000_000_000
+"""What checkpoints of a job, adapters and logs may need beside the replay buffer."""
+
+
+def examine_run_dir(config: HotdraftConfig) -> Iterator[Finding]:
+    place, free = nearest_folder(config.run_dir), free_bytes(config.run_dir)
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        mend = f"`chown` {place} to the user that serves, or set `run_dir:` to a folder that it owns"
+        yield problem("run_dir", f"{config.run_dir} cannot be written", mend)
+        return
+    says = f"{config.run_dir}, {free / 1e9:.1f} GB free"
+    needed = MIN_FREE_BYTES + config.replay.max_bytes
+    if free < MIN_FREE_BYTES:
+        yield problem("run_dir", says, f"free some space: a job needs up to {MIN_FREE_BYTES / 1e9:g} GB")
+    elif free < needed and config.replay.url is None:
+        mend = f"free some space, or set `replay: {{max_bytes: {max(1, int(free) - MIN_FREE_BYTES)}}}`"
+        yield warning("run_dir", f"{says}, and the replay buffer alone may take {needed / 1e9:.1f} GB", mend)
+    else:
+        yield ok("run_dir", says)
+    yield from _privacy(config)
+
+
+def _privacy(config: HotdraftConfig) -> Iterator[Finding]:
+    """What was made before hotdraft kept its files to their owner, or made so by somebody else."""
+    if not config.run_dir.is_dir() or not _is_open(config.run_dir):
+        return
+    inside = [config.run_dir / "replay", config.run_dir / "mlflow.db"]
+    if read := [path for path in inside if path.exists() and _is_open(path)]:
+        says = f"other users of this machine can read recorded prompts in {' and '.join(map(str, read))}"
+        yield warning("run_dir", says, f"`chmod -R go-rwx {config.run_dir}`")
+
+
+def _is_open(path: Path) -> bool:
+    return bool(path.stat().st_mode & (stat.S_IROTH | stat.S_IXOTH))

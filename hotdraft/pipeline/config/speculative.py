@@ -1,0 +1,28 @@
+"""vLLM's `--speculative-config`, in its words, as far as it says what there is here."""
+
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from hotdraft.pipeline.config.section import ConfigError, Section
+from hotdraft.pipeline.config.serving import KSetting
+
+
+class SpeculativeConfig(Section):
+    model: str
+    """The draft: hub id, local folder, or the name of one that ships with hotdraft."""
+    num_speculative_tokens: KSetting = "auto"
+    """Drafted tokens a round; auto is what is fastest at the moment."""
+    method: Literal["draft_model"] = "draft_model"
+    """How tokens are proposed: by a smaller model."""
+
+
+def read_speculative(text: str) -> dict[str, Any]:
+    """What the JSON object `text` says, as overrides of the configuration. Raises `ConfigError`."""
+    try:
+        told = SpeculativeConfig.model_validate_json(text)
+    except ValidationError as error:
+        said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}".lstrip(": ") for one in error.errors())
+        allowed = ", ".join(SpeculativeConfig.model_fields)
+        raise ConfigError(f"--speculative-config: {said} (a JSON object of {allowed})") from error
+    return {"draft": told.model, "engine": {"k": told.num_speculative_tokens}}

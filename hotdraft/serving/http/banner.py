@@ -1,0 +1,43 @@
+"""What a server says of itself once it listens: where to look, what is recorded, and what to run next."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from hotdraft.pipeline.config.origins import without_password
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.system.version import installed_version
+
+
+def banner(config: HotdraftConfig, config_path: Path, *, port: int, trainer_log: Path | None) -> str:
+    """Some ten lines; `trainer_log` is None where no trainer runs beside the server."""
+    facts = list(_facts(config, config_path, f"http://{_host(config.server.host)}:{port}", trainer_log))
+    width = max(len(name) for name, _ in facts)
+    head = f"hotdraft {installed_version()} serves {config.served_model_name}"
+    return "\n".join([head, *(f"  {name:<{width}}  {says}" for name, says in facts)])
+
+
+def _host(host: str) -> str:
+    """As a browser on this machine may write it."""
+    shown = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{shown}]" if ":" in shown else shown
+
+
+def _facts(config: HotdraftConfig, path: Path, url: str, trainer_log: Path | None) -> Iterator[tuple[str, str]]:
+    yield "API", f"{url}/v1"
+    yield "dashboard", f"{url}/"
+    yield "API docs", f"{url}/docs"
+    if config.draft is None:
+        make = f"hotdraft predistill --config {path} --out {config.run_dir / 'draft'}"
+        yield "draft", f"none, so nothing speeds it up; `{make}` makes one"
+    else:
+        yield "draft", f"{config.draft}, k {config.engine.k}"
+        apart = f"none: `hotdraft distill --config {path} --follow`, or serve with --self-improve"
+        yield "trainer", apart if trainer_log is None else f"beside it, log in {trainer_log}"
+    if config.recorder.enabled:
+        most = f"{config.replay.max_bytes / 1e9:g} GB at most"
+        yield "recorded", f"prompts and answers, in {without_password(config.replay_url)} ({most})"
+    else:
+        yield "recorded", "nothing"
+    yield "settings", f"{path}; `hotdraft doctor --config {path}` looks it over"
+    yield "to end", f"Ctrl-C, or SIGTERM to process {os.getpid()}"

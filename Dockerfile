@@ -27,7 +27,7 @@ RUN groupadd --gid 10001 hotdraft \
     && useradd --uid 10001 --gid hotdraft --no-log-init --create-home hotdraft \
     && install --directory --owner hotdraft --group hotdraft /hotdraft /hotdraft/runs /cache
 COPY --from=build /opt/hotdraft /opt/hotdraft
-COPY configs /hotdraft/configs
+COPY hotdraft/pipeline/config/shipped-configs /hotdraft/configs
 ENV PATH=/opt/hotdraft/bin:${PATH} \
     PYTHONUNBUFFERED=1 \
     HF_HOME=/cache/huggingface \

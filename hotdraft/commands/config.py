@@ -2,7 +2,7 @@
 
 import json
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,6 +25,7 @@ app = typer.Typer(
 
     Examples:
     $ hotdraft config show --config configs/smollm2.yaml
+    $ hotdraft config reference
     $ hotdraft config schema
     """,
 )
@@ -37,6 +38,7 @@ def show(
     port: PortOption = None,
     dtype: DtypeOption = None,
     k: KOption = None,
+    changed: Annotated[bool, typer.Option("--changed", help="Only what is not a default.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Every value after file, environment and flags are merged, and where it comes from. Secrets are masked.
@@ -44,14 +46,16 @@ def show(
     Examples:
     $ hotdraft config show --config configs/smollm2.yaml
     $ hotdraft config show -c configs/smollm2.yaml --port 9000 --k 3
+    $ hotdraft config show -c configs/smollm2.yaml --changed
     $ HOTDRAFT_ENGINE__K=2 hotdraft config show -c configs/smollm2.yaml --json
     """
     from hotdraft.pipeline.config.origins import explain
 
     settings = explain(config, serving_overrides(dtype=dtype, server={"host": host, "port": port}, engine={"k": k}))
+    if changed:
+        settings = [one for one in settings if one.origin.origin != "default"]
     if as_json:
-        told = {one.key: {"value": one.value, "origin": one.origin, "variable": one.variable} for one in settings}
-        typer.echo(json.dumps(told, indent=2))
+        typer.echo(json.dumps({one.key: {"value": one.value, **vars(one.origin)} for one in settings}, indent=2))
         return
     _print_table(settings)
 
@@ -68,6 +72,18 @@ def schema() -> None:
     typer.echo(json.dumps(HotdraftConfig.model_json_schema(), indent=2))
 
 
+@app.command()
+def reference() -> None:
+    """Every key with what it may be, its default and its meaning, as Markdown.
+
+    Examples:
+    $ hotdraft config reference > configuration.md
+    """
+    from hotdraft.pipeline.config.reference import reference as written
+
+    typer.echo(written(), nl=False)
+
+
 def _print_table(settings: "list[Setting]") -> None:
     from rich.console import Console
     from rich.table import Table
@@ -82,8 +98,9 @@ def _print_table(settings: "list[Setting]") -> None:
             table.add_row(f"[bold]{section}[/]")
         for one in members:
             key = one.key.removeprefix(f"{section}.")
-            style = "dim" if one.origin == "default" else None
-            table.add_row(f"  {key}" if section else key, _text(one), one.variable or one.origin, style=style)
+            style = "dim" if one.origin.origin == "default" else None
+            origin = one.origin.where or one.origin.origin
+            table.add_row(f"  {key}" if section else key, _text(one), origin, style=style)
     Console().print(table)
 
 

@@ -13,7 +13,7 @@ def _dtypes() -> list[str]:
 
 
 ConfigOption = Annotated[
-    Path, typer.Option("--config", "-c", envvar="HOTDRAFT_CONFIG", help="YAML configuration file.")
+    Path, typer.Option("--config", "-c", envvar="HOTDRAFT_CONFIG", help="YAML file, or one that ships, as smollm2.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 

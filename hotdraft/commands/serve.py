@@ -24,7 +24,8 @@ def serve(
         str | None, typer.Option(help="Draft that speeds it up: hub id, folder, or smollm2-draft.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", envvar="HOTDRAFT_CONFIG", help="YAML configuration file.")
+        Path | None,
+        typer.Option("--config", "-c", envvar="HOTDRAFT_CONFIG", help="YAML file, or one that ships, as smollm2."),
     ] = None,
     self_improve: Annotated[
         bool, typer.Option("--self-improve", help="Run the trainer beside the server and serve what it improves.")

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from hotdraft.pipeline.simulation.playback import Defaults, Outcome
     from hotdraft.pipeline.traffic.prompts import Prompt
 
-DemoConfigOption = Annotated[Path, typer.Option("--config", "-c", help="YAML configuration file.")]
+DemoConfigOption = Annotated[
+    Path, typer.Option("--config", "-c", help="YAML configuration file, or one that ships.")
+]
 ConcurrencyOption = Annotated[int, typer.Option(min=1, help="Requests in flight.")]
 MaxTokensOption = Annotated[int, typer.Option(min=1, help="For prompts that do not state their own.")]
 
@@ -55,7 +57,7 @@ def simulate(
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for everything the demo makes.")] = Path("runs/demo"),
-    config: DemoConfigOption = Path("configs/demo.yaml"),
+    config: DemoConfigOption = Path("demo"),
     arithmetic_requests: Annotated[int, typer.Option(min=1, help="Prompts of the first domain.")] = 40,
     sql_requests: Annotated[int, typer.Option(min=1, help="Prompts of the domain that follows.")] = 220,
     concurrency: ConcurrencyOption = 4,

@@ -59,6 +59,7 @@ def test_it_holds_hotdraft_alone(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"hotdraft"}
     assert any(name.endswith("shipped-drafts/smollm2-draft/model.safetensors") for name in names)
+    assert any(name.endswith("shipped-configs/demo.yaml") for name in names)
     assert any(name.endswith("dashboard/static/index.html") for name in names)
     assert "hotdraft/training/experiment/shiftbench.yaml" in names
 

@@ -8,7 +8,7 @@ from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "hotdraft"
 MOST_FILES = 14
-NOT_CODE = {"shipped-drafts", "static", "__pycache__"}
+NOT_CODE = {"shipped-configs", "shipped-drafts", "static", "__pycache__"}
 
 
 def rooms() -> list[Path]:
@@ -35,3 +35,7 @@ def test_every_room_is_a_package_and_so_installed() -> None:
 @pytest.mark.parametrize("name", ["pipeline", "serving", "training"])
 def test_the_signposts_lead_into_the_package(name: str) -> None:
     assert (ROOT / name).readlink() == Path("hotdraft") / name
+
+
+def test_the_configurations_of_the_checkout_are_those_that_ship() -> None:
+    assert (ROOT / "configs").readlink() == Path("hotdraft/pipeline/config/shipped-configs")

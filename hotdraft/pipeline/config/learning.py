@@ -25,9 +25,9 @@ class ReplayConfig(Section):
 
 
 class LoraSection(Section):
-    rank: int = Field(32, ge=1)
-    alpha: int = Field(64, ge=1)
-    target_modules: str | list[str] = "all-linear"
+    rank: int = Field(32, ge=1, description="of the adapter's two factors")
+    alpha: int = Field(64, ge=1, description="their product is scaled by alpha / rank")
+    target_modules: str | list[str] = Field("all-linear", description="layers that are adapted, as peft names them")
 
 
 class TriggerConfig(Section):
@@ -41,7 +41,7 @@ class TriggerConfig(Section):
     drift_steps: Annotated[int, Field(ge=1)] | None = 60
     """Of the first burst that a drift calls for, on what is new; the next has twice as many. None: no bursts."""
     cooldown_seconds: float = Field(0.0, ge=0, description="time between the end of a job and the next")
-    poll_seconds: float = Field(2.0, gt=0)
+    poll_seconds: float = Field(2.0, gt=0, description="time between two looks at the replay buffer")
 
 
 LossName = Literal["forward_kl", "reverse_kl", "jsd", "total_variation", "negative_log_acceptance", "lk_hybrid"]
@@ -51,7 +51,7 @@ class TrainingSection(Section):
     """What every training run is told."""
 
     loss: LossName = Field("forward_kl", description="what a draft is distilled by, see `training.scoring.losses`")
-    learning_rate: float = Field(1e-3, gt=0)
+    learning_rate: float = Field(1e-3, gt=0, description="of AdamW, at its highest")
     greedy_temperature: float = Field(
         1.0,
         gt=0,
@@ -59,11 +59,11 @@ class TrainingSection(Section):
         description="what the target is cooled to where the request was greedy, "
         "see training/scoring/position_scores.py",
     )
-    max_steps: int = Field(480, ge=1)
-    max_seconds: Annotated[float, Field(gt=0)] | None = 90.0
+    max_steps: int = Field(480, ge=1, description="optimiser steps, at most")
+    max_seconds: Annotated[float, Field(gt=0)] | None = Field(90.0, description="time for them; None: no limit")
     batch_tokens: int = Field(128, ge=16, description="packed tokens of one optimiser step, about")
-    checkpoint_steps: int = Field(80, ge=1)
-    seed: int = 0
+    checkpoint_steps: int = Field(80, ge=1, description="optimiser steps between two checkpoints")
+    seed: int = Field(0, description="of the order of samples, and of new weights")
 
 
 class DistillConfig(TrainingSection):
@@ -72,8 +72,10 @@ class DistillConfig(TrainingSection):
         description="of the frozen base: NF4 (QLoRA) or none; `auto` is NF4 on a GPU from 0.5 B parameters on",
     )
     lora: LoraSection = LoraSection()
-    learning_rate: float = Field(2e-3, gt=0)
-    greedy_temperature: float = Field(0.5, gt=0, le=1)
+    learning_rate: float = Field(2e-3, gt=0, description="of AdamW, at its highest")
+    greedy_temperature: float = Field(
+        0.5, gt=0, le=1, description="what the target is cooled to where the request was greedy"
+    )
     window_requests: int = Field(256, ge=1, description="newest requests a job learns from")
     mix_requests: int = Field(32, ge=1, description="newest requests whose domains are today's traffic")
     older_fraction: float = Field(
@@ -92,7 +94,7 @@ class DistillConfig(TrainingSection):
     undrafted_weight: float = Field(
         1.0, ge=0, le=1, description="loss weight of positions that no round asked the draft for"
     )
-    continue_from_champion: bool = True
+    continue_from_champion: bool = Field(True, description="a job goes on from the champion's adapter")
     blends: list[Annotated[float, Field(gt=0, le=1)]] = Field(
         [1.0, 0.5], min_length=1, description="shares of the way to a job's last step, all judged by the gate"
     )
@@ -140,15 +142,15 @@ class PredistillConfig(TrainingSection):
     )
     num_slots: int = Field(32, ge=1, description="prompts answered together")
 
-    method: Literal["full", "lora", "qlora"] = "full"
+    method: Literal["full", "lora", "qlora"] = Field("full", description="which weights are trained")
     lora: LoraSection = LoraSection()
-    max_steps: int = Field(2000, ge=1)
+    max_steps: int = Field(2000, ge=1, description="optimiser steps, at most")
     max_seconds: Annotated[float, Field(gt=0)] | None = None
     """Unset, only steps count: a run that was interrupted then ends as it would have without."""
     batch_tokens: int = Field(2048, ge=16, description="packed tokens of one forward pass")
     accumulate: int = Field(1, ge=1, description="forward passes of one optimiser step")
-    warmup_steps: int = Field(50, ge=0)
-    activation_checkpointing: bool = False
+    warmup_steps: int = Field(50, ge=0, description="optimiser steps in which the learning rate rises")
+    activation_checkpointing: bool = Field(False, description="compute activations twice, to hold fewer of them")
     validation_steps: int = Field(200, ge=1, description="optimiser steps between two looks at held-out prompts")
     validation_requests: int = Field(64, ge=1, description="held-out prompts looked at")
     mixture_requests: int = Field(
@@ -158,8 +160,8 @@ class PredistillConfig(TrainingSection):
     )
     patience: int | None = Field(None, ge=1, description="looks without a better overlap after which training ends")
     devices: int = Field(1, ge=1, description="processes, one to a GPU")
-    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
-    checkpoint_steps: int = Field(100, ge=1)
+    strategy: Literal["auto", "ddp", "fsdp"] = Field("auto", description="of Lightning, with several devices")
+    checkpoint_steps: int = Field(100, ge=1, description="optimiser steps between two checkpoints")
 
     @model_validator(mode="after")
     def _on_policy_needs_a_draft(self) -> Self:
@@ -219,7 +221,7 @@ SHIFT = [PhaseConfig(requests=60, of={"arithmetic": 1}), PhaseConfig(requests=30
 class ExperimentConfig(Section):
     k: int = Field(3, ge=1, le=8, description="drafted tokens a round, fixed")
     max_tokens: int = Field(64, ge=1, description="tokens the target answers a prompt with, at most")
-    temperature: float = Field(0.0, ge=0, le=2)
+    temperature: float = Field(0.0, ge=0, le=2, description="that prompts are answered at; 0 is greedy")
     seeds: list[int] = Field([0, 1, 2], min_length=1, description="of the order of requests, and of training")
     probes: int = Field(30, ge=1, description="requests of each domain that are never learned from")
     streams: dict[str, list[PhaseConfig]] = Field(

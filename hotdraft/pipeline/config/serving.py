@@ -31,8 +31,8 @@ Names = Annotated[list[str], BeforeValidator(_by_comma), NoDecode]
 
 
 class ServerConfig(Section):
-    host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
+    host: str = Field("127.0.0.1", description="address to listen at; 0.0.0.0 for all of this machine")
+    port: int = Field(8000, ge=0, le=65535, description="TCP port to listen at; 0 takes one that is free")
     served_model_name: str | None = None
     """Name clients use for the model; the target's name by default."""
     api_keys: Keys = Field(
@@ -67,7 +67,7 @@ class ServerConfig(Section):
         description="for what a request leaves out: as the target's generation_config.json says, or temperature 1 "
         "and no filters",
     )
-    log_format: Literal["text", "json"] = "text"
+    log_format: Literal["text", "json"] = Field("text", description="lines for people, or JSON for machines")
 
 
 class EngineConfig(Section):
@@ -92,7 +92,7 @@ class EngineConfig(Section):
 
 
 class RecorderConfig(Section):
-    enabled: bool = True
+    enabled: bool = Field(True, description="record requests to learn from")
     top_k: int = Field(64, ge=1, description="target log-probs kept per output position")
     queue_size: int = Field(1024, ge=1, description="finished requests waiting to be written; more are dropped")
     shard_requests: int = Field(16, ge=1, description="requests in a shard, at most")

@@ -8,10 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
+from hotdraft.pipeline.config.errors import check_variables, problems
 from hotdraft.pipeline.config.learning import (
     DistillConfig,
     ExperimentConfig,
@@ -22,6 +28,7 @@ from hotdraft.pipeline.config.learning import (
 )
 from hotdraft.pipeline.config.section import ConfigError, Dtype, Section
 from hotdraft.pipeline.config.serving import EngineConfig, RecorderConfig, ServerConfig
+from hotdraft.pipeline.config.sources import Sources
 
 
 class TrackingConfig(Section):
@@ -32,8 +39,11 @@ class TrackingConfig(Section):
         30.0, gt=0, description="time between two updates of what an adapter version did in service"
     )
     registered_model: str = "hotdraft-draft"
+    """Name of the adapter versions in MLflow's registry; servers that share it share a champion."""
     serving_experiment: str = "hotdraft-serving"
+    """MLflow experiment of the serving runs."""
     training_experiment: str = "hotdraft-distillation"
+    """MLflow experiment of the distillation jobs."""
 
 
 class HotdraftConfig(BaseSettings):
@@ -52,8 +62,13 @@ class HotdraftConfig(BaseSettings):
     draft: str | None = None
     """Likewise, or the name of a draft that ships with hotdraft; none serves the target alone."""
     dtype: Dtype = "auto"
+    """Of both models' weights; auto is bfloat16 where the hardware computes with it, else float32, on a GPU float16."""
     device: str = "auto"
-    run_dir: Path = Path("runs/default")
+    """Where the server decodes: cpu, cuda or cuda:N; auto is a GPU if there is one."""
+    run_dir: Path = Field(
+        default_factory=lambda told: Path("runs") / Path(told.get("target", "default")).name,
+        description="folder of what is recorded and learned; runs/TARGET by default",
+    )
 
     server: ServerConfig = ServerConfig()
     engine: EngineConfig = EngineConfig()
@@ -87,39 +102,42 @@ class HotdraftConfig(BaseSettings):
     def served_model_name(self) -> str:
         return self.server.served_model_name or Path(self.target).name
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings, env_settings, YamlConfigSettingsSource(settings_cls))
 
+def load_config(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> HotdraftConfig:
+    """Read `path`, if there is a file, and lay environment and `overrides` (nested, as in the file) over it.
 
-def load_config(path: str | Path, overrides: dict[str, Any] | None = None) -> HotdraftConfig:
-    """Read `path` and lay environment and `overrides` (nested, as in the file) over it.
-
-    Raises `ConfigError` for a missing or broken file, an unknown key, or a value out of range.
+    Raises `ConfigError` for a missing or broken file, an unknown key or `HOTDRAFT_` variable, or a value out of
+    range, a line a problem, each with its origin.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise ConfigError(f"no configuration file at {path}")
+    return read(path, overrides)[0]
+
+
+def read(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> tuple[HotdraftConfig, Sources]:
+    """`load_config`, and the places that the values came from."""
+    check_variables(HotdraftConfig)
+    flags = dict(overrides or {})
+    sources = Sources(HotdraftConfig, None if path is None else Path(path), flags)
 
     class FileConfig(HotdraftConfig):
-        model_config = SettingsConfigDict(yaml_file=path)
+        """pydantic-settings takes what a file says by its class alone."""
+
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return (init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=sources.file))
 
     try:
-        return FileConfig(**(overrides or {}))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+        return FileConfig(**flags), sources
     except ValidationError as error:
-        problems = "; ".join(f"{_key(item['loc'])}: {item['msg']}" for item in error.errors())
-        raise ConfigError(f"{path}: {problems}") from error
-    except (TypeError, ValueError) as error:  # a file that holds no mapping
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(problems(error, HotdraftConfig, sources)) from error
+    except SettingsError as error:  # a variable of a section that holds no JSON; it is named
+        raise ConfigError(f"{error}: {error.__cause__}") from error
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,8 +152,3 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(under[key], Mapping) and isinstance(over[key], Mapping):
             both[key] = merged(under[key], over[key])
     return both
-
-
-def _key(location: tuple[int | str, ...]) -> str:
-    """The key as the file has it: pydantic adds which member of a union it tried."""
-    return ".".join(str(part) for part in location if isinstance(part, int) or part.isidentifier())

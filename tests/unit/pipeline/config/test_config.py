@@ -69,11 +69,11 @@ def test_keys_lose_the_space_around_them(config_file, monkeypatch):
         ("target: m\nengine:\n  k: -1\n", "engine.k"),
         ("target: m\nengine:\n  k: many\n", "engine.k"),
         ("target: m\ndistill:\n  quantization: int3\n", "distill.quantization"),
-        ("engine:\n  k: 2\n", "target"),
+        ("engine:\n  k: 2\n", "target: missing"),
         ("target: [m\n", "not valid YAML"),
         ("just a sentence\n", "config.yaml"),
         ("- a\n- list\n", "config.yaml"),
-        ("", "target"),
+        ("", "target: missing"),
     ],
 )
 def test_bad_file_is_a_clear_error(tmp_path, text, named):

@@ -1,13 +1,16 @@
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from hotdraft.cli import app
 from hotdraft.pipeline.config.origins import Setting, explain
 from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
+from hotdraft.pipeline.config.sources import Origin
 
 
 @pytest.fixture
@@ -31,24 +34,24 @@ def test_each_value_has_the_origin_that_decided_it(config_file, monkeypatch):
     monkeypatch.setenv("HOTDRAFT_ENGINE__MAX_K", "6")
     monkeypatch.setenv("HOTDRAFT_SERVER__PORT", "9001")
     found = by_key(explain(config_file, {"server": {"port": 9002}}))
-    assert found["target"] == Setting("target", "some/model", "file")
-    assert found["draft"] == Setting("draft", None, "default")
-    assert found["engine.num_slots"] == Setting("engine.num_slots", 4, "file")
-    assert found["engine.k"] == Setting("engine.k", 5, "environment", "HOTDRAFT_ENGINE__K")
-    assert found["engine.max_k"] == Setting("engine.max_k", 6, "environment", "HOTDRAFT_ENGINE__MAX_K")
-    assert found["server.port"] == Setting("server.port", 9002, "flag")
-    assert found["server.host"] == Setting("server.host", "127.0.0.1", "default")
-    assert found["experiment.policies.ours"] == Setting("experiment.policies.ours", {}, "file")
-    assert found["experiment.policies.paper.distill.window_requests"].origin == "file"
+    assert found["target"] == Setting("target", "some/model", Origin("file", f"{config_file}:1"))
+    assert found["draft"] == Setting("draft", None, Origin("default"))
+    assert found["engine.num_slots"] == Setting("engine.num_slots", 4, Origin("file", f"{config_file}:2"))
+    assert found["engine.k"] == Setting("engine.k", 5, Origin("environment", "HOTDRAFT_ENGINE__K"))
+    assert found["engine.max_k"] == Setting("engine.max_k", 6, Origin("environment", "HOTDRAFT_ENGINE__MAX_K"))
+    assert found["server.port"] == Setting("server.port", 9002, Origin("flag"))
+    assert found["server.host"] == Setting("server.host", "127.0.0.1", Origin("default"))
+    assert found["experiment.policies.ours"].origin == Origin("file", f"{config_file}:4")
+    assert found["experiment.policies.paper.distill.window_requests"].origin == Origin("file", f"{config_file}:4")
 
 
 def test_a_variable_may_hold_a_section_or_be_written_small(config_file, monkeypatch):
     monkeypatch.setenv("HOTDRAFT_ENGINE", '{"k": 3, "max_k": 5}')
     monkeypatch.setenv("hotdraft_engine__k", "1")
     found = by_key(explain(config_file))
-    assert found["engine.k"] == Setting("engine.k", 1, "environment", "hotdraft_engine__k")
-    assert found["engine.max_k"] == Setting("engine.max_k", 5, "environment", "HOTDRAFT_ENGINE")
-    assert found["engine.num_slots"].origin == "file"
+    assert found["engine.k"] == Setting("engine.k", 1, Origin("environment", "hotdraft_engine__k"))
+    assert found["engine.max_k"] == Setting("engine.max_k", 5, Origin("environment", "HOTDRAFT_ENGINE"))
+    assert found["engine.num_slots"].origin.origin == "file"
 
 
 def test_the_values_are_those_that_a_command_gets(config_file, monkeypatch):
@@ -63,7 +66,7 @@ def test_the_values_are_those_that_a_command_gets(config_file, monkeypatch):
 
 def test_errors_are_those_of_every_command(config_file, monkeypatch):
     monkeypatch.setenv("HOTDRAFT_ENGINE__KK", "1")
-    with pytest.raises(ConfigError, match=r"engine\.kk"):
+    with pytest.raises(ConfigError, match=r"HOTDRAFT_ENGINE__KK: no such key .* did you mean HOTDRAFT_ENGINE__K"):
         explain(config_file)
 
 
@@ -83,7 +86,9 @@ def test_passwords_in_addresses_are_masked(config_file, url, shown):
 def test_secrets_are_masked(config_file, monkeypatch):
     monkeypatch.setenv("HOTDRAFT_SERVER__API_KEYS", "secret-one,secret-two")
     found = by_key(explain(config_file))["server.api_keys"]
-    assert found == Setting("server.api_keys", ["**********"] * 2, "environment", "HOTDRAFT_SERVER__API_KEYS")
+    assert found == Setting(
+        "server.api_keys", ["**********"] * 2, Origin("environment", "HOTDRAFT_SERVER__API_KEYS")
+    )
 
 
 def test_show_prints_a_table_and_json(config_file, monkeypatch):
@@ -91,12 +96,12 @@ def test_show_prints_a_table_and_json(config_file, monkeypatch):
     monkeypatch.setenv("HOTDRAFT_ENGINE__K", "5")
     told = CliRunner().invoke(app, ["config", "show", "--port", "9003", "--json"])
     values = json.loads(told.stdout)
-    assert values["engine.k"] == {"value": 5, "origin": "environment", "variable": "HOTDRAFT_ENGINE__K"}
-    assert values["server.port"] == {"value": 9003, "origin": "flag", "variable": None}
+    assert values["engine.k"] == {"value": 5, "origin": "environment", "where": "HOTDRAFT_ENGINE__K"}
+    assert values["server.port"] == {"value": 9003, "origin": "flag", "where": None}
     table = CliRunner().invoke(app, ["config", "show"], env={"COLUMNS": "80"})
     assert table.exit_code == 0
     rows = [line.split() for line in table.output.splitlines()]
-    for row in (["target", "some/model", "file"], ["engine"], ["k", "5", "HOTDRAFT_ENGINE__K"]):
+    for row in (["engine"], ["k", "5", "HOTDRAFT_ENGINE__K"]):
         assert row in rows
     assert rows.index(["draft", "null", "default"]) < rows.index(["server"])
 
@@ -107,3 +112,22 @@ def test_the_schema_has_every_key_with_its_meaning():
     assert schema["required"] == ["target"]
     assert "hotdraft models fetch" in schema["properties"]["target"]["description"]
     assert schema["$defs"]["EngineConfig"]["additionalProperties"] is False
+
+
+def test_what_is_changed_is_shown_alone(config_file):
+    told = CliRunner().invoke(app, ["config", "show", "-c", str(config_file), "--changed", "--json"])
+    assert set(json.loads(told.stdout)) == {
+        "target", "engine.k", "engine.num_slots", "server.port", "experiment.policies.ours",
+        "experiment.policies.paper.distill.window_requests",
+    }  # fmt: skip
+
+
+def test_every_key_is_described():
+    def undescribed(model: type[BaseModel], above: str = "") -> Iterator[str]:
+        for name, field in model.model_fields.items():
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+                yield from undescribed(field.annotation, f"{above}{name}.")
+            elif not field.description:
+                yield above + name
+
+    assert list(undescribed(HotdraftConfig)) == []

@@ -1,0 +1,112 @@
+"""The places that a value may come from: a flag, an environment variable, a line of the file."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic_settings import BaseSettings, EnvSettingsSource
+
+from hotdraft.pipeline.config.section import ConfigError
+
+Keys = tuple[str, ...]
+
+SHIPPED_CONFIGS = Path(__file__).parent / "shipped-configs"
+
+
+@dataclass(frozen=True)
+class Origin:
+    origin: Literal["default", "file", "environment", "flag"]
+    where: str | None = None
+    """Name of the environment variable, or file and line."""
+
+
+class Sources:
+    """Raises `ConfigError` for a file that cannot be read, is no YAML, holds no mapping, or has a key twice."""
+
+    def __init__(self, cls: type[BaseSettings], path: Path | None, flags: Mapping[str, Any]) -> None:
+        self.flags = flags
+        self.path = None if path is None else config_file(path)
+        self.file, self._lines = ({}, {}) if self.path is None else _read(self.path)
+        self._environment = EnvSettingsSource(cls)
+
+    def origin(self, keys: Keys) -> Origin:
+        """Where the value at `keys` comes from, or that of the section around it."""
+        if _has(self.flags, keys):
+            return Origin("flag")
+        if (variable := self._variable(keys)) is not None:
+            return Origin("environment", variable)
+        if _has(self.file, keys):
+            return Origin("file", f"{self.path}:{self._lines[keys]}")
+        return Origin("default")
+
+    def _variable(self, keys: Keys) -> str | None:
+        """The variable of the key itself, else of a section around it, whose value is JSON."""
+        source = self._environment
+        for depth in range(len(keys), 0, -1):
+            wanted = f"{source.env_prefix}{'__'.join(keys[:depth])}".lower()
+            told = source.env_vars.get(wanted)
+            if told is not None and (depth == len(keys) or f'"{keys[depth]}"' in told):
+                return next(name for name in os.environ if name.lower() == wanted)
+        return None
+
+
+def config_file(path: Path) -> Path:
+    """`path`, or the file that ships under that name, as `smollm2` does."""
+    shipped = SHIPPED_CONFIGS / f"{path}.yaml"
+    if path.is_file() or not shipped.is_file():
+        return path
+    return shipped
+
+
+def _has(values: Any, keys: Keys) -> bool:
+    for key in keys:
+        if isinstance(values, list) and key.isdigit() and int(key) < len(values):
+            values = values[int(key)]
+        elif isinstance(values, Mapping) and key in values:
+            values = values[key]
+        else:
+            return False
+    return True
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
+    """What the file says, and the line of each of its keys."""
+    try:
+        text = path.read_text()
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        lines = dict(_lines(path, tree, ()))
+        values = yaml.safe_load(text)
+    except FileNotFoundError as error:
+        names = ", ".join(sorted(file.stem for file in SHIPPED_CONFIGS.glob("*.yaml")))
+        raise ConfigError(f"no configuration file at {path}, and none of those that ship: {names}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConfigError(f"{path} cannot be read: {reason}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise ConfigError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from error
+    if not isinstance(values, dict | None):
+        kind = type(values).__name__
+        raise ConfigError(f"{path}: holds a {kind}, and not keys with values, such as `target: smollm2`")
+    return values or {}, lines
+
+
+def _lines(path: Path, node: yaml.Node | None, above: Keys) -> Iterator[tuple[Keys, int]]:
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield (*above, str(index)), item.start_mark.line + 1
+            yield from _lines(path, item, (*above, str(index)))
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: set[str] = set()
+    for name, value in node.value:
+        line, key = name.start_mark.line + 1, str(name.value)
+        if key in seen:
+            raise ConfigError(f"{path}:{line}: {'.'.join((*above, key))}: stands here for the second time")
+        seen.add(key)
+        yield (*above, key), line
+        yield from _lines(path, value, (*above, key))

@@ -2,6 +2,7 @@
 
 import json
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -99,7 +100,7 @@ def _print_table(settings: "list[Setting]") -> None:
         for one in members:
             key = one.key.removeprefix(f"{section}.")
             style = "dim" if one.origin.origin == "default" else None
-            origin = one.origin.where or one.origin.origin
+            origin = Path(one.origin.where or one.origin.origin).name
             table.add_row(f"  {key}" if section else key, _text(one), origin, style=style)
     Console().print(table)
 

@@ -31,7 +31,10 @@ OTHERS = (
 
 def problems(error: ValidationError, model: type[BaseModel], sources: Sources) -> str:
     """All that pydantic found, a line each; what it says of the members of a union is one."""
-    found = sorted(error.errors(), key=_where)
+    wrong = [
+        item for item in error.errors() if item["type"] != "default_factory_not_called"
+    ]  # follows from another
+    found = sorted(wrong, key=_where)
     return "\n".join(_problem(keys, list(same), model, sources) for keys, same in groupby(found, key=_where))
 
 

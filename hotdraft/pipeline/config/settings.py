@@ -17,7 +17,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from hotdraft.pipeline.config.errors import check_variables, problems
+from hotdraft.pipeline.config.errors import PREFIX, check_variables, problems
 from hotdraft.pipeline.config.learning import (
     DistillConfig,
     ExperimentConfig,
@@ -62,7 +62,7 @@ class HotdraftConfig(BaseSettings):
     draft: str | None = None
     """Likewise, or the name of a draft that ships with hotdraft; none serves the target alone."""
     dtype: Dtype = "auto"
-    """Of both models' weights; auto is bfloat16 where the hardware computes with it, else float32, on a GPU float16."""
+    """Of the weights; auto is bfloat16 where the hardware computes with it, else float32, on a GPU float16."""
     device: str = "auto"
     """Where the server decodes: cpu, cuda or cuda:N; auto is a GPU if there is one."""
     run_dir: Path = Field(
@@ -136,8 +136,11 @@ def read(path: str | Path | None, overrides: Mapping[str, Any] | None = None) ->
         return FileConfig(**flags), sources
     except ValidationError as error:
         raise ConfigError(problems(error, HotdraftConfig, sources)) from error
-    except SettingsError as error:  # a variable of a section that holds no JSON; it is named
-        raise ConfigError(f"{error}: {error.__cause__}") from error
+    except SettingsError as error:  # it quotes the key that a variable is of
+        key = str(error).split('"')[1]
+        raise ConfigError(
+            f"{PREFIX}{key.upper()}: holds no JSON, as a section or list has to: {error.__cause__}"
+        ) from error
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,168 @@
+"""Mistakes that a person makes at the door: each is told in one line that names its origin, without a trace."""
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from hotdraft.cli import main
+
+SHOW = ("config", "show", "--config", "my.yaml")
+SERVE = ("serve", "--config", "my.yaml")
+
+
+@dataclass(frozen=True)
+class Mistake:
+    words: tuple[str, ...]
+    """Of the command."""
+    says: str
+    """In its one line."""
+    yaml: str = "target: TARGET\n"
+    variables: dict[str, str] = field(default_factory=dict)
+    prepare: Callable[[Path], object] = lambda folder: None
+
+
+def _folder_for_file(folder: Path) -> None:
+    (folder / "my.yaml").unlink()
+    (folder / "my.yaml").mkdir()
+
+
+MISTAKES = {
+    "a section misspelt": Mistake(
+        SHOW, "my.yaml:2: engin: no such key; did you mean engine?", "target: m\nengin: {}\n"
+    ),
+    "a key misspelt": Mistake(
+        SHOW,
+        "my.yaml:3: engine.num_slot: no such key; did you mean engine.num_slots?",
+        "target: m\nengine:\n  num_slot: 4\n",
+    ),
+    "a key in no section": Mistake(
+        SHOW, "my.yaml:2: num_slots: no such key; did you mean engine.num_slots?", "target: m\nnum_slots: 4\n"
+    ),
+    "a key of another section": Mistake(
+        SHOW, "my.yaml:2: engine.port: no such key; did you mean server.port?", "target: m\nengine: {port: 1}\n"
+    ),
+    "a text for a number": Mistake(
+        SHOW,
+        "my.yaml:2: engine.num_slots: Input should be a valid integer",
+        "target: m\nengine: {num_slots: many}\n",
+    ),
+    "a number out of range": Mistake(
+        SHOW,
+        "my.yaml:2: server.port: Input should be less than or equal to 65535",
+        "target: m\nserver: {port: 70000}\n",
+    ),
+    "a word that is none of the choices": Mistake(
+        SHOW, "my.yaml:2: dtype: Input should be 'auto'", "target: m\ndtype: float8\n"
+    ),
+    "neither of two kinds": Mistake(SHOW, "my.yaml:2: engine.k: ", "target: m\nengine: {k: fast}\n"),
+    "a list for a section": Mistake(SHOW, "my.yaml:2: engine: ", "target: m\nengine: [1]\n"),
+    "a key twice": Mistake(
+        SHOW, "my.yaml:3: target: stands here for the second time", "target: m\ndraft: d\ntarget: n\n"
+    ),
+    "a tab": Mistake(SHOW, "my.yaml:3: not valid YAML", "target: m\nengine:\n\tk: 2\n"),
+    "an unclosed bracket": Mistake(SHOW, "not valid YAML", "target: [m\n"),
+    "a sentence": Mistake(SHOW, "my.yaml: holds a str, and not keys with values", "just a sentence\n"),
+    "an empty file": Mistake(SHOW, "my.yaml: target: missing", ""),
+    "no target": Mistake(SHOW, "my.yaml: target: missing", "draft: d\n"),
+    "no such file": Mistake(("config", "show", "--config", "your.yaml"), "no configuration file at your.yaml"),
+    "a folder for the file": Mistake(SHOW, "my.yaml cannot be read: Is a directory", prepare=_folder_for_file),
+    "no text": Mistake(
+        SHOW,
+        "my.yaml cannot be read: it is no text",
+        prepare=lambda folder: (folder / "my.yaml").write_bytes(b"\xff\xfe"),
+    ),
+    "a variable misspelt": Mistake(
+        SHOW,
+        "HOTDRAFT_ENGINE__NUM_SLOT: no such key of the configuration; did you mean HOTDRAFT_ENGINE__NUM_SLOTS?",
+        variables={"HOTDRAFT_ENGINE__NUM_SLOT": "4"},
+    ),
+    "a variable with one underscore": Mistake(
+        SHOW, "HOTDRAFT_ENGINE_K: no such key", variables={"HOTDRAFT_ENGINE_K": "4"}
+    ),
+    "a variable out of range": Mistake(
+        SHOW, "HOTDRAFT_ENGINE__K: engine.k: ", variables={"HOTDRAFT_ENGINE__K": "99"}
+    ),
+    "a variable that is no JSON": Mistake(
+        SHOW, "HOTDRAFT_ENGINE: holds no JSON", variables={"HOTDRAFT_ENGINE": "{k: 2"}
+    ),
+    "an empty key": Mistake(
+        SHOW, "HOTDRAFT_SERVER__API_KEYS: server.api_keys", variables={"HOTDRAFT_SERVER__API_KEYS": ""}
+    ),
+    "a flag out of range": Mistake((*SHOW, "--port", "70000"), "by flag: server.port: "),
+    "nothing to serve": Mistake(("serve",), "name a TARGET"),
+    "an unknown flag": Mistake((*SERVE, "--num-slots", "4"), "No such option: --num-slots"),
+    "no such folder": Mistake(("serve", "./nowhere", "--port", "PORT"), "target: no model folder at './nowhere'"),
+    "a folder that is no model": Mistake(
+        ("serve", "./empty", "--port", "PORT"),
+        "lacks config.json",
+        prepare=lambda folder: (folder / "empty").mkdir(),
+    ),
+    "a speculative config of another method": Mistake(
+        (*SERVE, "--speculative-config", '{"method": "eagle", "model": "d"}'), "--speculative-config: method: "
+    ),
+    "a speculative config that is no JSON": Mistake(
+        (*SERVE, "--speculative-config", "draft"), "--speculative-config: Invalid JSON"
+    ),
+    "a port that is taken": Mistake((*SERVE, "--port", "TAKEN"), "port: another program listens at 127.0.0.1:"),
+    "a host that is none": Mistake(
+        (*SERVE, "--host", "no host"),
+        "port: 'no host' is no address",
+        "target: TARGET\nserver: {open_admin: true, port: 18123}\n",
+    ),
+    "open to the world": Mistake(
+        (*SERVE, "--host", "0.0.0.0", "--port", "PORT"), "other machines reach /admin at server.host 0.0.0.0"
+    ),
+    "a run_dir that is a file": Mistake(
+        (*SERVE, "--run-dir", "my.yaml/run", "--port", "PORT"), "run_dir: my.yaml/run cannot be written"
+    ),
+    "a file of keys that is not there": Mistake(
+        (*SERVE, "--port", "PORT"), "server.api_key_file", "target: TARGET\nserver: {api_key_file: keys}\n"
+    ),
+}
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def test_there_are_as_many_as_promised() -> None:
+    assert len(MISTAKES) >= 30
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_line(
+    name: str,
+    taken: int,
+    tiny_target: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    mistake = MISTAKES[name]
+    monkeypatch.chdir(tmp_path)
+    for variable in [variable for variable in os.environ if variable.startswith("HOTDRAFT_")]:
+        monkeypatch.delenv(variable)
+    for variable, value in mistake.variables.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("COLUMNS", "200")
+    Path("my.yaml").write_text(mistake.yaml.replace("TARGET", tiny_target))
+    mistake.prepare(tmp_path)
+    words = [word.replace("TAKEN", str(taken)).replace("PORT", "0") for word in mistake.words]
+    monkeypatch.setattr(sys, "argv", ["hotdraft", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capfd.readouterr().err
+    assert ended.value.code == 2
+    assert mistake.says in said
+    assert "Traceback" not in said
+    if said.startswith("hotdraft: "):  # what Typer refuses has a frame around it
+        assert said.count("\n") == 1

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="""Adapter versions: list, show, promote, roll back.
+    help="""Adapter versions: list, show, promote, roll back, unpin.
 
     Examples:
     $ hotdraft adapters list --config configs/smollm2.yaml
@@ -30,6 +30,10 @@ app = typer.Typer(
 
 IN_TABLES = ("status", "served/", "gate_by_domain", "watch/")
 """Tags that are shown otherwise, or are for servers to read."""
+
+PINNED = "*"
+PINNED_WORDS = "pinned by hand until `hotdraft adapters unpin`"
+NONE_PINNED = f"no adapter serves, {PINNED_WORDS}"
 
 ReasonOption = Annotated[str, typer.Option(help="Kept with the version.")]
 VersionArgument = Annotated[int, typer.Argument(min=1, help="Version number, as `list` shows it.")]
@@ -47,7 +51,7 @@ def list_versions(config: ConfigOption, as_json: JsonOption = False) -> None:
     from rich.table import Table
 
     with _registry(config) as registry:
-        versions = registry.versions()
+        versions, pinned = registry.versions(), registry.is_pinned()
     if as_json:
         typer.echo(json.dumps([asdict(version) for version in versions], indent=2))
         return
@@ -60,6 +64,8 @@ def list_versions(config: ConfigOption, as_json: JsonOption = False) -> None:
         table.add_row(*_cells(version))
     Console().print(table)
     typer.echo("promised, served: accepted share of the examined tokens, by the gate and over that many requests")
+    if pinned:
+        typer.echo(f"{PINNED} {PINNED_WORDS}" if any(version.pinned for version in versions) else NONE_PINNED)
 
 
 @app.command()
@@ -80,12 +86,12 @@ def show(version: VersionArgument, config: ConfigOption, as_json: JsonOption = F
         return
     facts: dict[str, Any] = {
         "version": found.version,
-        "status": found.status,
+        "status": f"{found.status}, {PINNED_WORDS}" if found.pinned else found.status,
         "aliases": ", ".join(found.aliases),
         "created": local_time(found.created_at),
         "training run": found.run_id,
         **{
-            key: _time(value) if key.endswith("_at") else value
+            key.replace("by_hand", "by hand"): _time(value) if key.endswith("_at") else value
             for key, value in sorted(found.tags.items())
             if not key.startswith(IN_TABLES)
         },
@@ -104,37 +110,53 @@ def show(version: VersionArgument, config: ConfigOption, as_json: JsonOption = F
 
 @app.command()
 def promote(
-    version: VersionArgument, config: ConfigOption, reason: ReasonOption = "by hand", as_json: JsonOption = False
+    version: VersionArgument, config: ConfigOption, reason: ReasonOption = "", as_json: JsonOption = False
 ) -> None:
-    """Make VERSION the champion; a running server swaps it in between two rounds.
+    """Make VERSION the champion, pinned until `unpin`; a running server swaps it in between two rounds.
+
+    While it is pinned the watchdog only warns, and jobs publish their versions without promoting them.
 
     Examples:
     $ hotdraft adapters promote 3 --config configs/smollm2.yaml
     $ hotdraft adapters promote 3 -c configs/smollm2.yaml --reason "good at SQL" --json
     """
     with _registry(config) as registry:
-        registry.promote(version, reason=reason)
-    _say_champion(version, as_json)
+        registry.promote(version, reason=reason, by_hand=True)
+    _say_champion(version, as_json, pinned=True)
 
 
 @app.command()
-def rollback(config: ConfigOption, reason: ReasonOption = "by hand", as_json: JsonOption = False) -> None:
-    """Return to the champion before the current one.
+def rollback(config: ConfigOption, reason: ReasonOption = "", as_json: JsonOption = False) -> None:
+    """Return to the champion before the current one, and pin that until `unpin`.
 
     Examples:
     $ hotdraft adapters rollback --config configs/smollm2.yaml
     $ hotdraft adapters rollback -c configs/smollm2.yaml --reason "bad at SQL" --json
     """
     with _registry(config) as registry:
-        version = registry.rollback(reason=reason)
-    _say_champion(version, as_json)
+        version = registry.rollback(reason=reason, by_hand=True)
+    _say_champion(version, as_json, pinned=True)
 
 
-def _say_champion(version: int, as_json: bool) -> None:
+@app.command()
+def unpin(config: ConfigOption, as_json: JsonOption = False) -> None:
+    """Let the gate and the watchdog move the champion again, after `promote` or `rollback`.
+
+    Examples:
+    $ hotdraft adapters unpin --config configs/smollm2.yaml
+    """
+    with _registry(config) as registry:
+        registry.unpin()
+        version = registry.champion()
+    _say_champion(version, as_json, pinned=False)
+
+
+def _say_champion(version: int, as_json: bool, *, pinned: bool) -> None:
     if as_json:
-        typer.echo(json.dumps({"champion": version}))
-    else:
-        typer.echo(f"version {version} is the champion" if version else "the draft serves without an adapter")
+        typer.echo(json.dumps({"champion": version, "pinned": pinned}))
+        return
+    words = f"version {version} is the champion" if version else "the draft serves without an adapter"
+    typer.echo(f"{words}, {PINNED_WORDS if pinned else 'not pinned'}")
 
 
 @contextmanager
@@ -153,7 +175,7 @@ def _cells(version: "AdapterVersion") -> tuple[str, ...]:
     tags, served = version.tags, version.served
     return (
         str(version.version),
-        version.status,
+        f"{version.status} {PINNED}" if version.pinned else version.status,
         local_time(version.created_at, MINUTES),
         tags.get("parent", ""),
         _signed(tags.get("gain")),

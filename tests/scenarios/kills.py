@@ -14,7 +14,8 @@ from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
 from hotdraft.pipeline.models.adapter_folder import CARD_FILE, PROBE_FILE, WEIGHTS_FILE, AdapterError, read_card
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.adapter_version import CHAMPION
-from hotdraft.pipeline.store.registry import AdapterRegistry, RegistryError
+from hotdraft.pipeline.store.errors import RegistryError
+from hotdraft.pipeline.store.registry import AdapterRegistry
 from tests.integration.processes import Server, Trickle, is_running, kill, wait_for
 
 LONGEST_CALM = 3.0

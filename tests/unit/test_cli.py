@@ -60,6 +60,7 @@ def test_all_commands_are_found() -> None:
         ("adapters", "show"),
         ("adapters", "promote"),
         ("adapters", "rollback"),
+        ("adapters", "unpin"),
         ("replay", "stats"),
         ("replay", "due"),
         ("models", "fetch"),

@@ -30,10 +30,12 @@ class AdapterVersion:
     tags: dict[str, str]
     served: Served | None
     """What it did in service, by all serving runs; None if it never finished a request."""
+    pinned: bool
+    """The champion that a person chose: it stays until a person moves or unpins it."""
 
     @classmethod
-    def of(cls, found: ModelVersion, aliases: Mapping[str, int]) -> Self:
-        """`aliases` are those of all versions."""
+    def of(cls, found: ModelVersion, aliases: Mapping[str, int], pinned: bool) -> Self:
+        """`aliases` are those of all versions; `pinned` is of the champion."""
         version = int(found.version)
         status = found.tags.get("status", UNKNOWN)
         if aliases.get(CHAMPION) == version:
@@ -48,4 +50,5 @@ class AdapterVersion:
             created_at=found.creation_timestamp / 1000,
             tags=dict(found.tags),
             served=served(found.tags),
+            pinned=pinned and status == CHAMPION,
         )

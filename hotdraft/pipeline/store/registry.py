@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from mlflow import MlflowClient
 from mlflow.artifacts import download_artifacts
-from mlflow.entities.model_registry import ModelVersion
+from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 from mlflow.exceptions import MlflowException
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
@@ -28,19 +28,14 @@ from hotdraft.pipeline.store.adapter_version import (
     AdapterVersion,
 )
 from hotdraft.pipeline.store.connection import ABSENT, exclusive, open_client, store_errors
+from hotdraft.pipeline.store.errors import (
+    ChampionMovedError,
+    ChampionPinnedError,
+    RegistryError,
+    UnknownVersionError,
+)
 from hotdraft.pipeline.store.fetched import FetchedAdapters
-
-
-class RegistryError(ValueError):
-    """A request the registry cannot meet: an unknown version, no champion to roll back, no files."""
-
-
-class UnknownVersionError(RegistryError):
-    """No such version."""
-
-
-class ChampionMovedError(RegistryError):
-    """Another version serves than the one that a decision was made about."""
+from hotdraft.pipeline.store.pin import is_pinned, pin, said, unpin
 
 
 class AdapterRegistry:
@@ -90,25 +85,35 @@ class AdapterRegistry:
         )
         return self.version(int(made[0].version)) if made else None
 
-    def promote(self, version: int, *, reason: str, instead_of: int | None = None) -> None:
+    def promote(self, version: int, *, reason: str, instead_of: int | None = None, by_hand: bool = False) -> None:
         """Make `version` the champion; the one before it is retired and remembered for a rollback.
 
-        With `instead_of`, only that champion (0: none) gives way: `ChampionMovedError` if another one serves.
+        A person's choice, `by_hand`, is pinned: from then on `ChampionPinnedError` meets whoever is none, until
+        `unpin`. With `instead_of`, only that champion (0: none) gives way: `ChampionMovedError` if another serves.
         """
         with self._exclusive() as check:
             self._get(version)
             previous = self.champion()
-            if version == previous:
+            if version == previous and not by_hand:
                 return
             if instead_of is not None and instead_of != previous:
                 raise ChampionMovedError(f"version {instead_of} is not the champion any more, {previous} is")
-            self._tag(version, previous_champion=str(previous))
+            self._check_movable(by_hand)
+            if version != previous:
+                self._tag(version, previous_champion=str(previous))
             check()
+            if by_hand:
+                pin(self._client, self._name, version)
             self._client.set_registered_model_alias(self._name, CHAMPION, str(version))
-            self._tag(version, status=CHAMPION, reason=reason)
-            if previous and self._status(previous) != ROLLED_BACK:
+            self._tag(version, status=CHAMPION, **said("promoted", reason, by_hand))
+            if previous not in (0, version) and self._status(previous) != ROLLED_BACK:
                 self._tag(previous, status=RETIRED)
             self._drop_candidate(version)
+
+    def unpin(self) -> None:
+        """Let the gate and the watchdog move the champion again. Without a pin it changes nothing."""
+        with self._exclusive():
+            unpin(self._client, self._name)
 
     def tell(self, version: int, tags: Mapping[str, str]) -> None:
         """Have `version` say so in its tags, in place of what they said before."""
@@ -123,11 +128,11 @@ class AdapterRegistry:
             self._tag(version, status=REJECTED, reason=reason)
             self._drop_candidate(version)
 
-    def rollback(self, *, reason: str, version: int | None = None) -> int:
+    def rollback(self, *, reason: str, version: int | None = None, by_hand: bool = False) -> int:
         """Return to the champion before the current one (0: no adapter) and give its version.
 
         A version that was itself rolled back is passed over. With `version`, only that champion is
-        rolled back: `RegistryError` if another one has taken its place meanwhile.
+        rolled back: `RegistryError` if another one has taken its place meanwhile. `by_hand` is as in `promote`.
         """
         with self._exclusive() as check:
             bad = self.champion()
@@ -135,12 +140,16 @@ class AdapterRegistry:
                 raise RegistryError("no champion to roll back: the draft serves without an adapter")
             if version is not None and version != bad:
                 raise RegistryError(f"version {version} is not the champion, version {bad} is")
+            self._check_movable(by_hand)
             good = next(self.champions_before(bad), 0)
             check()
-            self._tag(bad, status=ROLLED_BACK, reason=reason)
+            self._tag(bad, status=ROLLED_BACK, **said("rolled back", reason, by_hand))
+            if by_hand:
+                pin(self._client, self._name, good)
             if good:
                 self._client.set_registered_model_alias(self._name, CHAMPION, str(good))
-                self._tag(good, status=CHAMPION, reason=f"version {bad} was rolled back: {reason}")
+                words = f"version {bad} was rolled back{': ' if reason else ''}{reason}"
+                self._tag(good, status=CHAMPION, **said("returned to", words, by_hand))
             else:
                 self._client.delete_registered_model_alias(self._name, CHAMPION)
             return good
@@ -154,6 +163,10 @@ class AdapterRegistry:
                 return 0
             raise
         return int(found.version)
+
+    def is_pinned(self) -> bool:
+        """Whether the champion, or that none serves, was chosen by hand and stays."""
+        return is_pinned(self._model())
 
     def champions_before(self, version: int) -> Iterator[int]:
         """The champions before `version`, the last one first, without those that were rolled back."""
@@ -171,12 +184,14 @@ class AdapterRegistry:
             seen.add(version)
 
     def version(self, version: int) -> AdapterVersion:
-        return AdapterVersion.of(self._get(version), self._aliases())
+        model = self._model()
+        return AdapterVersion.of(self._get(version), _aliases(model), is_pinned(model))
 
     def versions(self) -> list[AdapterVersion]:
         """All versions, newest first. Takes about a millisecond for each."""
-        aliases = self._aliases()
-        return [AdapterVersion.of(item, aliases) for item in self._search()]
+        model = self._model()
+        aliases, pinned = _aliases(model), is_pinned(model)
+        return [AdapterVersion.of(item, aliases, pinned) for item in self._search()]
 
     def refused(self, *, after: int = 0) -> set[int]:
         """Versions newer than `after` that the gate refused or somebody rolled back; a millisecond for each."""
@@ -236,14 +251,22 @@ class AdapterRegistry:
     def _status(self, version: int) -> str:
         return self._get(version).tags.get("status", UNKNOWN)
 
-    def _aliases(self) -> dict[str, int]:
-        aliases = self._client.get_registered_model(self._name).aliases
-        return {name: int(version) for name, version in aliases.items()}
+    def _model(self) -> RegisteredModel:
+        return self._client.get_registered_model(self._name)
+
+    def _check_movable(self, by_hand: bool) -> None:
+        if not by_hand and self.is_pinned():
+            champion = self.champion()
+            raise ChampionPinnedError(f"{f'version {champion}' if champion else 'no adapter'} is pinned by hand")
 
     def _tag(self, version: int, **tags: str) -> None:
         for key, value in tags.items():
             self._client.set_model_version_tag(self._name, str(version), key, value)
 
     def _drop_candidate(self, version: int) -> None:
-        if self._aliases().get(CANDIDATE) == version:
+        if _aliases(self._model()).get(CANDIDATE) == version:
             self._client.delete_registered_model_alias(self._name, CANDIDATE)
+
+
+def _aliases(model: RegisteredModel) -> dict[str, int]:
+    return {name: int(version) for name, version in model.aliases.items()}

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from mlflow.exceptions import MlflowException
 
 from hotdraft.pipeline.store.connection import ABSENT
-from hotdraft.pipeline.store.registry import AdapterRegistry, RegistryError
+from hotdraft.pipeline.store.errors import ChampionPinnedError, RegistryError
+from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.watch.evidence import Evidence, Tally, kind_of, short_digest
 from hotdraft.pipeline.watch.trial import Trial, Trials
 from hotdraft.pipeline.watch.watchdog import Fall
@@ -109,9 +110,13 @@ class AcceptanceWatch:
         return self._trials.look(version)
 
     def _roll_back(self, version: int, fall: Fall) -> None:
-        logger.warning("rolling back version %d: %s", version, fall)
         try:
             self._registry.rollback(reason=str(fall), version=version)
+            logger.warning("rolled back version %d: %s", version, fall)
+        except ChampionPinnedError:
+            warning = f"{fall}; pinned by hand, so it stays"
+            logger.warning("version %d: %s", version, warning)
+            self._registry.tell(version, {"watchdog": warning})
         except RegistryError as error:  # another server found it too, or a person was first
             logger.info("version %d was not rolled back: %s", version, error)
         self._trials.forget(version)

@@ -20,7 +20,8 @@ from hotdraft.pipeline.config.origins import without_password
 from hotdraft.pipeline.models.adapter_folder import AdapterError
 from hotdraft.pipeline.store.adapter_version import ROLLED_BACK
 from hotdraft.pipeline.store.connection import STORE_ONLY_ERRORS, StoreError
-from hotdraft.pipeline.store.registry import AdapterRegistry, RegistryError
+from hotdraft.pipeline.store.errors import RegistryError
+from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.serving.messages.events import SwapReason
 from hotdraft.serving.updates.hot_swap import HotSwapper, SwapError
 from hotdraft.serving.updates.last_served import LastServedFile

@@ -18,7 +18,8 @@ from hotdraft.pipeline.config.learning import DistillConfig
 from hotdraft.pipeline.models.adapter_folder import AdapterError
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, sample_from_row
 from hotdraft.pipeline.replay.sample import ReplaySample
-from hotdraft.pipeline.store.registry import AdapterRegistry, RegistryError
+from hotdraft.pipeline.store.errors import RegistryError
+from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.system.json_file import write_json
 from hotdraft.training.judging.parent import load_version
 from hotdraft.training.judging.served_draft import ServedDraft

@@ -11,7 +11,8 @@ from hotdraft.pipeline.models.draft_vocabulary import VocabularyError
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import StoreError, store_errors
-from hotdraft.pipeline.store.registry import AdapterRegistry, RegistryError
+from hotdraft.pipeline.store.errors import RegistryError
+from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.batches.mixture import held_out_in_mixture
 from hotdraft.training.fit.resume import JobInterruptedError, StopSignal
 from hotdraft.training.judging.resident import Resident

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store.adapter_version import CANDIDATE
-from hotdraft.pipeline.store.registry import AdapterRegistry, ChampionMovedError
+from hotdraft.pipeline.store.errors import ChampionMovedError
+from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.judging.evidence import GateEvidence, VersionScores
 from hotdraft.training.judging.served_draft import load_draft
 from hotdraft.training.online.contest import contest
@@ -29,7 +30,7 @@ def offer(
             judged = _judge_anew(judged, job_folder, config, registry, blends)
             judged.save(job_folder)
         try:
-            return publish(judged, run_id, config, registry), judged
+            return publish(judged, run_id, config, registry)
         except ChampionMovedError as error:
             logger.info("%s", error)
 

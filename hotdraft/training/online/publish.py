@@ -21,6 +21,7 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.store.adapter_version import CANDIDATE
 from hotdraft.pipeline.store.connection import log_params, name_part, open_client
+from hotdraft.pipeline.store.errors import ChampionPinnedError
 from hotdraft.pipeline.store.lineage import GATE_BY_DOMAIN, Lineage
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.system.json_file import read_json, write_json
@@ -58,11 +59,14 @@ class Judged:
         return replace(found, folder=found.folder and job_folder / found.folder)
 
 
-def publish(judged: Judged, run_id: str, config: HotdraftConfig, registry: AdapterRegistry) -> int | None:
-    """Publish and decide the version, tell the run and end it; gives the version, None if there is none.
+def publish(
+    judged: Judged, run_id: str, config: HotdraftConfig, registry: AdapterRegistry
+) -> tuple[int | None, Judged]:
+    """Publish and decide the version, tell the run and end it; gives the version, None if there is none, and the
+    verdict in the words that were told.
 
-    Whatever of it was done before is not done again. Raises `ChampionMovedError` if another version serves than the
-    one that an accepted one was judged against.
+    An accepted version stays a candidate while the champion is pinned. Whatever was done before is not done again.
+    Raises `ChampionMovedError` if another version serves than the one that an accepted one was judged against.
     """
     client, verdict, version = open_client(config), judged.verdict, None
     if judged.folder is not None:
@@ -72,7 +76,7 @@ def publish(judged: Judged, run_id: str, config: HotdraftConfig, registry: Adapt
             registry.tell(version, judged.tags)  # of a verdict that may be a new one
         if found is None or found.status == CANDIDATE:  # a person may have decided otherwise since
             if verdict.accepted:
-                registry.promote(version, reason=verdict.reason, instead_of=judged.champion)
+                verdict = _promoted(verdict, version, judged.champion, registry)
             else:
                 registry.reject(version, reason=verdict.reason)
     at = int(1000 * judged.at)
@@ -86,7 +90,17 @@ def publish(judged: Judged, run_id: str, config: HotdraftConfig, registry: Adapt
     else:
         Lineage(client, config).describe(version)
     client.set_terminated(run_id)
-    return version
+    return version, replace(judged, verdict=verdict)
+
+
+def _promoted(verdict: Verdict, version: int, champion: int | None, registry: AdapterRegistry) -> Verdict:
+    """Promote `version`; the verdict says so where a pin forbids it."""
+    try:
+        registry.promote(version, reason=verdict.reason, instead_of=champion)
+    except ChampionPinnedError as pinned:
+        verdict = replace(verdict, reason=f"passed the gate: {verdict.reason}; not promoted, as {pinned}")
+        registry.tell(version, {"reason": verdict.reason})
+    return verdict
 
 
 def log_inputs(client: MlflowClient, run_id: str, config: HotdraftConfig, data: ReplayDataModule) -> None:

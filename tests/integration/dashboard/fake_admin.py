@@ -76,6 +76,7 @@ class FakeAdmin:
         self.calls: list[tuple[str, str, Any]] = []
         self.history = History(INTERVAL, [], [])
         self.adapters: list[dict[str, Any]] = []
+        self.pinned = False
         self.jobs: list[dict[str, Any]] = []
         self.errors: dict[str, ApiError] = {}
         """Of requests whose method and path begin with the key."""
@@ -165,11 +166,12 @@ def fake_app(admin: FakeAdmin) -> FastAPI:
     @app.get("/admin/adapters")
     async def adapters() -> dict[str, Any]:
         champion = next((each["version"] for each in admin.adapters if each["status"] == "champion"), 0)
-        return {"adapters": admin.adapters, "champion": champion}
+        return {"adapters": admin.adapters, "champion": champion, "pinned": admin.pinned}
 
     @app.post("/admin/adapters/{version:path}")
     async def move(version: str) -> dict[str, Any]:
-        return {"champion": 1}
+        admin.pinned = version != "unpin"
+        return {"champion": 1, "pinned": admin.pinned}
 
     @app.get("/admin/jobs")
     async def jobs() -> dict[str, Any]:

@@ -129,6 +129,9 @@ def test_actions_ask_first_and_tell_the_server(browser: Any, admin: FakeAdmin, u
         page.locator("#confirm").wait_for(state="hidden")
         page.locator("#rollback").click()
         page.locator("#confirm-yes").click()
+        until(page, "#pinned", "v1 is pinned by hand")
+        page.locator("#unpin").click()
+        page.locator("#unpin").wait_for(state="hidden")
         page.locator("#start-job").click()
         page.get_by_role("button", name="Cancel job").click()
         page.locator("#confirm-yes").click()
@@ -142,6 +145,7 @@ def test_actions_ask_first_and_tell_the_server(browser: Any, admin: FakeAdmin, u
         assert admin.calls == [
             ("POST", "/admin/adapters/2/promote", {"reason": "it was good"}),
             ("POST", "/admin/adapters/rollback", {}),
+            ("POST", "/admin/adapters/unpin", None),
             ("POST", "/admin/jobs", None),
             ("DELETE", f"/admin/jobs/{job}", None),
             ("PUT", "/admin/loop", {"enabled": False}),

@@ -113,13 +113,14 @@ def test_versions_are_shown_and_the_champion_is_moved(
     wait_for("the same list", lambda: agree("adapters", "list"))
     wait_for("the same version", lambda: agree("adapters/1", "show", "1"))
     assert admin.ask("GET", "adapters")["champion"] == 1
-    assert admin.ask("POST", "adapters/rollback", {"reason": "a try"}) == {"champion": 0}
+    assert admin.ask("POST", "adapters/rollback", {"reason": "a try"}) == {"champion": 0, "pinned": True}
     wait_for("the rollback", lambda: server.draft_version == 0, 20)
     admin.ask("POST", "adapters/rollback", status=409)
     admin.ask("POST", "adapters/7/promote", status=404)
-    assert admin.ask("POST", "adapters/1/promote") == {"champion": 1}
+    assert admin.ask("POST", "adapters/1/promote") == {"champion": 1, "pinned": True}
     wait_for("the promotion", lambda: server.draft_version == 1, 20)
     assert server.ask(601).draft_version == 1
+    assert admin.ask("POST", "adapters/unpin") == {"champion": 1, "pinned": False}
 
 
 def test_a_cancelled_job_is_dropped_and_serving_goes_on(

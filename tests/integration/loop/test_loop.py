@@ -127,6 +127,7 @@ def test_an_operator_rolls_the_live_server_back_and_forward(server: Server, conf
         hotdraft("adapters", "promote", "1", "--config", config_path, "--reason", "it was good")
         wait_for("the promotion", lambda: server.draft_version == 1, 20)
         assert server.ask(701).draft_version == 1
+        assert "not pinned" in hotdraft("adapters", "unpin", "--config", config_path)
     assert not trickle.failures
 
 

@@ -1,12 +1,10 @@
-"""A bad adapter that somebody forced into service: the watchdog takes it out, over real HTTP."""
+"""A bad adapter that a gate let into service: the watchdog takes it out, over real HTTP."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from hotdraft.cli import app
 from hotdraft.pipeline.config.settings import load_config
 from hotdraft.pipeline.store.adapter_version import ROLLED_BACK
 from hotdraft.pipeline.store.connection import experiment_id, open_client
@@ -33,8 +31,7 @@ def test_a_bad_adapter_is_rolled_back_within_fifty_requests(
         client, registry = open_client(config), AdapterRegistry(config)
         run = client.create_run(experiment_id(client, config, config.tracking.training_experiment))
         version = registry.publish(bad, run_id=run.info.run_id, tags={})
-        promoted = CliRunner().invoke(app, ["adapters", "promote", str(version), "--config", str(path)])
-        assert promoted.exit_code == 0, promoted.output
+        registry.promote(version, reason="by a gate that errs")
         wait_for("the swap", lambda: server.draft_version == version, 20)
 
         after = []

@@ -16,7 +16,8 @@ from hotdraft.pipeline.loop.job_record import Job
 from hotdraft.pipeline.loop.jobs import JobEndedError, JobRecords, JobRunningError, UnknownJobError
 from hotdraft.pipeline.processes.supervisor import TrainerSupervisor
 from hotdraft.pipeline.store.connection import STORE_ERRORS
-from hotdraft.pipeline.store.registry import AdapterRegistry, RegistryError, UnknownVersionError
+from hotdraft.pipeline.store.errors import RegistryError, UnknownVersionError
+from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.http.admin.schema import (
     AdapterDetail,
@@ -90,7 +91,7 @@ def _add_adapter_routes(router: APIRouter, config: HotdraftConfig, registry: Ada
     def list_adapters() -> Adapters:
         """All versions, newest first."""
         with _answered("the adapter registry"):
-            return Adapters(adapters=registry.versions(), champion=registry.champion())
+            return Adapters(adapters=registry.versions(), champion=registry.champion(), pinned=registry.is_pinned())
 
     @router.get("/adapters/{version:version}", responses=error_responses(400, 404, 503))
     def show_adapter(version: Version) -> AdapterDetail:
@@ -101,18 +102,27 @@ def _add_adapter_routes(router: APIRouter, config: HotdraftConfig, registry: Ada
 
     @router.post("/adapters/{version:version}/promote", responses=error_responses(400, 404, 409, 503))
     def promote(version: Version, body: ChampionChange | None = None) -> Champion:
-        """Make a version the champion; it is swapped in between two rounds, within seconds."""
+        """Make a version the champion, pinned until it is unpinned; it is swapped in between two rounds."""
         _check_draft(config)
         with _answered("the adapter registry"):
-            registry.promote(version, reason=(body or ChampionChange()).reason)
-        return Champion(champion=version)
+            registry.promote(version, reason=(body or ChampionChange()).reason, by_hand=True)
+        return Champion(champion=version, pinned=True)
 
     @router.post("/adapters/rollback", responses=error_responses(400, 409, 503))
     def rollback(body: ChampionChange | None = None) -> Champion:
-        """Return to the champion before the current one, or to the draft without an adapter."""
+        """Return to the champion before the current one, or to the draft without an adapter, and pin that."""
         _check_draft(config)
         with _answered("the adapter registry"):
-            return Champion(champion=registry.rollback(reason=(body or ChampionChange()).reason))
+            good = registry.rollback(reason=(body or ChampionChange()).reason, by_hand=True)
+        return Champion(champion=good, pinned=True)
+
+    @router.post("/adapters/unpin", responses=error_responses(409, 503))
+    def unpin() -> Champion:
+        """Let the gate and the watchdog move the champion again."""
+        _check_draft(config)
+        with _answered("the adapter registry"):
+            registry.unpin()
+            return Champion(champion=registry.champion(), pinned=False)
 
 
 def _add_job_routes(

@@ -30,7 +30,7 @@ class Body(BaseModel):
 
 
 class ChampionChange(Body):
-    reason: Annotated[UnicodeText, Field(max_length=1000)] = Field("by hand", description="kept with the version")
+    reason: Annotated[UnicodeText, Field(max_length=1000)] = Field("", description="kept with the version")
 
 
 class LoopSwitch(Body):
@@ -66,6 +66,8 @@ class Adapters(BaseModel):
     adapters: list[AdapterVersion]
     champion: int
     """0 is none."""
+    pinned: bool
+    """Whether the champion, or that there is none, was chosen by hand and stays until it is unpinned."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class AdapterDetail(AdapterVersion):
 class Champion(BaseModel):
     champion: int
     """0 is none."""
+    pinned: bool
+    """As in `Adapters`."""
 
 
 class Jobs(BaseModel):

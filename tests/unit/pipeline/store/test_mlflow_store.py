@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from hotdraft import cli
@@ -73,9 +74,37 @@ def test_a_file_that_is_no_store_is_one_line_too(hotdraft, tmp_path):
     assert error.count("\n") == 1
 
 
-def test_adapters_show_what_was_served_next_to_what_the_gate_promised(hotdraft, store_config, tmp_path):
-    from mlflow import MlflowClient
+@pytest.fixture
+def published(store_config, tmp_path):
+    """A store with one version; its address."""
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "weights").write_text("w")
+    uri = store_config.tracking_uri
+    run = MlflowClient(uri, uri).create_run("0").info.run_id
+    AdapterRegistry(store_config).publish(tmp_path / "adapter", run_id=run, tags={"reason": "gain too small"})
+    return uri
 
+
+def test_a_version_promoted_by_hand_is_marked_until_it_is_unpinned(hotdraft, published):
+    def row() -> list[str]:
+        out = hotdraft(published, "adapters", "list")[1]
+        return next(line for line in out.splitlines() if line.startswith("1")).split()[1:3]
+
+    assert row()[0] == "candidate"
+    _, said, _ = hotdraft(published, "adapters", "promote", "1", "--reason", "good at SQL")
+    assert said == "version 1 is the champion, pinned by hand until `hotdraft adapters unpin`\n"
+    assert row() == ["champion", "*"]
+    out = hotdraft(published, "adapters", "show", "1")[1]
+    assert "champion, pinned by hand until" in out
+    assert "gain too small" in out, "the gate's words"
+    assert "promoted: good at SQL" in out
+    assert hotdraft(published, "adapters", "unpin")[1] == "version 1 is the champion, not pinned\n"
+    assert row()[1] != "*"
+    hotdraft(published, "adapters", "rollback")
+    assert "no adapter serves, pinned by hand until" in hotdraft(published, "adapters", "list")[1]
+
+
+def test_adapters_show_what_was_served_next_to_what_the_gate_promised(hotdraft, store_config, tmp_path):
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "weights").write_text("w")
     uri = store_config.tracking_uri

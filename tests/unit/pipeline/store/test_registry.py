@@ -10,7 +10,8 @@ from mlflow import MlflowClient
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store import fetched
 from hotdraft.pipeline.store.connection import StoreError, experiment_id, open_client
-from hotdraft.pipeline.store.registry import AdapterRegistry, ChampionMovedError, RegistryError
+from hotdraft.pipeline.store.errors import ChampionMovedError, ChampionPinnedError, RegistryError
+from hotdraft.pipeline.store.registry import AdapterRegistry
 
 REPOSITORY = Path(__file__).parents[4]
 
@@ -92,6 +93,71 @@ def test_a_promotion_instead_of_a_champion_that_has_moved_changes_nothing(publis
     assert publisher.statuses() == {first: "champion", second: "rolled_back", third: "candidate"}
     registry.promote(third, reason="by hand")
     assert registry.champion() == third, "a person's word is unconditional"
+
+
+def test_what_a_person_decided_is_moved_by_a_person_alone_until_it_is_unpinned(publisher):
+    registry = publisher.registry
+    first, second, third = (publisher.publish() for _ in range(3))
+    registry.promote(first, reason="gate")
+    registry.promote(second, reason="", by_hand=True)
+    assert [version.version for version in AdapterRegistry(publisher.config).versions() if version.pinned] == [
+        second
+    ]
+    with pytest.raises(ChampionPinnedError, match="version 2 is pinned by hand"):
+        registry.promote(third, reason="gate", instead_of=second)
+    with pytest.raises(ChampionPinnedError, match="version 2 is pinned by hand"):
+        registry.rollback(reason="fell", version=second)
+    assert registry.rollback(reason="bad at SQL", by_hand=True) == first
+    assert registry.version(first).pinned
+    assert registry.rollback(reason="", by_hand=True) == 0
+    assert registry.is_pinned(), "that none serves is a decision too"
+    with pytest.raises(ChampionPinnedError, match="no adapter is pinned by hand"):
+        registry.promote(third, reason="gate")
+    registry.unpin()
+    registry.unpin()
+    registry.promote(third, reason="gate")
+    assert (registry.champion(), registry.is_pinned()) == (third, False)
+
+
+def test_what_a_person_says_is_kept_beside_what_the_gate_said(publisher):
+    registry = publisher.registry
+    first, second = publisher.publish(), publisher.publish()
+    registry.promote(first, reason="gain 0.1")
+    registry.reject(second, reason="gain too small")
+    registry.promote(second, reason="good at SQL", by_hand=True)
+    assert words(registry, second) == ("gain too small", "promoted: good at SQL")
+    registry.rollback(reason="", by_hand=True)
+    assert words(registry, second) == ("gain too small", "rolled back")
+    assert words(registry, first) == ("gain 0.1", "returned to: version 2 was rolled back")
+
+
+def words(registry, version):
+    tags = registry.version(version).tags
+    return tags["reason"], tags["by_hand"]
+
+
+def test_the_champion_can_be_pinned_where_it_is(publisher):
+    version = publisher.publish()
+    publisher.registry.promote(version, reason="gain 0.1")
+    publisher.registry.promote(version, reason="", by_hand=True)
+    assert publisher.registry.version(version).pinned
+    publisher.registry.unpin()
+    assert publisher.registry.rollback(reason="fell") == 0, "it is not its own predecessor"
+
+
+def test_a_pin_holds_for_the_champion_that_it_was_written_for(publisher, monkeypatch):
+    """The writer dies between the pin and the alias, or somebody moves the alias in MLflow's own pages."""
+    registry = publisher.registry
+    first, second = publisher.publish(), publisher.publish()
+    registry.promote(first, reason="gate")
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "set_registered_model_alias", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            registry.promote(second, reason="", by_hand=True)
+    assert (registry.champion(), registry.is_pinned()) == (first, False)
+    registry.promote(first, reason="", by_hand=True)
+    publisher.client.set_registered_model_alias("hotdraft-draft", "champion", str(second))
+    assert not registry.is_pinned()
 
 
 def test_rejected_version_stops_being_the_candidate(publisher):

@@ -124,17 +124,21 @@ def test_versions_are_listed_promoted_and_rolled_back(client, registry):
     listed = client.get("/admin/adapters").json()
     assert listed["champion"] == 0
     assert [found["version"] for found in listed["adapters"]] == [2, 1]
-    assert client.post("/admin/adapters/1/promote").json() == {"champion": 1}
-    assert registry.version(1).tags["reason"] == "by hand"
-    assert client.post("/admin/adapters/2/promote", json={"reason": "better"}).json() == {"champion": 2}
-    assert registry.version(2).tags["reason"] == "better"
-    assert client.post("/admin/adapters/rollback", json={"reason": "worse"}).json() == {"champion": 1}
-    assert (registry.champion(), registry.version(2).tags["reason"]) == (1, "worse")
+    assert client.post("/admin/adapters/1/promote").json() == {"champion": 1, "pinned": True}
+    assert registry.version(1).tags["by_hand"] == "promoted"
+    promoted = client.post("/admin/adapters/2/promote", json={"reason": "better"})
+    assert promoted.json() == {"champion": 2, "pinned": True}
+    assert registry.version(2).tags["by_hand"] == "promoted: better"
+    assert client.post("/admin/adapters/rollback", json={"reason": "worse"}).json() == {
+        "champion": 1,
+        "pinned": True,
+    }
+    assert (registry.champion(), registry.version(2).tags["by_hand"]) == (1, "rolled back: worse")
     shown = client.get("/admin/adapters/1").json()
     assert shown["status"] == "champion"
     assert shown["training_metrics"] == {"gain": 0.25}, "a loss that is no number is no JSON"
     assert shown.keys() - {"training_metrics"} == client.get("/admin/adapters").json()["adapters"][0].keys()
-    assert client.post("/admin/adapters/rollback").json() == {"champion": 0}
+    assert client.post("/admin/adapters/rollback").json() == {"champion": 0, "pinned": True}
     assert error(client.post("/admin/adapters/rollback")) == (
         409,
         "no champion to roll back: the draft serves without an adapter",
@@ -143,6 +147,23 @@ def test_versions_are_listed_promoted_and_rolled_back(client, registry):
         status, message = error(response)
         assert status == 404
         assert "no version 9" in message
+
+
+def test_a_decision_over_http_is_pinned_until_it_is_unpinned(client, registry):
+    def pins():
+        listed = client.get("/admin/adapters").json()
+        return listed["pinned"], [found["version"] for found in listed["adapters"] if found["pinned"]]
+
+    assert pins() == (False, [])
+    client.post("/admin/adapters/1/promote")
+    client.post("/admin/adapters/2/promote")
+    assert pins() == (True, [2])
+    client.post("/admin/adapters/rollback")
+    assert pins() == (True, [1])
+    assert client.get("/admin/adapters/1").json()["pinned"]
+    assert client.post("/admin/adapters/unpin").json() == {"champion": 1, "pinned": False}
+    assert pins() == (False, [])
+    assert registry.rollback(reason="fell") == 0
 
 
 def test_a_store_that_is_away_is_said(make_client, registry, monkeypatch):
@@ -279,6 +300,7 @@ def test_the_schema_names_the_errors(client):
         ("/admin/adapters/{version}", "get"),
         ("/admin/adapters/{version}/promote", "post"),
         ("/admin/adapters/rollback", "post"),
+        ("/admin/adapters/unpin", "post"),
         ("/admin/jobs", "get"),
         ("/admin/jobs", "post"),
         ("/admin/jobs/{job_id}", "get"),

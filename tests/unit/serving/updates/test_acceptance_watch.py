@@ -108,6 +108,27 @@ def test_a_real_fall_rolls_back(server, registry):
     assert registry.champion() == 1, "a version that was returned to is not tried"
 
 
+def test_a_version_that_a_person_promoted_stays_though_it_falls_and_says_so(server, registry, client, caplog):
+    one, two = server("one"), server("two")
+    one.serve(0.6, 30)
+    two.serve(0.6, 30)
+    registry.tell(2, {"reason": "gain 0.1"})
+    registry.promote(2, reason="", by_hand=True)
+    for each in (one, two):
+        each.follow()
+        each.watch.turn()
+        each.serve(0.2, 20)
+    for each in (one, two):
+        each.watch.turn()
+        each.watch.turn()
+    found = registry.version(2)
+    assert (found.status, found.pinned, found.tags["reason"]) == (CHAMPION, True, "gain 0.1")
+    assert found.tags["watchdog"].startswith("served acceptance fell from 0.")
+    assert found.tags["watchdog"].endswith("; pinned by hand, so it stays")
+    assert [record.levelname for record in caplog.records if "so it stays" in record.message] == ["WARNING"]
+    assert watch_tags(client, 2) == {}
+
+
 def test_a_better_version_stays_and_the_trial_leaves_one_tag(server, registry, client):
     one = server("one")
     one.serve(0.5, 30)

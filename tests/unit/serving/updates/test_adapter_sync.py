@@ -12,7 +12,7 @@ from mlflow.exceptions import MlflowException
 from hotdraft.pipeline.models.adapter_folder import AdapterError
 from hotdraft.pipeline.store.adapter_version import RETIRED, ROLLED_BACK, AdapterVersion
 from hotdraft.pipeline.store.connection import StoreError
-from hotdraft.pipeline.store.registry import RegistryError
+from hotdraft.pipeline.store.errors import RegistryError
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.metrics.listener import ServingMetrics
 from hotdraft.serving.metrics.state_metrics import Sources
@@ -57,7 +57,7 @@ class Registry:
     def version(self, version: int) -> AdapterVersion:
         self._reach()
         status = ROLLED_BACK if version in self.rolled_back else RETIRED
-        return AdapterVersion(version, status, [], "run", 0.0, {}, None)
+        return AdapterVersion(version, status, [], "run", 0.0, {}, None, pinned=False)
 
     def refused(self, *, after: int = 0) -> set[int]:
         self._reach()

@@ -13,7 +13,8 @@ from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import StoreError
-from hotdraft.pipeline.store.registry import AdapterRegistry, RegistryError
+from hotdraft.pipeline.store.errors import RegistryError
+from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.fit.resume import JobInterruptedError
 from hotdraft.training.judging.resident import Resident
 from hotdraft.training.online import follow as follow_module

@@ -40,6 +40,22 @@ def test_a_version_that_a_person_rolled_back_is_not_promoted_by_a_job_that_ends_
     assert registry.version(1).status == "rolled_back"
 
 
+def test_while_a_champion_is_pinned_a_job_publishes_what_passed_the_gate_and_does_not_promote_it(config, buffer):
+    registry = AdapterRegistry(config)
+    assert run_job(config, buffer=buffer, registry=registry).verdict.accepted
+    registry.rollback(reason="", by_hand=True)
+    result = run_job(with_distill(config, seed=2), buffer=buffer, registry=registry)
+    assert result.verdict.accepted
+    found = registry.version(2)
+    assert (registry.champion(), found.status) == (0, "candidate")
+    assert found.tags["reason"].startswith("passed the gate: gain +0.")
+    assert found.tags["reason"].endswith("; not promoted, as no adapter is pinned by hand")
+    last = JobRecords(config.run_dir).jobs()[0]
+    assert (last.state, last.version, last.reason) == ("accepted", 2, found.tags["reason"])
+    registry.unpin()
+    assert run_job(with_distill(config, seed=3), buffer=buffer, registry=registry).version == registry.champion()
+
+
 @pytest.fixture
 def two_versions(config, buffer):
     """A registry in which version 2 serves, and 1 did before."""

@@ -55,12 +55,13 @@ export function setUpActions(refresh) {
     const version = Number(byId("rollback").dataset.version);
     const reason = await confirmed({
       title: `Roll back version ${version}?`,
-      text: "The champion before it serves again, swapped in within a second or two. No request is dropped.",
+      text: "The champion before it serves again, swapped in within a second or two, and stays until it is unpinned. No request is dropped.",
       yes: "Roll back",
       withReason: true,
     });
     if (reason !== null) await attempt("versions-problem", () => ask("adapters/rollback", reasoned(reason)), refresh);
   });
+  byId("unpin").addEventListener("click", () => attempt("versions-problem", () => ask("adapters/unpin", { method: "POST" }), refresh));
   byId("start-job").addEventListener("click", () => attempt("jobs-problem", () => ask("jobs", { method: "POST" }), refresh));
   byId("log-close").addEventListener("click", () => (byId("log").hidden = true));
   byId("loop").addEventListener("click", () => {
@@ -77,7 +78,7 @@ export function setUpActions(refresh) {
     async onPromote(version) {
       const reason = await confirmed({
         title: `Promote ${versionName(version)}?`,
-        text: "It becomes the champion and is swapped in within a second or two. No request is dropped.",
+        text: "It becomes the champion, swapped in within a second or two, and stays until it is unpinned. No request is dropped.",
         yes: "Promote",
         withReason: true,
       });

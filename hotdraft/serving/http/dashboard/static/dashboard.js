@@ -60,7 +60,7 @@ function showK({ k_override, configured_k, max_k }) {
 function showUnreachable(error) {
   setText("connection", "no connection");
   byId("connection").className = "chip is-failed";
-  for (const id of ["loop", "k-select", "start-job", "rollback"]) byId(id).disabled = true;
+  for (const id of ["loop", "k-select", "start-job", "rollback", "unpin"]) byId(id).disabled = true;
   setProblem("problem", `${error.message} What is shown is from before; the page goes on by itself when the server is back.`);
 }
 

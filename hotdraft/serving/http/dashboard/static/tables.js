@@ -32,18 +32,25 @@ function gain(tags) {
   return signed(Number(tags.gain)) + (known ? ` (${signed(Number(tags.gain_low))} to ${signed(Number(tags.gain_high))})` : "");
 }
 
-export function showVersions({ adapters, champion }, { onPromote }) {
+// What the gate or the watchdog said, what a person said, and what the watchdog found while that stood.
+const why = (tags) => [tags.reason, tags.by_hand && `by hand: ${tags.by_hand}`, tags.watchdog].filter(Boolean).join(" · ");
+
+export function showVersions({ adapters, champion, pinned }, { onPromote }) {
   const rollback = byId("rollback");
+  byId("unpin").hidden = !pinned;
+  byId("unpin").disabled = false;
+  byId("pinned").hidden = !pinned;
+  setText("pinned", `${champion ? versionName(champion) : "No adapter"} is pinned by hand: the watchdog warns, jobs publish, and neither moves the champion.`);
   rollback.disabled = !champion;
   rollback.dataset.version = champion;
-  draw("versions", adapters, ({ version, status, tags, created_at }) => {
+  draw("versions", adapters, ({ version, status, tags, created_at, pinned }) => {
     const actions = element("td", { className: "actions" });
     if (version !== champion)
       actions.append(
         element("button", { text: "Promote…", key: `promote ${version}`, "aria-label": `Promote version ${version}`, onClick: () => onPromote(version) }),
       );
     const state = cell("Status");
-    state.append(chip(status));
+    state.append(chip(status), pinned ? " pinned" : "");
     const parent = tags.parent === undefined ? "" : versionName(Number(tags.parent));
     return element(
       "tr",
@@ -53,7 +60,7 @@ export function showVersions({ adapters, champion }, { onPromote }) {
       cell("Parent", parent),
       cell("Gain", gain(tags), { className: "number", title: "expected acceptance gained over its parent on held-out requests" }),
       cell("Made", clock(created_at, false)),
-      cell("Reason", tags.reason ?? "", { className: "why" }),
+      cell("Reason", why(tags), { className: "why" }),
       actions,
     );
   });

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="""Distillation jobs: start, list, show, cancel.
+    help="""Distillation jobs: start, list, watch, show, cancel.
 
     Examples:
     $ hotdraft jobs start --config configs/smollm2.yaml
@@ -97,6 +97,7 @@ def show(job_id: IdArgument, config: ConfigOption, as_json: JsonOption = False) 
         "ended": None if job.ended_at is None else local_time(job.ended_at),
         "version": job.version,
         "reason": job.reason,
+        "progress": job.progress,
         "MLflow run": job.run_id,
         **{key: f"{value:.6g}" for key, value in sorted(job.metrics.items())},
         "log": records.log_path(job_id),
@@ -107,6 +108,32 @@ def show(job_id: IdArgument, config: ConfigOption, as_json: JsonOption = False) 
             table.add_row(key, str(value))
     Console().print(table)
     typer.echo(log_tail)
+
+
+@app.command()
+def watch(
+    config: ConfigOption,
+    job_id: Annotated[str | None, typer.Argument(help="Of the newest job if left out.")] = None,
+) -> None:
+    """Follow a job until it ends: step, loss and time left.
+
+    Examples:
+    $ hotdraft jobs watch --config configs/smollm2.yaml
+    """
+    from rich.console import Console
+
+    from hotdraft.pipeline.loop.job_watch import follow_job
+
+    records = _records(config)
+    if job_id is None:
+        newest = next(iter(records.jobs()), None)  # as one that runs is
+        if newest is None:
+            typer.echo("no job has run yet")
+            return
+        job_id = newest.id
+    job = follow_job(records, job_id, Console())
+    version = "" if job.version is None else f", version {job.version}"
+    typer.echo(f"job {job.id} {job.state}{version}: {job.reason}")
 
 
 @app.command()

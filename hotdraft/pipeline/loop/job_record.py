@@ -12,6 +12,7 @@ from typing import IO, Annotated, Literal, Self
 
 from pydantic import Field
 
+from hotdraft.pipeline.loop.job_progress import JobProgress
 from hotdraft.pipeline.system.json_file import write_json
 
 logger = logging.getLogger(__name__)
@@ -21,6 +22,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 Origin = Literal["loop", "command", "api"]
 """`distill --follow`, a command of a person or a scheduler, or a request to the server."""
 State = Literal["running", "cancelling", "accepted", "rejected", "failed", "interrupted", "cancelled", "died"]
+UNDER_WAY = ("running", "cancelling")
 VERDICTS = ("accepted", "rejected")
 
 
@@ -84,6 +86,8 @@ class Job:
     """See `LastJob`."""
     work: JobWork | None = None
     """The newest record that names one says how that stands."""
+    progress: JobProgress | None = None
+    """While it trains and is judged, or where it died."""
 
 
 class RunningJob:
@@ -144,6 +148,11 @@ class RunningJob:
         self._job = replace(self._job, work=work or self._job.work, run_id=run_id or self._job.run_id)
         self.write()
 
+    def tell(self, progress: JobProgress) -> None:
+        """Put on record how far the training is."""
+        self._job = replace(self._job, progress=progress)
+        self.write()
+
     def leftovers(self) -> list[Path]:
         """Folders of work that no job goes on with, now that this one is on record."""
         folders = self._folder.parent.glob("????????-??????-??????")
@@ -167,6 +176,7 @@ class RunningJob:
             version=version,
             metrics={name: value for name, value in (metrics or {}).items() if math.isfinite(value)},
             refused_in_a_row=refused_in_a_row,
+            progress=None,
         )
         self.write()
         if self._job.work is not None and state not in ("failed", "interrupted"):

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from hotdraft.pipeline.loop.job_record import VERDICTS, Job, LastJob, Origin, RunningJob
+from hotdraft.pipeline.loop.job_record import UNDER_WAY, VERDICTS, Job, LastJob, Origin, RunningJob
 from hotdraft.pipeline.system.json_file import BrokenFileError, read_json
 from hotdraft.pipeline.system.log_tail import log_tail
 
@@ -76,7 +76,7 @@ class JobRecords:
 
     def running(self) -> Job | None:
         """The job that runs now, in whatever process."""
-        return next((job for job in self.jobs() if job.state in ("running", "cancelling")), None)
+        return next((job for job in self.jobs() if job.state in UNDER_WAY), None)
 
     def unfinished(self) -> Job | None:
         """The job whose work waits for the next one, if any does."""

@@ -25,7 +25,8 @@ def latest_job(records: JobRecords) -> str:
     if job is None:
         return ""
     verdict = job.state if job.version is None else f"v{job.version} {job.state}"
-    return f"{verdict}: {job.reason}" if job.reason else f"a job is {verdict}"
+    told = job.reason or job.progress
+    return f"{verdict}: {told}" if told else f"a job is {verdict}"
 
 
 class SimulationProgress(AbstractContextManager["SimulationProgress"]):

@@ -4,12 +4,15 @@ import logging
 import math
 import time
 import warnings
+from collections.abc import Callable
 
 import lightning
 from lightning.pytorch.callbacks import Callback, RichProgressBar
 
+from hotdraft.pipeline.loop.job_progress import JobProgress
 from hotdraft.training.batches.packing import PackedBatch
 
+TELL_SECONDS = 1.0
 TOKENS_PER_SECOND = "tokens_per_second"
 SHOWN = {"loss": "loss", "overlap": "overlap", "validation/overlap": "held out", TOKENS_PER_SECOND: "tokens/s"}
 """Metrics beside the bar, and what they are called there to fit in a line."""
@@ -32,6 +35,32 @@ class StepsBar(RichProgressBar):
 
     def _get_train_description(self, current_epoch: int) -> str:
         return "Training"
+
+
+class ToldProgress(Callback):
+    """Has `tell` told how far training is: at its first and last step, and about once a second between."""
+
+    def __init__(self, tell: Callable[[JobProgress], None], max_seconds: float | None) -> None:
+        self._tell = tell
+        self._max_seconds = max_seconds
+        self._began = self._told = 0.0
+        self._first_step = 0
+
+    def on_train_start(self, trainer: lightning.Trainer, *_: object) -> None:
+        self._began, self._first_step = time.monotonic(), trainer.global_step
+        self._told = 0.0
+
+    def on_train_batch_end(self, trainer: lightning.Trainer, *_: object) -> None:
+        now, step, steps = time.monotonic(), trainer.global_step, trainer.max_steps
+        done = step - self._first_step
+        if not done or (now - self._told < TELL_SECONDS and step < steps):
+            return
+        self._told = now
+        left = (now - self._began) / done * (steps - step)
+        if self._max_seconds is not None:
+            left = min(left, max(0.0, self._max_seconds - (now - self._began)))
+        loss = float(trainer.callback_metrics.get("loss", math.nan))
+        self._tell(JobProgress(step, steps, loss if math.isfinite(loss) else None, left))
 
 
 class Throughput(Callback):

@@ -1,5 +1,6 @@
 """Running the Lightning trainer: budget, precision, logging, checkpoints, and stopping."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -17,10 +18,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hotdraft.pipeline.config.learning import TrainingSection
+from hotdraft.pipeline.loop.job_progress import JobProgress
 from hotdraft.training.batches.replay_data import ReplayDataModule
 from hotdraft.training.fit.module import LOG_EVERY_STEPS, WARMUP_STEPS, DistillationModule
 from hotdraft.training.fit.pace import Pace
-from hotdraft.training.fit.progress_bar import StepsBar, Throughput
+from hotdraft.training.fit.progress_bar import StepsBar, Throughput, ToldProgress
 from hotdraft.training.fit.resume import JobInterruptedError, ResumePoint, StopSignal
 from hotdraft.training.fit.validation import Validation
 
@@ -42,6 +44,8 @@ class RunPlace:
     checkpoints: Path
     progress: bool
     stop: StopSignal | None = None
+    tell: Callable[[JobProgress], None] | None = None
+    """Is told how far training is, by a run of one process."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,8 @@ def train(
     ]
     if options.share < 1:
         callbacks.insert(0, Pace(options.share))
+    if place.tell is not None:
+        callbacks.append(ToldProgress(place.tell, budget))
     if place.progress:
         callbacks.append(StepsBar())
     module = DistillationModule(

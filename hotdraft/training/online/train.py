@@ -83,7 +83,7 @@ def _candidates(
     if distill.older_targets == "best":
         data.rehearse(partial(rehearsed, _teachers(context, draft), top_k=context.config.recorder.top_k))
     uri, stop = context.config.tracking_uri, context.interruption
-    place = RunPlace(uri, job.run_id, job.work_folder / "checkpoints", context.progress, stop)
+    place = RunPlace(uri, job.run_id, job.work_folder / "checkpoints", context.progress, stop, job.tell)
     options = FitOptions(vocabulary=draft.covered(ranking), share=distill.share)
     metrics |= train(model, data, distill, place, options)
     context.interruption.check("the candidates were judged")

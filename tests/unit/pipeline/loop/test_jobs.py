@@ -1,5 +1,6 @@
 """Records of jobs, seen by the process that runs one and by others."""
 
+import io
 import json
 import logging
 import os
@@ -9,9 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from hotdraft.pipeline.loop import jobs as jobs_module
+from hotdraft.pipeline.loop.job_progress import JobProgress
 from hotdraft.pipeline.loop.job_record import Burst, Job, JobWork, LastJob, RunningJob
+from hotdraft.pipeline.loop.job_watch import follow_job
 from hotdraft.pipeline.loop.jobs import JobEndedError, JobRecords, JobRunningError, UnknownJobError
 
 REPOSITORY = Path(__file__).parents[4]
@@ -50,6 +54,37 @@ def test_a_job_from_its_beginning_to_its_verdict(records):
     assert records.log_tail(job.id).endswith("WARNING training.somewhere: a step")
     logging.getLogger("training.somewhere").warning("afterwards")
     assert "afterwards" not in records.log_tail(job.id)
+
+
+def test_a_running_job_says_how_far_it_is(records):
+    job = records.begin("loop")
+    assert records.get(job.id).progress is None
+    job.tell(JobProgress(120, 480, 0.5234, 61.7))
+    found = records.get(job.id)
+    assert found.progress == JobProgress(120, 480, 0.5234, 61.7)
+    assert str(found.progress) == "step 120 of 480, loss 0.523, about 62 s left"
+    assert str(JobProgress(480, 480, None, 0.0)) == "step 480 of 480"
+    job.end("rejected", "worse")
+    assert records.get(job.id).progress is None, "it has its metrics"
+
+
+def test_a_job_is_followed_by_lines_until_it_ends_where_there_is_no_terminal(records, monkeypatch):
+    job = records.begin("loop")
+    steps = iter(range(1, 101))
+
+    def a_step_later(_):
+        if (step := next(steps, None)) is None:
+            job.end("accepted", "better", version=3)
+        else:
+            job.tell(JobProgress(step, 100, 1 / step, 100.0 - step))
+
+    monkeypatch.setattr("hotdraft.pipeline.loop.job_watch.time.sleep", a_step_later)
+    console = Console(file=io.StringIO(), width=80)
+    assert follow_job(records, job.id, console).version == 3
+    lines = console.file.getvalue().splitlines()
+    assert lines[0] == "step 1 of 100, loss 1.000, about 99 s left"
+    assert lines[-1] == "step 100 of 100, loss 0.010"
+    assert len(lines) == 21
 
 
 def test_one_job_at_a_time(records):

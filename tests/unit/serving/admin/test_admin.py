@@ -13,6 +13,7 @@ from mlflow.exceptions import MlflowException
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import ControlFile, Controls
+from hotdraft.pipeline.loop.job_progress import JobProgress
 from hotdraft.pipeline.loop.job_record import Burst, Job, JobWork
 from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.pipeline.store.connection import experiment_id, open_client
@@ -186,6 +187,7 @@ def test_jobs_are_started_watched_and_cancelled(client, records):
     assert started.status_code == 202
     job = started.json()
     assert (job["origin"], job["state"], job["ended_at"]) == ("api", "running", None)
+    assert job["progress"] is None
     records.log_path(job["id"]).write_text("one\ntwo\n")
     assert client.get(f"/admin/jobs/{job['id']}").json() == {**job, "log_tail": "one\ntwo"}
     status, message = error(client.post("/admin/jobs"))
@@ -194,6 +196,15 @@ def test_jobs_are_started_watched_and_cancelled(client, records):
     cancelled = client.delete(f"/admin/jobs/{job['id']}")
     assert (cancelled.status_code, cancelled.json()) == (202, {**job, "state": "cancelling"})
     assert client.get("/admin/jobs").json() == {"jobs": [cancelled.json()]}
+
+
+def test_a_running_job_tells_its_progress(client, records):
+    with records.begin("loop") as job:
+        job.tell(JobProgress(120, 480, 0.52, 61.0))
+        progress = {"step": 120, "steps": 480, "loss": 0.52, "seconds_left": 61.0}
+        assert client.get("/admin/jobs").json()["jobs"][0]["progress"] == progress
+        assert client.get(f"/admin/jobs/{job.id}").json()["progress"] == progress
+        job.end("rejected", "worse")
 
 
 def test_jobs_that_ended_or_never_were(client, records):

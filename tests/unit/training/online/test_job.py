@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from hotdraft.pipeline.loop.job_record import RunningJob
 from hotdraft.pipeline.loop.jobs import JobRecords, JobRunningError
 from hotdraft.pipeline.models.adapter_folder import AdapterBase, load_adapter
 from hotdraft.pipeline.models.draft_vocabulary import choose_vocabulary, save_vocabulary
@@ -63,6 +64,17 @@ def test_a_draft_learns_is_promoted_and_a_spoiled_one_is_refused(config, buffer,
     tags = registry.version(second.version).tags
     assert tags["parent"] == "1"
     assert f"gain/{name_part(STRANGE_DOMAIN)}" in tags
+
+
+def test_a_job_tells_its_step_its_loss_and_the_time_left(config, buffer, monkeypatch):
+    told = []
+    monkeypatch.setattr(RunningJob, "tell", lambda _, progress: told.append(progress))
+    monkeypatch.setattr("hotdraft.training.fit.progress_bar.TELL_SECONDS", 0.0)
+    run_job(config, buffer=buffer, registry=AdapterRegistry(config))
+    assert [progress.step for progress in told] == [*range(1, 41)]
+    assert {progress.steps for progress in told} == {40}
+    assert 0 < told[-1].loss < told[0].loss
+    assert told[0].seconds_left > told[-2].seconds_left > told[-1].seconds_left == 0
 
 
 def test_with_a_smaller_head_the_adapter_ranks_the_tokens_and_the_gate_judges_by_it(config, buffer, target, serve):

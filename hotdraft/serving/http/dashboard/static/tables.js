@@ -1,6 +1,6 @@
 // The versions and the jobs as tables, drawn anew only when something changed.
 
-import { byId, clock, duration, element, replaceKeepingFocus, setText, signed, versionName } from "./dom.js";
+import { byId, clock, duration, element, number, replaceKeepingFocus, setText, signed, versionName } from "./dom.js";
 
 const cell = (label, text, more = {}) => element("td", { label, text, ...more });
 const chip = (word) => element("span", { className: `chip is-${word}`, text: word.replace("_", " ") });
@@ -66,6 +66,13 @@ export function showVersions({ adapters, champion, pinned }, { onPromote }) {
   });
 }
 
+// How far the training of a job is; the gate comes after.
+function progressBar({ step, steps, loss, seconds_left: left }) {
+  const words = [`step ${step} of ${steps}`, loss !== null && `loss ${number(loss)}`, left && `about ${duration(left)} left`];
+  const label = words.filter(Boolean).join(" · ");
+  return element("div", { text: label }, element("progress", { value: step, max: steps, "aria-label": label }));
+}
+
 export function showJobs({ jobs }, { onLog, onCancel }) {
   draw("jobs", jobs, (job) => {
     const actions = element("td", { className: "actions" });
@@ -78,6 +85,8 @@ export function showJobs({ jobs }, { onLog, onCancel }) {
     );
     const state = cell("State");
     state.append(chip(job.state));
+    const reason = cell("Reason", job.reason ?? "", { className: "why" });
+    if (job.progress && ["running", "cancelling"].includes(job.state)) reason.append(progressBar(job.progress));
     const took = job.ended_at ? duration(job.ended_at - job.started_at) : "";
     return element(
       "tr",
@@ -87,7 +96,7 @@ export function showJobs({ jobs }, { onLog, onCancel }) {
       cell("Took", took),
       cell("By", job.origin),
       cell("Version", job.version ? versionName(job.version) : ""),
-      cell("Reason", job.reason ?? "", { className: "why" }),
+      reason,
       actions,
     );
   });

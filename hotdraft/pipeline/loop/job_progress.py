@@ -1,0 +1,19 @@
+"""How far a running job's training is."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class JobProgress:
+    step: int
+    steps: int
+    """Of the whole training, unless its budget of time ends it before."""
+    loss: float | None
+    """Of the last step; None if it is not finite."""
+    seconds_left: float | None
+    """Of training, as an estimate; None while nothing is known of its speed. The gate comes after."""
+
+    def __str__(self) -> str:
+        loss = "" if self.loss is None else f", loss {self.loss:.3f}"
+        left = f", about {self.seconds_left:.0f} s left" if self.seconds_left else ""
+        return f"step {self.step} of {self.steps}{loss}{left}"

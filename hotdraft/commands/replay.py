@@ -25,13 +25,14 @@ def stats(
     config: ConfigOption,
     as_json: JsonOption = False,
 ) -> None:
-    """Count the recorded requests, tokens and rejections, by domain and draft version.
+    """Count the recorded requests, tokens and rejections; acceptance by domain and draft version.
 
     Examples:
     $ hotdraft replay stats --config configs/smollm2.yaml
     $ hotdraft replay stats --config configs/smollm2.yaml --json
     """
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from hotdraft.pipeline.config.settings import load_config
@@ -54,11 +55,14 @@ def stats(
     for label, seconds in (("oldest", found.oldest), ("newest", found.newest)):
         if seconds is not None:
             table.add_row(label, local_time(seconds))
-    for domain, requests in sorted(found.requests_by_domain.items()):
-        table.add_row(f"domain {domain}", f"{requests:,} requests")
-    for version, requests in sorted(found.requests_by_draft_version.items()):
-        table.add_row(f"draft version {version}", f"{requests:,} requests")
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for title, parts in (("domain", found.by_domain), ("draft version", found.by_draft_version)):
+        by = Table(title, "requests", "drafted", "accepted", "acceptance rate", box=None, padding=(0, 1, 0, 0))
+        for name, its in sorted(parts.items()):
+            rate = "" if its.acceptance_rate is None else f"{its.acceptance_rate:.3f}"
+            by.add_row(escape(str(name)), f"{its.requests:,}", f"{its.drafted:,}", f"{its.accepted:,}", rate)
+        console.print(by)
 
 
 @app.command()

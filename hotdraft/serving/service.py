@@ -55,7 +55,7 @@ def serve(
     Raises ValueError subclasses, before anything is started, for a configuration that cannot serve.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the server runs
-    configure_logging(config.server.log_format)
+    configure_logging(config.server.log_format, log_requests=config.server.log_requests)
     api_keys, admin_keys = read_api_keys(config.server), read_admin_keys(config.server)
     buffer = ReplayBuffer.of(config)
     engine = build_engine(config, buffer, on_step)

@@ -68,6 +68,9 @@ class ServerConfig(Section):
         "and no filters",
     )
     log_format: Literal["text", "json"] = Field("text", description="lines for people, or JSON for machines")
+    log_requests: bool = Field(
+        False, description="log a line for each HTTP request too; answers have one with their numbers either way"
+    )
 
 
 class EngineConfig(Section):

@@ -28,9 +28,10 @@ from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.replay.schema import SCHEMA, is_held_out, sample_from_row, table_of
 from hotdraft.pipeline.replay.shard import Shard, read_rows
 from hotdraft.pipeline.replay.shard_writer import written
+from hotdraft.pipeline.replay.stats import ReplayStats, drafted_counts
 from hotdraft.pipeline.replay.upkeep import Upkeep, shard_stem
 
-__all__ = ["SCHEMA", "ReplayBuffer", "ReplaySize", "ReplayStats", "is_held_out", "sample_from_row"]
+__all__ = ["SCHEMA", "ReplayBuffer", "ReplaySize", "is_held_out", "sample_from_row"]
 
 DAY_SECONDS = 86400
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -49,22 +50,6 @@ class ReplaySize:
     requests: int
     quarantined: int = 0
     """Files that were set aside."""
-
-
-@dataclass(frozen=True)
-class ReplayStats:
-    shards: int
-    bytes: int
-    requests: int
-    output_tokens: int
-    drafted: int
-    rejected: int
-    requests_by_domain: dict[str, int]
-    requests_by_draft_version: dict[int, int]
-    oldest: float | None
-    newest: float | None
-    quarantined: tuple[str, ...] = ()
-    """Names of files that were set aside."""
 
 
 class ReplayBuffer:
@@ -195,7 +180,7 @@ class ReplayBuffer:
         rows = self.rows()
         sizes = {name: size for name, size in self._folder.files().items() if not is_reservoir(name)}
         index = rows.index
-        versions = index["draft_version"].filter(pc.greater_equal(index["draft_version"], 0))
+        drafters = index.filter(pc.greater_equal(index["draft_version"], 0))
         drafted = pc.sum(index["drafted"]).as_py() or 0
         times = pc.min_max(index["created_at"]).as_py()
         return ReplayStats(
@@ -205,8 +190,8 @@ class ReplayBuffer:
             output_tokens=pc.sum(index["output_tokens"]).as_py() or 0,
             drafted=drafted,
             rejected=drafted - (pc.sum(index["accepted"]).as_py() or 0),
-            requests_by_domain=_counts(index["domain"]),
-            requests_by_draft_version=_counts(versions),
+            by_domain=drafted_counts(index, "domain"),
+            by_draft_version=drafted_counts(drafters, "draft_version"),
             oldest=times["min"],
             newest=times["max"],
             quarantined=tuple(self._folder.quarantined()),
@@ -244,7 +229,3 @@ class ReplayBuffer:
             self._ranges = counted([*found.values()])
         self._shards = found
         return [(shard, *place) for name, shard in found.items() for place in self._ranges[name]]
-
-
-def _counts(column: pa.ChunkedArray) -> dict:
-    return {count["values"]: count["counts"] for count in pc.value_counts(column).to_pylist()}

@@ -46,8 +46,11 @@ class Throttle(logging.Filter):
         return self._seen[message] <= self._burst
 
 
-def configure_logging(log_format: Literal["text", "json"]) -> None:
-    """Make every record of this process leave in `log_format`, to standard error."""
+def configure_logging(log_format: Literal["text", "json"], *, log_requests: bool = False) -> None:
+    """Make every record of this process leave in `log_format`, to standard error.
+
+    With `log_requests` so do lines of the HTTP requests, but for successful probes.
+    """
     handler = logging.StreamHandler()
     handler.addFilter(CorrelationIdFilter(default_value="-"))
     handler.setFormatter(
@@ -58,7 +61,7 @@ def configure_logging(log_format: Literal["text", "json"]) -> None:
         root.removeHandler(old)
     root.addHandler(handler)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.access").setLevel(logging.INFO)
+    logging.getLogger("uvicorn.access").setLevel(logging.INFO if log_requests else logging.WARNING)
     logging.getLogger("uvicorn.access").addFilter(AccessFields())
     for name in ("asyncio", "hotdraft.serving.http.connections", "uvicorn.error"):
         logging.getLogger(name).addFilter(Throttle())

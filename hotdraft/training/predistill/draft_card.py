@@ -11,7 +11,7 @@ import yaml
 
 from hotdraft.pipeline.config.learning import PredistillConfig
 from hotdraft.pipeline.models.names import Cut, local_folder
-from hotdraft.pipeline.replay.buffer import ReplayStats
+from hotdraft.pipeline.replay.stats import ReplayStats
 from hotdraft.training.drafts.draft_cost import DraftCost, describe_cost
 
 Figures = dict[str, dict[str, float]]
@@ -98,7 +98,7 @@ def write_draft_card(folder: Path, facts: CardFacts) -> None:
         tokens=facts.data.output_tokens,
         kinds=_kinds(facts.tokens_by_kind),
         mixture=_mixture(facts.mixture),
-        data_rows=_rows([domain, f"{count:,}"] for domain, count in sorted(facts.data.requests_by_domain.items())),
+        data_rows=_rows([domain, f"{its.requests:,}"] for domain, its in sorted(facts.data.by_domain.items())),
         method=_method(settings),
         steps=facts.steps,
         loss=settings.loss,

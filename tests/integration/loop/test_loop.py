@@ -78,8 +78,8 @@ def test_the_commands_tell_of_it(config_path: Path) -> None:
     sent = len(FIRST) + len(AFTER)
     wait_for("every request in a committed shard", lambda: replay_stats()["requests"] >= sent)
     stats = replay_stats()
-    assert stats["requests_by_draft_version"]["0"] >= len(FIRST)
-    assert stats["requests_by_domain"].keys() == set(WORDS)
+    assert stats["by_draft_version"]["0"]["requests"] >= len(FIRST)
+    assert stats["by_domain"].keys() == set(WORDS)
     assert stats["drafted"] > stats["rejected"] > 0
 
 

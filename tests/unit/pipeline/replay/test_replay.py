@@ -17,6 +17,7 @@ import pytest
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, ReplaySize, is_held_out, sample_from_row
 from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample
 from hotdraft.pipeline.replay.shard import Shard, open_shard
+from hotdraft.pipeline.replay.stats import DraftedCounts
 
 
 def make_sample(request_id: str, *, length: int = 5, top: int = 4, domain: str = "math", version: int = 0):
@@ -136,10 +137,19 @@ def test_stats_count_what_was_written(tmp_path):
     assert (stats.shards, stats.requests, stats.output_tokens) == (2, 3, 15)
     assert stats.drafted == 12  # the first position of each has no proposal
     assert stats.rejected == sum(int(sample.rejected.sum()) for sample in samples)
-    assert stats.requests_by_domain == {"math": 1, "sql": 2}
-    assert stats.requests_by_draft_version == {0: 1, 2: 2}
+    one, two = counts(samples[:1]), counts(samples[1:])
+    assert stats.by_domain == {"math": one, "sql": two}
+    assert stats.by_draft_version == {0: one, 2: two}
+    assert (two.requests, two.drafted) == (2, 7)
+    assert 0 < two.acceptance_rate < 1
     assert (stats.oldest, stats.newest) == (samples[0].created_at, samples[2].created_at)
     assert stats.bytes == sum(path.stat().st_size for path in tmp_path.glob("*.parquet"))
+
+
+def counts(samples):
+    accepted = sum(int(sample.accepted.sum()) for sample in samples)
+    drafted = accepted + sum(int(sample.rejected.sum()) for sample in samples)
+    return DraftedCounts(len(samples), drafted, accepted, accepted / drafted)
 
 
 def test_stats_of_a_sample_without_output(tmp_path):
@@ -149,7 +159,7 @@ def test_stats_of_a_sample_without_output(tmp_path):
     buffer.append([replace(empty, **arrays), make_sample("b", version=3)])
     stats = buffer.stats()
     assert (stats.requests, stats.output_tokens) == (2, 5)
-    assert stats.requests_by_draft_version == {3: 1}
+    assert {version: its.requests for version, its in stats.by_draft_version.items()} == {3: 1}
 
 
 def test_what_a_killed_writer_left_is_deleted_once_it_is_old(tmp_path):
@@ -240,7 +250,13 @@ def test_what_is_too_old_goes_and_a_fair_sample_of_it_stays(tmp_path, monkeypatc
     ids = request_ids(buffer)
     assert ids[-4:] == ["new-60-0", "new-60-1", "new-60-2", "last"]
     assert sorted(name.split("-")[0] for name in ids[:-4]) == ["old", "old", "other", "other"]
-    assert buffer.stats().requests_by_domain == {"old": 2, "other": 2, "new": 3, "math": 1}
+    by_domain = buffer.stats().by_domain
+    assert {domain: its.requests for domain, its in by_domain.items()} == {
+        "old": 2,
+        "other": 2,
+        "new": 3,
+        "math": 1,
+    }
     assert ReplayBuffer(str(tmp_path)).stats().requests == 8, "any reader sees the reservoir"
 
 

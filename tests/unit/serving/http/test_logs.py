@@ -6,11 +6,13 @@ import sys
 
 import pytest
 
+from hotdraft.pipeline.config.serving import ServerConfig
+
 LOGS = """
 import logging
 from asgi_correlation_id import correlation_id
 from hotdraft.serving.http.logs import configure_logging
-configure_logging({log_format!r})
+configure_logging({log_format!r}, log_requests={log_requests})
 correlation_id.set("trace-7")
 logging.getLogger("serving.x").info("ended", extra={{"completion_tokens": 3}})
 access = logging.getLogger("uvicorn.access")
@@ -19,8 +21,9 @@ for path, status in (("/health", 200), ("/health", 503), ("/v1/models", 200)):
 """
 
 
-def lines(log_format: str) -> list[str]:
-    program = "import logging; logging.basicConfig(level=logging.INFO)" + LOGS.format(log_format=log_format)
+def lines(log_format: str, *, log_requests: bool = True) -> list[str]:
+    filled = LOGS.format(log_format=log_format, log_requests=log_requests)
+    program = "import logging; logging.basicConfig(level=logging.INFO)" + filled
     return subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     ).stderr.splitlines()
@@ -33,6 +36,11 @@ def test_json_has_fields_and_the_request_id() -> None:
     assert ended["time"]
     assert (sick["path"], sick["status"]) == ("/health", 503)
     assert (models["method"], models["path"], models["status"]) == ("GET", "/v1/models", 200)
+
+
+def test_requests_have_no_lines_unless_they_are_asked_for() -> None:
+    [ended] = lines("text", log_requests=ServerConfig().log_requests)
+    assert ended.endswith("ended")
 
 
 @pytest.mark.parametrize("index", [0, 2])

@@ -10,13 +10,14 @@ from transformers import LlamaConfig
 
 from hotdraft.pipeline.config.learning import PredistillConfig
 from hotdraft.pipeline.models.names import Cut
-from hotdraft.pipeline.replay.buffer import ReplayStats
+from hotdraft.pipeline.replay.stats import DraftedCounts, ReplayStats
 from hotdraft.training.drafts.draft_cost import predicted_cost
 from hotdraft.training.predistill.draft_card import CardFacts, figures_by_position, stated_licence, write_draft_card
 
 STATS = ReplayStats(
     shards=1, bytes=10, requests=1200, output_tokens=45_000, drafted=0, rejected=0,
-    requests_by_domain={"sql": 1000, "a|b": 200}, requests_by_draft_version={0: 1200}, oldest=0.0, newest=1.0,
+    by_domain={"sql": DraftedCounts(1000, 0, 0, None), "a|b": DraftedCounts(200, 0, 0, None)}, by_draft_version={},
+    oldest=0.0, newest=1.0,
 )  # fmt: skip
 
 

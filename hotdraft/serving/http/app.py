@@ -13,6 +13,7 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.system.version import installed_version
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.http.access import ApiKeyGuard, BodyLimit
+from hotdraft.serving.http.docs import docs_router
 from hotdraft.serving.http.errors import ApiError, add_error_handlers, error_responses
 from hotdraft.serving.http.foreign_pages import AllowedHosts, OwnPagesOnly
 from hotdraft.serving.http.logs import PROBES
@@ -42,6 +43,8 @@ def create_app(
         title="hotdraft",
         version=installed_version(),
         description="OpenAI-compatible serving whose speculative draft learns from its traffic.",
+        docs_url=None,  # FastAPI's own pages load their scripts from the internet
+        redoc_url=None,
     )
     add_error_handlers(app)
     # Applied from the last to the first: every answer, a refusal too, has a request id.
@@ -59,6 +62,7 @@ def create_app(
     for router in (openai_router(engine, config), *routers):
         guarded = {"/v1": api_keys, "/admin": admin_keys or api_keys}.get(router.prefix)
         app.include_router(router, dependencies=[bearer] if guarded else None)
+    app.include_router(docs_router(app.title))
 
     @app.get("/health", responses=error_responses(503), tags=["operation"])
     async def health() -> dict[str, Any]:

@@ -54,6 +54,12 @@ def test_probes_need_no_key(guarded: str) -> None:
     assert secured == [{"HTTPBearer": []}]
 
 
+def test_the_documentation_names_no_foreign_host(guarded: str) -> None:
+    assert "http" not in httpx.get(f"{guarded}/docs").text
+    assert httpx.get(f"{guarded}/docs/swagger-ui.css").status_code == 200
+    assert httpx.get(f"{guarded}/redoc").status_code == 404
+
+
 def test_keys_come_from_a_file_too(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# team a\nkey-a\n\n key-b \n")

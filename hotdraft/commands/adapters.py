@@ -142,6 +142,8 @@ def rollback(config: ConfigOption, reason: ReasonOption = "", as_json: JsonOptio
 def unpin(config: ConfigOption, as_json: JsonOption = False) -> None:
     """Let the gate and the watchdog move the champion again, after `promote` or `rollback`.
 
+    The watchdog judges what serves from its next swap on: a version that it warned of while it was pinned stays.
+
     Examples:
     $ hotdraft adapters unpin --config configs/smollm2.yaml
     """

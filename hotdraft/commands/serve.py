@@ -40,6 +40,7 @@ def serve(
     max_num_seqs: Annotated[int | None, typer.Option(help="Requests decoded together.")] = None,
     served_model_name: Annotated[str | None, typer.Option(help="Name that clients use for the model.")] = None,
     api_key: Annotated[list[str] | None, typer.Option(help="Key that /v1 asks for. Repeatable.")] = None,
+    log_requests: Annotated[bool, typer.Option("--log-requests", help="Log a line for each HTTP request.")] = False,
     speculative_config: Annotated[
         str | None, typer.Option(help='As vLLM has it: \'{"model": DRAFT, "num_speculative_tokens": 3}\'.')
     ] = None,
@@ -70,11 +71,17 @@ def serve(
         draft=draft,
         run_dir=run_dir,
         dtype=dtype,
-        server={"host": host, "port": port, "served_model_name": served_model_name, "api_keys": _by_comma(api_key)},
+        server={
+            "host": host,
+            "port": port,
+            "served_model_name": served_model_name,
+            "api_keys": ",".join(api_key or []) or None,
+            "log_requests": log_requests or None,
+        },
         engine={"k": k, "max_model_len": max_model_len, "num_slots": max_num_seqs},
     )
     settings = load_config(config, overrides)
-    if self_improve and settings.engine.threads is settings.distill.threads is None:
+    if self_improve and settings.engine.threads is None and settings.distill.threads is None:
         overrides = merged(overrides, _shared_cores())
         settings = load_config(config, overrides)
     console = Console(stderr=True)
@@ -102,10 +109,6 @@ def serve(
             on_step=status.update if console.is_terminal else logger.info,
             on_listening=tell if settings.server.log_format == "text" else logger.info,
         )
-
-
-def _by_comma(keys: list[str] | None) -> str | None:
-    return ",".join(keys) if keys else None
 
 
 def _shared_cores() -> dict[str, Any]:

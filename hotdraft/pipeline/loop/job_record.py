@@ -149,9 +149,12 @@ class RunningJob:
         self.write()
 
     def tell(self, progress: JobProgress) -> None:
-        """Put on record how far the training is."""
+        """Put on record how far the training is. Trouble with that is logged: it is no reason to end the job."""
         self._job = replace(self._job, progress=progress)
-        self.write()
+        try:
+            self.write()
+        except OSError as error:
+            logger.warning("how far job %s is could not be written: %s", self._job.id, error)
 
     def leftovers(self) -> list[Path]:
         """Folders of work that no job goes on with, now that this one is on record."""

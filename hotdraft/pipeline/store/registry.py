@@ -255,9 +255,13 @@ class AdapterRegistry:
         return self._client.get_registered_model(self._name)
 
     def _check_movable(self, by_hand: bool) -> None:
-        if not by_hand and self.is_pinned():
+        if by_hand:
+            return
+        if self.is_pinned():
             champion = self.champion()
-            raise ChampionPinnedError(f"{f'version {champion}' if champion else 'no adapter'} is pinned by hand")
+            what = f"version {champion}" if champion else "serving without an adapter"
+            raise ChampionPinnedError(f"{what} is pinned by hand")
+        unpin(self._client, self._name)  # what a writer that died left would pin a version that nobody chose
 
     def _tag(self, version: int, **tags: str) -> None:
         for key, value in tags.items():

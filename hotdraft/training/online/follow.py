@@ -6,6 +6,7 @@ from typing import Protocol
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import ControlFile
 from hotdraft.pipeline.loop.jobs import JobRecords, JobRunningError
+from hotdraft.pipeline.loop.next_job import NextJobFile
 from hotdraft.pipeline.loop.trigger import Decision, DistillTrigger
 from hotdraft.pipeline.models.draft_vocabulary import VocabularyError
 from hotdraft.pipeline.models.names import ModelError
@@ -63,6 +64,7 @@ class _Follower:
         self._registry = AdapterRegistry(config)
         self._controls = ControlFile(config.run_dir)
         self._records = JobRecords(config.run_dir)
+        self._next_job = NextJobFile(config.run_dir)
         self._resident = Resident()
         self._enabled = True
         self._warm = False
@@ -81,6 +83,7 @@ class _Follower:
             self._unfinished = False
             self._reset(new_draft=last.accepted)
         decision = self._trigger.decide()
+        self._next_job.tell(decision.reason)
         if not self._is_enabled() or not (decision.due or self._unfinished):
             self._warm_up()
             return False

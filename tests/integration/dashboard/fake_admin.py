@@ -51,6 +51,9 @@ def traffic(points: int, domains: tuple[str, ...] = ("arithmetic", "text-to-sql"
                 draft_version=version,
                 acceptance_rate=mean,
                 mean_acceptance_length=1 + 2 * mean,
+                speedup=0.9 + mean,
+                mean_k=1.8,
+                plain_share=0.12,
                 domains=rates,
             )
         )
@@ -91,6 +94,7 @@ class FakeAdmin:
             "k_override": None,
             "loop_enabled": True,
             "trainer": "running",
+            "next_job": "waiting: 12 of 24 new requests",
             "num_running": 0,
             "num_waiting": 0,
             "num_slots": 8,

@@ -14,6 +14,7 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import ControlError, ControlFile
 from hotdraft.pipeline.loop.job_record import Job
 from hotdraft.pipeline.loop.jobs import JobEndedError, JobRecords, JobRunningError, UnknownJobError
+from hotdraft.pipeline.loop.next_job import NextJobFile
 from hotdraft.pipeline.processes.supervisor import TrainerSupervisor
 from hotdraft.pipeline.store.connection import STORE_ERRORS
 from hotdraft.pipeline.store.errors import RegistryError, UnknownVersionError
@@ -57,7 +58,7 @@ def admin_router(
         return "absent" if supervisor is None else supervisor.state
 
     router = APIRouter(prefix="/admin", tags=["admin"], responses=error_responses(401, 403, 413, 415))
-    started = time.monotonic()
+    started, next_job = time.monotonic(), NextJobFile(config.run_dir)
 
     @router.get("/status", responses=error_responses(503))
     def status(request: Request) -> Status:
@@ -72,6 +73,7 @@ def admin_router(
             k_override=settings.k,
             loop_enabled=settings.loop_enabled,
             trainer=trainer(),
+            next_job=None if supervisor is None else next_job.read(),
             num_running=engine.num_running,
             num_waiting=engine.num_waiting,
             num_slots=engine.num_slots,

@@ -56,6 +56,8 @@ class Status(BaseModel):
     k_override: KSetting | None
     loop_enabled: bool
     trainer: TrainerState
+    next_job: str | None
+    """What the trainer waits for, or why a job is due; None where none runs beside the server."""
     num_running: int
     num_waiting: int
     num_slots: int

@@ -11,6 +11,7 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store import fetched
 from hotdraft.pipeline.store.connection import StoreError, experiment_id, open_client
 from hotdraft.pipeline.store.errors import ChampionMovedError, ChampionPinnedError, RegistryError
+from hotdraft.pipeline.store.pin import PIN
 from hotdraft.pipeline.store.registry import AdapterRegistry
 
 REPOSITORY = Path(__file__).parents[4]
@@ -111,7 +112,7 @@ def test_what_a_person_decided_is_moved_by_a_person_alone_until_it_is_unpinned(p
     assert registry.version(first).pinned
     assert registry.rollback(reason="", by_hand=True) == 0
     assert registry.is_pinned(), "that none serves is a decision too"
-    with pytest.raises(ChampionPinnedError, match="no adapter is pinned by hand"):
+    with pytest.raises(ChampionPinnedError, match="serving without an adapter is pinned by hand"):
         registry.promote(third, reason="gate")
     registry.unpin()
     registry.unpin()
@@ -134,6 +135,17 @@ def test_what_a_person_says_is_kept_beside_what_the_gate_said(publisher):
 def words(registry, version):
     tags = registry.version(version).tags
     return tags["reason"], tags["by_hand"]
+
+
+def test_a_pin_whose_writer_died_comes_to_nothing(publisher):
+    registry = publisher.registry
+    first, second = publisher.publish(), publisher.publish()
+    registry.promote(first, reason="gate")
+    publisher.registry._client.set_registered_model_tag(
+        publisher.config.tracking.registered_model, PIN, str(second)
+    )
+    registry.promote(second, reason="gate")
+    assert not registry.is_pinned()
 
 
 def test_the_champion_can_be_pinned_where_it_is(publisher):

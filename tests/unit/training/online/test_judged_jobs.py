@@ -49,7 +49,7 @@ def test_while_a_champion_is_pinned_a_job_publishes_what_passed_the_gate_and_doe
     found = registry.version(2)
     assert (registry.champion(), found.status) == (0, "candidate")
     assert found.tags["reason"].startswith("passed the gate: gain +0.")
-    assert found.tags["reason"].endswith("; not promoted, as no adapter is pinned by hand")
+    assert found.tags["reason"].endswith("; not promoted, as serving without an adapter is pinned by hand")
     last = JobRecords(config.run_dir).jobs()[0]
     assert (last.state, last.version, last.reason) == ("accepted", 2, found.tags["reason"])
     registry.unpin()

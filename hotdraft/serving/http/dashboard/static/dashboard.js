@@ -15,6 +15,8 @@ const TRAINER = {
   absent: "the server runs without one",
 };
 
+let kInUse = ""; // by the newest point of the curves
+
 const last = (list) => list[list.length - 1];
 const baseName = (path) => path.split("/").at(-1);
 
@@ -26,9 +28,10 @@ function showStatus(now) {
   setText("requests", `${now.num_running} / ${now.num_slots}`);
   setText("requests-note", now.num_waiting ? `slots in use, ${now.num_waiting} waiting` : "slots in use, none waiting");
   setText("k", `${now.k_override ?? now.k}`);
-  setText("k-note", now.k_override === null ? "as configured" : "set by hand");
+  setText("k-note", (now.k_override === null ? "as configured" : "set by hand") + kInUse);
   setText("trainer", now.trainer);
-  setText("trainer-note", now.loop_enabled ? TRAINER[now.trainer] : "the loop is switched off");
+  const learns = now.trainer === "running" && now.next_job ? `next job: ${now.next_job}` : TRAINER[now.trainer];
+  setText("trainer-note", now.loop_enabled ? learns : "the loop is switched off");
   const loop = byId("loop");
   loop.disabled = false;
   loop.setAttribute("aria-checked", String(now.loop_enabled));
@@ -43,6 +46,11 @@ function showNow(now) {
   const drafted = now.points.findLast((each) => each.acceptance_rate !== undefined);
   setText("acceptance", number(drafted?.acceptance_rate));
   setText("acceptance-note", drafted ? `${number(drafted.mean_acceptance_length, 2)} tokens a round` : "no traffic yet");
+  const costed = now.points.findLast((each) => each.speedup !== undefined);
+  setText("speedup", costed ? `${number(costed.speedup, 2)}×` : "–");
+  setText("speedup-note", "over k = 0, by measured costs of rounds");
+  const mixed = now.points.findLast((each) => each.mean_k !== undefined);
+  kInUse = mixed ? `; ${number(mixed.mean_k, 1)} in use, ${Math.round(100 * mixed.plain_share)} % of rounds plain` : "";
   const idle = point && now.time - point.time > 2 * now.interval_seconds;
   setText("speed", point ? (idle ? "0" : number(point.tokens_per_second, 1)) : "–");
   setText("speed-note", point ? (idle ? `idle since ${clock(point.time)}` : `last ${duration(now.interval_seconds)}`) : "no traffic yet");

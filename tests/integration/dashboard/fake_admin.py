@@ -111,6 +111,7 @@ class FakeAdmin:
             "version": None,
             "reason": None,
             "run_id": None,
+            "progress": None,
             **more,
         }
         self.jobs.insert(0, job)
@@ -137,7 +138,7 @@ class FakeAdmin:
         )
         self.begin_job("api", "cancelled", reason="cancelled at step 40")
         self.begin_job("loop", "rejected", version=3, reason="gain -0.012, at least -0.031, is not above +0.000")
-        self.begin_job("api")
+        self.begin_job("api", progress={"step": 120, "steps": 480, "loss": 0.5234, "seconds_left": 61.7})
 
 
 def fake_app(admin: FakeAdmin) -> FastAPI:

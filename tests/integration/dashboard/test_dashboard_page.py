@@ -103,6 +103,13 @@ def test_an_idle_server_says_so_and_the_line_breaks(browser: Any, admin: FakeAdm
         assert page.locator("#acceptance-chart polyline").count() == 2
 
 
+def test_a_running_job_has_a_bar(browser: Any, admin: FakeAdmin, url: str) -> None:
+    admin.fill()
+    with opened(browser, url) as page:
+        until(page, "#jobs", "step 120 of 480 · loss 0.523 · about 62 s left")
+        assert page.locator("#jobs progress").evaluate("bar => bar.position") == 0.25
+
+
 def test_what_clients_wrote_is_text(browser: Any, admin: FakeAdmin, url: str) -> None:
     admin.fill()
     admin.history = traffic(30, domains=(EVIL, "plain", "other"))

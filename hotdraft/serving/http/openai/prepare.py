@@ -30,8 +30,6 @@ class RequestPreparer:
     def __init__(self, engine: Engine, config: HotdraftConfig) -> None:
         self._engine = engine
         self._config = config
-        from_model = config.server.sampling_defaults == "model"
-        self._defaults = engine.sampling_defaults if from_model else {}
         self._encoder = PromptEncoder(engine)
 
     async def chat(
@@ -92,8 +90,9 @@ class RequestPreparer:
         prompts: Sequence[Sequence[int]],
         max_tokens: int,
     ) -> list[GenerationRequest]:
+        defaults = self._engine.sampling_defaults if self._config.server.sampling_defaults == "model" else {}
         try:
-            params = [body.sampling_params(max_tokens, choice, self._defaults) for choice in range(body.choices)]
+            params = [body.sampling_params(max_tokens, choice, defaults) for choice in range(body.choices)]
         except ValueError as error:
             raise ApiError(400, str(error)) from error
         answers = [(prompt_ids, one) for prompt_ids in prompts for one in params]

@@ -113,6 +113,7 @@ def test_status(client, make_client, registry, config):
         "k_override": None,
         "loop_enabled": True,
         "trainer": "absent",
+        "next_job": None,
         "num_running": 0,
         "num_waiting": 0,
         "num_slots": 3,

@@ -57,6 +57,7 @@ class ScriptedEngine:
     is_alive: bool = True
     fatal_error: str | None = None
     failures: dict[str, int] = field(default_factory=dict)
+    sampling_defaults: dict[str, float] = field(default_factory=dict)
     is_draining: bool = False
     requests: list[GenerationRequest] = field(default_factory=list)
     cancelled: dict[str, threading.Event] = field(default_factory=dict)

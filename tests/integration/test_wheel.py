@@ -1,12 +1,18 @@
 """The wheel, installed into an environment of its own, away from the checkout."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+import httpx
 import pytest
+
+from hotdraft.pipeline.processes.local_server import wait_until_healthy
+from tests.integration.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -83,3 +89,27 @@ def test_the_library_generates_outside_the_checkout(python: Path, tiny_target: s
     )
     done = run([python, script], tmp_path)
     assert (done.stdout, done.returncode) == ("4\n", 0), done.stderr
+
+
+def test_the_readmes_last_line_serves_and_its_question_is_answered(python: Path, tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    [line] = re.findall(r"^hotdraft (serve smollm2 .*)$", readme, re.MULTILINE)
+    [question] = re.findall(r"chat/completions .* -d '(\{.*?\})'", readme, re.DOTALL)
+    port = free_port()
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [python.parent / "hotdraft", *line.split(), "--port", str(port)]
+    with (tmp_path / "log").open("wb") as log:
+        server = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        wait_until_healthy(f"http://127.0.0.1:{port}", server, tmp_path / "log")
+        url = f"http://127.0.0.1:{port}"
+        answer = httpx.post(f"{url}/v1/chat/completions", json=json.loads(question), timeout=60).json()
+        assert "Graphics Processing Unit" in answer["choices"][0]["message"]["content"]
+        assert "hotdraft" in httpx.get(url, follow_redirects=True).text
+    finally:
+        server.terminate()
+        server.wait(60)
+    said = (tmp_path / "log").read_text()
+    assert f"{url}/v1" in said
+    assert "Warning" not in said
+    assert (tmp_path / "runs" / "smollm2" / "serve.yaml").is_file()

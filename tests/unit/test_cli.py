@@ -100,7 +100,7 @@ def test_what_does_not_parse_is_told_from_what_does() -> None:
             parse(wrong)
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)
+@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda p: p.name)
 def test_commands_in_the_documentation_parse(path: Path) -> None:
     blocks = re.findall(r"```bash\n(.*?)```", path.read_text(), re.DOTALL)
     rows = re.findall(r"^\| `(hotdraft [^`]+)`", path.read_text(), re.MULTILINE)

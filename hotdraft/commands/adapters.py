@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotdraft.commands.options import ConfigOption, JsonOption
+from hotdraft.commands.options import ConfigOption, JsonOption, waiting
 from hotdraft.pipeline.system.local_time import MINUTES, local_time
 
 if TYPE_CHECKING:
@@ -165,12 +165,14 @@ def _say_champion(version: int, as_json: bool, *, pinned: bool) -> None:
 def _registry(config: Path) -> "Iterator[AdapterRegistry]":
     """The registry; a store that cannot be used is an error of one line."""
     from hotdraft.pipeline.config.settings import load_config
-    from hotdraft.pipeline.store.connection import store_errors
-    from hotdraft.pipeline.store.registry import AdapterRegistry
 
     settings = load_config(config)
-    with store_errors(settings):
-        yield AdapterRegistry(settings)
+    with waiting("asking the registry"):
+        from hotdraft.pipeline.store.connection import store_errors
+        from hotdraft.pipeline.store.registry import AdapterRegistry
+
+        with store_errors(settings):
+            yield AdapterRegistry(settings)
 
 
 def _cells(version: "AdapterVersion") -> tuple[str, ...]:

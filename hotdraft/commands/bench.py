@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hotdraft.commands.options import ConfigOption
+from hotdraft.commands.options import ConfigOption, waiting
 
 
 def bench(
@@ -35,18 +35,21 @@ def bench(
     import json
     from tempfile import TemporaryDirectory
 
-    import torch
     from rich.console import Console
 
     from hotdraft.pipeline.config.settings import load_config
-    from hotdraft.pipeline.models.loading import load_causal_lm
-    from hotdraft.serving.benchmark.engines.client import WorkerError
-    from hotdraft.serving.benchmark.equality import compare, reference_outputs
-    from hotdraft.serving.benchmark.figures.chart import draw
-    from hotdraft.serving.benchmark.figures.report import Sizes, build_report
-    from hotdraft.serving.benchmark.figures.table import tables
-    from hotdraft.serving.benchmark.plan import make_plan
-    from hotdraft.serving.benchmark.session import run
+
+    with waiting("importing torch"):
+        import torch
+
+        from hotdraft.pipeline.models.loading import load_causal_lm
+        from hotdraft.serving.benchmark.engines.client import WorkerError
+        from hotdraft.serving.benchmark.equality import compare, reference_outputs
+        from hotdraft.serving.benchmark.figures.chart import draw
+        from hotdraft.serving.benchmark.figures.report import Sizes, build_report
+        from hotdraft.serving.benchmark.figures.table import tables
+        from hotdraft.serving.benchmark.plan import make_plan
+        from hotdraft.serving.benchmark.session import run
 
     settings = load_config(config)
     plan = make_plan(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hotdraft.commands.options import ConfigOption
+from hotdraft.commands.options import ConfigOption, waiting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,12 +66,14 @@ def _once(settings: "HotdraftConfig", as_json: bool, job_id: str | None, lock: i
     from rich.console import Console
 
     from hotdraft.pipeline.loop.jobs import JobEndedError, JobRecords, JobRunningError
-    from hotdraft.pipeline.replay.buffer import ReplayBuffer
-    from hotdraft.pipeline.store.registry import AdapterRegistry
-    from hotdraft.training.fit.progress_bar import quiet_trainer
-    from hotdraft.training.fit.resume import JobInterruptedError
-    from hotdraft.training.online.context import JobCancelledError, JobError
-    from hotdraft.training.online.job import run_job
+
+    with waiting("importing torch"):
+        from hotdraft.pipeline.replay.buffer import ReplayBuffer
+        from hotdraft.pipeline.store.registry import AdapterRegistry
+        from hotdraft.training.fit.progress_bar import quiet_trainer
+        from hotdraft.training.fit.resume import JobInterruptedError
+        from hotdraft.training.online.context import JobCancelledError, JobError
+        from hotdraft.training.online.job import run_job
 
     quiet_trainer()
     console = Console(stderr=as_json)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotdraft.commands.options import ConfigOption
+from hotdraft.commands.options import ConfigOption, waiting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,20 +43,21 @@ def experiment(
     from rich.console import Console
 
     from hotdraft.pipeline.config.settings import load_config, merged
-    from hotdraft.training.experiment.report import draw, show
-    from hotdraft.training.experiment.streams import read_streams
-    from hotdraft.training.experiment.suite import read_suite
+
+    with waiting("importing torch"):
+        from hotdraft.answering.experiment_answers import answers_of
+        from hotdraft.answering.round_cost import round_seconds
+        from hotdraft.training.experiment.ceiling import UNJUDGED
+        from hotdraft.training.experiment.report import draw, show
+        from hotdraft.training.experiment.streams import read_streams
+        from hotdraft.training.experiment.suite import read_suite
+        from hotdraft.training.fit.progress_bar import quiet_trainer
 
     protocol = {} if suite is None else read_suite(suite)
     settings = load_config(config, protocol)
     chosen = _only(policy, settings.experiment.policies, "experiment.policies")
     policies = {name: merged(protocol, overrides) for name, overrides in chosen.items()}
     streams = _only(stream, read_streams(settings.experiment, traffic, requests), "experiment.streams")
-
-    from hotdraft.answering.experiment_answers import answers_of
-    from hotdraft.answering.round_cost import round_seconds
-    from hotdraft.training.experiment.ceiling import UNJUDGED
-    from hotdraft.training.fit.progress_bar import quiet_trainer
 
     quiet_trainer()
     ceilings = {

@@ -55,10 +55,10 @@ def inflate(
     """
     from rich.console import Console
 
-    from hotdraft.pipeline.models.inflate import inflate as enlarge
-    from hotdraft.pipeline.models.inflate import parse_size
-
     with Console(stderr=True).status(f"inflating {name}") as status:
+        from hotdraft.pipeline.models.inflate import inflate as enlarge
+        from hotdraft.pipeline.models.inflate import parse_size
+
         parameters = enlarge(name, parse_size(to), out, on_step=status.update)
     told = f"{out} has {parameters:,} parameters and the answers of {name}"
     typer.echo(json.dumps({"model": name, "path": str(out), "parameters": parameters}) if as_json else told)

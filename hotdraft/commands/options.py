@@ -1,5 +1,7 @@
 """Options that many commands have, so that they are called alike everywhere."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -25,6 +27,15 @@ DtypeOption = Annotated[
 KOption = Annotated[
     str | None, typer.Option("--k", help="Drafted tokens a round: a number, 0 for plain decoding, or auto.")
 ]
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Says on a terminal what takes its time: an import, or a store that is asked."""
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield
 
 
 def serving_overrides(

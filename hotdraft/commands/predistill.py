@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hotdraft.commands.options import ConfigOption
+from hotdraft.commands.options import ConfigOption, waiting
 
 
 class Method(StrEnum):
@@ -70,14 +70,15 @@ def predistill(
 
     from rich.console import Console
 
-    from hotdraft.answering.requests import text_tokens
-    from hotdraft.answering.speed import answer_speed, try_training, weights_here
-    from hotdraft.pipeline.traffic.prompts import Prompt
-    from hotdraft.training.drafts.draft_cost import predicted_cost, show_cost
-    from hotdraft.training.planning.machine import available_for
-    from hotdraft.training.planning.plan_check import check
-    from hotdraft.training.planning.plan_table import plan_predistill, tables
-    from hotdraft.training.planning.plan_time import describe_time
+    with waiting("importing torch"):
+        from hotdraft.answering.requests import text_tokens
+        from hotdraft.answering.speed import answer_speed, try_training, weights_here
+        from hotdraft.pipeline.traffic.prompts import Prompt
+        from hotdraft.training.drafts.draft_cost import predicted_cost, show_cost
+        from hotdraft.training.planning.machine import available_for
+        from hotdraft.training.planning.plan_check import check
+        from hotdraft.training.planning.plan_table import plan_predistill, tables
+        from hotdraft.training.planning.plan_time import describe_time
 
     planned = plan_predistill(
         settings,

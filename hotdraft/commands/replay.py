@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import typer
 
-from hotdraft.commands.options import ConfigOption, JsonOption
+from hotdraft.commands.options import ConfigOption, JsonOption, waiting
 from hotdraft.pipeline.system.local_time import local_time
 
 app = typer.Typer(no_args_is_help=True)
@@ -36,10 +36,12 @@ def stats(
     from rich.table import Table
 
     from hotdraft.pipeline.config.settings import load_config
-    from hotdraft.pipeline.replay.buffer import ReplayBuffer
 
     settings = load_config(config)
-    found = ReplayBuffer.of(settings).stats()
+    with waiting("reading the replay buffer"):
+        from hotdraft.pipeline.replay.buffer import ReplayBuffer
+
+        found = ReplayBuffer.of(settings).stats()
     if as_json:
         typer.echo(json.dumps(asdict(found), indent=2))
         return
@@ -76,14 +78,16 @@ def due(config: ConfigOption, as_json: JsonOption = False) -> None:
     $ hotdraft replay due --config configs/smollm2.yaml --json
     """
     from hotdraft.pipeline.config.settings import load_config
-    from hotdraft.pipeline.loop.jobs import JobRecords
-    from hotdraft.pipeline.loop.trigger import DistillTrigger
-    from hotdraft.pipeline.replay.buffer import ReplayBuffer
-    from hotdraft.training.batches.mixture import held_out_in_mixture
 
     settings = load_config(config)
-    buffer, last_job = ReplayBuffer.of(settings), JobRecords(settings.run_dir).last_job()
-    decision = DistillTrigger(settings, buffer, last_job, held_out=len(held_out_in_mixture(settings))).decide()
+    with waiting("counting what is new"):
+        from hotdraft.pipeline.loop.jobs import JobRecords
+        from hotdraft.pipeline.loop.trigger import DistillTrigger
+        from hotdraft.pipeline.replay.buffer import ReplayBuffer
+        from hotdraft.training.batches.mixture import held_out_in_mixture
+
+        buffer, last_job = ReplayBuffer.of(settings), JobRecords(settings.run_dir).last_job()
+        decision = DistillTrigger(settings, buffer, last_job, held_out=len(held_out_in_mixture(settings))).decide()
     if as_json:
         typer.echo(json.dumps(asdict(decision), indent=2))
     else:

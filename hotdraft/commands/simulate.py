@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotdraft.commands.options import ConfigOption
+from hotdraft.commands.options import ConfigOption, waiting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -100,7 +100,7 @@ def run(
     """
     import asyncio
     import json
-    from contextlib import nullcontext
+    from contextlib import ExitStack, nullcontext
 
     import httpx
     from rich.console import Console
@@ -122,10 +122,10 @@ def run(
     if not url:
         console.print(f"starting the server, log in {log}", highlight=False)
     try:
-        with (
-            server as base_url,
-            SimulationProgress(len(prompts), console, lambda: latest_job(jobs)) as progress,
-        ):
+        with ExitStack() as running:
+            with waiting("waiting for the server"):
+                base_url = running.enter_context(server)
+            progress = running.enter_context(SimulationProgress(len(prompts), console, lambda: latest_job(jobs)))
             playback = asyncio.run(
                 play(base_url, prompts, concurrency=concurrency, defaults=defaults, on_outcome=progress.show)
             )

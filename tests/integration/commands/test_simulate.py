@@ -16,7 +16,8 @@ from tests.integration.warm.start import run
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 KEYS = {
-    "requests", "failed_requests", "swaps", "adapters_rejected", "k", "tokens", "tokens_per_second",
+    "requests", "failed_requests", "swaps", "adapters_rejected", "k", "speedup", "tokens",
+    "tokens_per_second",
     "acceptance_rate_first", "acceptance_rate_last", "by_domain", "windows", "wall_seconds",
 }  # fmt: skip
 WINDOW_KEYS = {"request", "domain", "acceptance_rate", "mean_acceptance_length", "draft_version"}
@@ -40,6 +41,7 @@ def test_two_files_through_a_server_of_its_own(write_config: Callable[..., Path]
     report = json.loads((out / "report.json").read_text())
     assert report.keys() == KEYS
     assert (report["requests"], report["failed_requests"], report["k"]) == (40, 0, 3)
+    assert report["speedup"] > 0
     assert 40 <= report["tokens"] <= 40 * 20
     assert report["tokens_per_second"] == pytest.approx(report["tokens"] / report["wall_seconds"])
     requests = {name: figures["requests"] for name, figures in report["by_domain"].items()}

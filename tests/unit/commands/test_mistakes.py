@@ -158,6 +158,7 @@ def test_a_mistake_is_one_line(
     mistake.prepare(tmp_path)
     words = [word.replace("TAKEN", str(taken)).replace("PORT", "0") for word in mistake.words]
     monkeypatch.setattr(sys, "argv", ["hotdraft", *words])
+    monkeypatch.setattr(os, "umask", lambda mask: mask)  # it would stay for the tests to come
     with pytest.raises(SystemExit) as ended:
         main()
     said = capfd.readouterr().err

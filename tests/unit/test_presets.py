@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hotdraft.cli import app
+from hotdraft.pipeline.config.origins import explain
 from hotdraft.pipeline.config.settings import load_config
 from hotdraft.training.planning.machine import Available
 from hotdraft.training.planning.memory_plan import MemoryPlan
@@ -30,6 +31,11 @@ MODELS = {
         "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 64000, "tie_word_embeddings": False,
     },
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_value_of_a_preset_has_its_origin(path: Path) -> None:
+    assert "file" in {setting.origin.origin for setting in explain(path)}
 
 
 @pytest.fixture

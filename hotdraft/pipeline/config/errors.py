@@ -2,9 +2,11 @@
 
 import difflib
 import os
+import re
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any
+from operator import itemgetter
+from typing import Any, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -13,20 +15,10 @@ from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.config.sources import Keys, Sources
 
 PREFIX = "HOTDRAFT_"
-OTHERS = (
-    "CACHE",
-    "CONFIG",
-    "BIN",
-    "FOLDER",
-    "SCREENSHOTS",
-    "BENCH_PYTHON_",
-    "AIRFLOW_PYTHON",
-    "CLIENTS_PYTHON",
-    "GUIDELLM_PYTHON",
-    "SERVICE_",  # Kubernetes sets these and the next for every service, and one may be called hotdraft
-    "PORT",
-)
+OTHERS = re.compile(r"CACHE|CONFIG|BIN|FOLDER|SCREENSHOTS|ADDRESS|MEMORY|BENCH_PYTHON_\w+|\w+_PYTHON")
 """How variables go on that are no keys of the configuration."""
+OF_KUBERNETES = re.compile(r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?)")
+"""What it sets for a service, which may be called hotdraft; beside these a `…PORT` that is an address."""
 
 
 def problems(error: ValidationError, model: type[BaseModel], sources: Sources) -> str:
@@ -34,8 +26,9 @@ def problems(error: ValidationError, model: type[BaseModel], sources: Sources) -
     wrong = [
         item for item in error.errors() if item["type"] != "default_factory_not_called"
     ]  # follows from another
-    found = sorted(wrong, key=_where)
-    return "\n".join(_problem(keys, list(same), model, sources) for keys, same in groupby(found, key=_where))
+    found = sorted(((_where(item, model, sources), item) for item in wrong), key=itemgetter(0))
+    by_key = groupby(found, key=itemgetter(0))
+    return "\n".join(_problem(keys, [item for _, item in same], model, sources) for keys, same in by_key)
 
 
 def check_variables(model: type[BaseModel]) -> None:
@@ -48,17 +41,26 @@ def check_variables(model: type[BaseModel]) -> None:
 def _unknown_variables(model: type[BaseModel]) -> Iterator[str]:
     for name in sorted(os.environ):
         rest = name.upper().removeprefix(PREFIX)
-        if not name.upper().startswith(PREFIX) or rest.startswith(OTHERS):
+        if not name.upper().startswith(PREFIX) or OTHERS.fullmatch(rest) or OF_KUBERNETES.fullmatch(rest):
+            continue
+        if rest.endswith("PORT") and "://" in os.environ[name]:
             continue
         keys = tuple(rest.lower().split("__"))
-        for depth, key in enumerate(keys):
-            section = section_at(model, keys[:depth])
-            if section is None:
-                break
-            if key not in section.model_fields:
-                near = [f"{PREFIX}{'__'.join(found).upper()}" for found in _near(model, keys[: depth + 1])]
-                yield f"{name}: no such key of the configuration{_perhaps(near)}"
-                break
+        unknown = _unknown(model, keys)
+        if unknown is not None:
+            near = [f"{PREFIX}{'__'.join(found).upper()}" for found in _near(model, unknown)]
+            yield f"{name}: no such key of the configuration{_perhaps(near)}"
+
+
+def _unknown(model: type[BaseModel], keys: Keys) -> Keys | None:
+    """The first part of `keys` that leads nowhere; what is below a mapping may have any name."""
+    for depth, key in enumerate(keys):
+        section = section_at(model, keys[:depth])
+        if section is None or key not in section.model_fields:
+            return keys[: depth + 1]
+        if get_origin(section.model_fields[key].annotation) is dict:
+            return None
+    return None
 
 
 def section_at(model: type[BaseModel], keys: Keys) -> type[BaseModel] | None:
@@ -71,9 +73,13 @@ def section_at(model: type[BaseModel], keys: Keys) -> type[BaseModel] | None:
     return model
 
 
-def _where(item: ErrorDetails) -> Keys:
-    """The key as the file has it: pydantic adds which member of a union it tried."""
-    return tuple(str(part) for part in item["loc"] if isinstance(part, int) or part.isidentifier())
+def _where(item: ErrorDetails, model: type[BaseModel], sources: Sources) -> Keys:
+    """The key as somebody wrote it: pydantic adds which member of a union it tried."""
+    keys: Keys = ()
+    for part in map(str, item["loc"]):
+        if section_at(model, keys) is not None or sources.has((*keys, part)):
+            keys = (*keys, part)
+    return keys
 
 
 def _problem(keys: Keys, same: list[ErrorDetails], model: type[BaseModel], sources: Sources) -> str:

@@ -209,7 +209,7 @@ class WatchdogConfig(Section):
 
 
 class PhaseConfig(Section):
-    requests: int = Field(ge=1)
+    requests: int = Field(ge=1, description="how many, from the first on")
     of: dict[str, Annotated[float, Field(gt=0)]] = Field(
         min_length=1, description="how often each source is asked: built-in generators, or JSONL files of prompts"
     )

@@ -39,8 +39,14 @@ class Sources:
         if (variable := self._variable(keys)) is not None:
             return Origin("environment", variable)
         if _has(self.file, keys):
-            return Origin("file", f"{self.path}:{self._lines[keys]}")
+            parts = (keys[:depth] for depth in range(len(keys), 0, -1))  # what is merged has no line of its own
+            return Origin(
+                "file", f"{self.path}:{next(self._lines[part] for part in around if part in self._lines)}"
+            )
         return Origin("default")
+
+    def has(self, keys: Keys) -> bool:
+        return self.origin(keys).origin != "default"
 
     def _variable(self, keys: Keys) -> str | None:
         """The variable of the key itself, else of a section around it, whose value is JSON."""
@@ -77,7 +83,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
     try:
         text = path.read_text()
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
-        lines = dict(_lines(path, tree, ()))
+        lines = dict(_lines(path, tree, (), ()))
         values = yaml.safe_load(text)
     except FileNotFoundError as error:
         names = ", ".join(sorted(file.stem for file in SHIPPED_CONFIGS.glob("*.yaml")))
@@ -88,25 +94,34 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise ConfigError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from error
+        says = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise ConfigError(f"{where}: not valid YAML: {says}") from error
     if not isinstance(values, dict | None):
         kind = type(values).__name__
         raise ConfigError(f"{path}: holds a {kind}, and not keys with values, such as `target: smollm2`")
     return values or {}, lines
 
 
-def _lines(path: Path, node: yaml.Node | None, above: Keys) -> Iterator[tuple[Keys, int]]:
+def _lines(
+    path: Path, node: yaml.Node | None, above: Keys, around: tuple[yaml.Node, ...]
+) -> Iterator[tuple[Keys, int]]:
+    """`around` are the nodes that `node` is in: an alias may lead back to one."""
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             yield (*above, str(index)), item.start_mark.line + 1
-            yield from _lines(path, item, (*above, str(index)))
+            yield from _lines(path, item, (*above, str(index)), (*around, node))
     if not isinstance(node, yaml.MappingNode):
         return
     seen: set[str] = set()
     for name, value in node.value:
         line, key = name.start_mark.line + 1, str(name.value)
+        where = f"{path}:{line}: {'.'.join((*above, key))}"
+        if name.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
+            raise ConfigError(f"{where}: is no text, as a key has to be")
         if key in seen:
-            raise ConfigError(f"{path}:{line}: {'.'.join((*above, key))}: stands here for the second time")
+            raise ConfigError(f"{where}: stands here for the second time")
+        if any(value is outer for outer in (*around, node)):
+            raise ConfigError(f"{where}: holds itself")
         seen.add(key)
         yield (*above, key), line
-        yield from _lines(path, value, (*above, key))
+        yield from _lines(path, value, (*above, key), (*around, node))

@@ -64,6 +64,22 @@ MISTAKES = {
     "a key twice": Mistake(
         SHOW, "my.yaml:3: target: stands here for the second time", "target: m\ndraft: d\ntarget: n\n"
     ),
+    "a key with a hyphen": Mistake(
+        SHOW,
+        "my.yaml:2: engine.num-slots: no such key; did you mean engine.num_slots?",
+        "target: m\nengine: {num-slots: 1}\n",
+    ),
+    "a key that is a number": Mistake(SHOW, "my.yaml:2: 1: is no text", "target: m\n1: 2\n"),
+    "one value of two kinds": Mistake(
+        SHOW, "my.yaml:2: distill.lora.target_modules: ", "target: m\ndistill: {lora: {target_modules: 3}}\n"
+    ),
+    "a part that holds itself": Mistake(
+        SHOW, "my.yaml:2: engine.b: holds itself", "target: m\nengine: &a {b: *a}\n"
+    ),
+    "a control character": Mistake(SHOW, "my.yaml: not valid YAML", "target: m\x07\n"),
+    "a wrong value that was merged": Mistake(
+        SHOW, "engine.k: ", "target: m\nexperiment: {policies: {a: &a {k: -1}}}\nengine: {<<: *a}\n"
+    ),
     "a tab": Mistake(SHOW, "my.yaml:3: not valid YAML", "target: m\nengine:\n\tk: 2\n"),
     "an unclosed bracket": Mistake(SHOW, "not valid YAML", "target: [m\n"),
     "a sentence": Mistake(SHOW, "my.yaml: holds a str, and not keys with values", "just a sentence\n"),
@@ -83,6 +99,9 @@ MISTAKES = {
     ),
     "a variable with one underscore": Mistake(
         SHOW, "HOTDRAFT_ENGINE_K: no such key", variables={"HOTDRAFT_ENGINE_K": "4"}
+    ),
+    "a variable below a plain key": Mistake(
+        SHOW, "HOTDRAFT_TARGET__X: no such key", variables={"HOTDRAFT_TARGET__X": "4"}
     ),
     "a variable out of range": Mistake(
         SHOW, "HOTDRAFT_ENGINE__K: engine.k: ", variables={"HOTDRAFT_ENGINE__K": "99"}

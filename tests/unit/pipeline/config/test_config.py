@@ -89,6 +89,20 @@ def test_missing_file_is_a_clear_error(tmp_path):
         load_config(tmp_path / "absent.yaml")
 
 
+def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_mistake(config_file, monkeypatch):
+    for name, value in {
+        "HOTDRAFT_PORT": "tcp://10.0.0.1:8000",
+        "HOTDRAFT_SERVICE_HOST": "10.0.0.1",
+        "HOTDRAFT_SERVER_SERVICE_PORT_HTTP": "8000",
+        "HOTDRAFT_PORT_8000_TCP_ADDR": "10.0.0.1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    load_config(config_file)
+    monkeypatch.setenv("HOTDRAFT_SERVER_PORT", "9000")
+    with pytest.raises(ConfigError, match="HOTDRAFT_SERVER_PORT: no such key"):
+        load_config(config_file)
+
+
 def test_bad_environment_is_a_clear_error(config_file, monkeypatch):
     monkeypatch.setenv("HOTDRAFT_ENGINE__K", "99")
     with pytest.raises(ConfigError, match=r"engine\.k.*less than or equal to 8"):

@@ -40,9 +40,8 @@ class Sources:
             return Origin("environment", variable)
         if _has(self.file, keys):
             parts = (keys[:depth] for depth in range(len(keys), 0, -1))  # what is merged has no line of its own
-            return Origin(
-                "file", f"{self.path}:{next(self._lines[part] for part in around if part in self._lines)}"
-            )
+            line = next(self._lines[part] for part in parts if part in self._lines)
+            return Origin("file", f"{self.path}:{line}")
         return Origin("default")
 
     def has(self, keys: Keys) -> bool:

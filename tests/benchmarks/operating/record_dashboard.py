@@ -31,9 +31,9 @@ def main(arguments: argparse.Namespace) -> None:
         page.goto(_address(arguments.run / "server.log"))
         page.get_by_text("by request").click()
         while demo.poll() is None:
-            frames.append(_frame(page.screenshot()))
+            if not page.locator("#problem").is_visible():  # the server ends before the report is written
+                frames.append(_frame(page.screenshot()))
             time.sleep(arguments.every)
-    frames = frames[: -max(1, round(4 / arguments.every))]  # without those of a server that ends
     durations = [FRAME_MS] * (len(frames) - 1) + [LAST_MS]
     frames[0].save(
         arguments.out, save_all=True, append_images=frames[1:], duration=durations, loop=0, optimize=True

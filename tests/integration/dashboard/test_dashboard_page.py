@@ -43,6 +43,16 @@ def until(page: Any, selector: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everybody_can_use_it(browser: Any, admin: FakeAdmin, url: str, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    admin.fill()
+    with opened(browser, url, scheme=scheme) as page:
+        until(page, "main", "cancelled at step 40")
+        found = axe.run(page).response["violations"]
+    assert [fault["help"] for fault in found if fault["impact"] in ("serious", "critical")] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
 @pytest.mark.parametrize("filled", [False, True], ids=["empty", "full"])
 def test_it_is_whole_at_every_size(

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from hotdraft.commands.options import ConfigOption, waiting
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from hotdraft.pipeline.config.settings import HotdraftConfig
     from hotdraft.pipeline.simulation.playback import Defaults, Outcome
     from hotdraft.pipeline.traffic.prompts import Prompt
 
@@ -138,14 +140,27 @@ def run(
     show_report(console, report)
     console.print(f"report   {out / 'report.json'}", highlight=False)
     console.print(f"picture  {out / 'acceptance.png'}", highlight=False)
-    console.print(
-        f"curves   mlflow ui --backend-store-uri {settings.tracking_uri}", highlight=False, soft_wrap=True
-    )
+    _show_curves(console, settings)
     if report["failed_requests"]:
         show_failures(console, playback.outcomes)
         if not url:
             console.print(f"the server's last words:\n{log_tail(log)}", markup=False, highlight=False)
         raise typer.Exit(1)
+
+
+def _show_curves(console: "Console", settings: "HotdraftConfig") -> None:
+    """Say where MLflow has the curves of the newest serving run."""
+    with waiting("asking MLflow"):
+        from hotdraft.pipeline.store.connection import STORE_ERRORS, sqlite_path
+        from hotdraft.pipeline.store.tracking import curves_page
+
+        path, page = sqlite_path(settings.tracking_uri), None
+        if path is None or path.exists():  # to look must not make one
+            with suppress(*STORE_ERRORS):
+                page = curves_page(settings)
+    base = settings.tracking_uri if settings.has_remote_store else "http://127.0.0.1:5000"
+    command = "" if settings.has_remote_store else f"mlflow ui --backend-store-uri {settings.tracking_uri}, then "
+    console.print(f"curves   {command}{base.rstrip('/')}{page or ''}", highlight=False, soft_wrap=True)
 
 
 def show_report(console: "Console", report: dict[str, Any]) -> None:

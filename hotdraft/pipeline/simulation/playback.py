@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -129,11 +128,11 @@ async def served_model(client: httpx.AsyncClient) -> str:
     return response.json()["data"][0]["id"]
 
 
-async def counted(client: httpx.AsyncClient) -> Counter[str]:
+async def counted(client: httpx.AsyncClient) -> dict[str, float]:
     """What the server counted since it started, by `COUNTS`."""
     response = await client.get("/metrics")
     response.raise_for_status()
-    totals = Counter(dict.fromkeys(COUNTS, 0.0))
+    totals = dict.fromkeys(COUNTS, 0.0)
     for family in text_string_to_metric_families(response.text):
         for sample in family.samples:
             if sample.name in totals:

@@ -15,6 +15,7 @@ from hotdraft.pipeline.store.connection import STORE_ERRORS, create_run, experim
 from hotdraft.pipeline.store.curves import ServedCurves
 from hotdraft.pipeline.store.lineage import Lineage
 from hotdraft.pipeline.store.served import Served
+from hotdraft.pipeline.system.local_time import MINUTES, local_time
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ class ServingTracker:
             "hotdraft.draft": config.draft or "",
             "hotdraft.k": str(config.engine.k),
         }
-        name = f"serving {config.served_model_name}"
+        name = f"serving {config.served_model_name}, {local_time(self._started, MINUTES)}"
         return create_run(client, experiment, name, "hotdraft serve", tags, started=self._started)
 
     def _log_params(self, client: MlflowClient, run_id: str) -> None:
@@ -144,3 +145,14 @@ class ServingTracker:
             if version:
                 lineage.record_served(version, run_id, counts)
             self._told[version] = counts
+
+
+def curves_page(config: HotdraftConfig) -> str | None:
+    """Where MLflow's pages have the curves of the serving run that began last, below its address; None without one.
+
+    Raises what a store that is away does.
+    """
+    client = open_client(config)
+    experiment = experiment_id(client, config, config.tracking.serving_experiment)
+    newest = client.search_runs([experiment], max_results=1, order_by=["attributes.start_time DESC"])
+    return f"/#/experiments/{experiment}/runs/{newest[0].info.run_id}/model-metrics" if newest else None

@@ -25,6 +25,7 @@ from hotdraft.pipeline.store.errors import ChampionPinnedError
 from hotdraft.pipeline.store.lineage import GATE_BY_DOMAIN, Lineage
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.system.json_file import read_json, write_json
+from hotdraft.pipeline.system.local_time import MINUTES, local_time
 from hotdraft.training.batches.mixture import served
 from hotdraft.training.batches.replay_data import ReplayDataModule
 from hotdraft.training.judging.gate import Verdict
@@ -89,6 +90,7 @@ def publish(
         client.set_tag(run_id, "mlflow.note.content", f"No version: {verdict.reason}")
     else:
         Lineage(client, config).describe(version)
+        client.update_run(run_id, name=f"v{version}, {local_time(judged.at, MINUTES)}")
     client.set_terminated(run_id)
     return version, replace(judged, verdict=verdict)
 

@@ -12,7 +12,7 @@ from hotdraft.pipeline.store.connection import experiment_id, open_client
 from hotdraft.pipeline.store.curves import POINTS_IN_HISTORY
 from hotdraft.pipeline.store.domains import MAX_DOMAINS
 from hotdraft.pipeline.store.registry import AdapterRegistry
-from hotdraft.pipeline.store.tracking import ServingTracker
+from hotdraft.pipeline.store.tracking import ServingTracker, curves_page
 
 
 def every(config: HotdraftConfig, seconds: float) -> HotdraftConfig:
@@ -105,6 +105,19 @@ def test_points_follow_their_definitions(fake, config):
     assert fake.values("tokens_per_second")[0] > 15
     assert {metric.step for metric in fake.metrics} == {2}
     assert fake.ended
+
+
+def test_speedup_is_what_plain_rounds_would_have_taken_over_what_the_rounds_took(fake, config):
+    tracker = ServingTracker(every(config, 60), connect=fake.connect)
+    tracker.start()
+    tracker.curves.count_round(k=3, tokens=4, seconds=0.2, plain_seconds=0.4)
+    tracker.curves.count_round(k=3, tokens=1, seconds=0.2, plain_seconds=0.1)
+    tracker.curves.count_round(k=0, tokens=1, seconds=0.1, plain_seconds=0.1)
+    tracker.curves.count_round(k=2, tokens=1, seconds=0.1, plain_seconds=None)  # before costs were measured
+    tracker.stop()
+    assert fake.values("speedup") == pytest.approx([0.6 / 0.5])
+    assert fake.values("mean_k") == [2]
+    assert fake.values("plain_share") == [0.25]
 
 
 def test_history_has_the_points_and_swaps_that_mlflow_is_told(fake, config):
@@ -317,6 +330,8 @@ def test_run_in_a_real_store_links_versions_to_their_training_runs(store_config,
     assert run.data.params["target"] == "tiny"
     assert run.data.params["max_k"] == "4"
     assert run.data.tags["mlflow.source.name"] == "hotdraft serve"
+    page = f"/#/experiments/{run.info.experiment_id}/runs/{tracker.run_id}/model-metrics"
+    assert curves_page(store_config) == page
 
 
 def test_what_a_version_served_is_told_when_it_is_swapped_out_and_at_the_end(store_config, tmp_path):

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -23,6 +24,9 @@ MLFLOW_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
+
+OTHERS = r"(transformers|peft|torch|lightning|mlflow|datasets)\b"
+"""Libraries that call each other by names that will go: nothing that whoever reads our output could change."""
 
 OWNER_ONLY = 0o077
 """What prompts and answers are written under: files are 0600, folders 0700, unless a default ACL says otherwise."""
@@ -74,6 +78,7 @@ def main() -> None:
     """Run a command; an error of the user's, or of the machine's, is one line and exit code 2."""
     os.umask(OWNER_ONLY)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    warnings.filterwarnings("ignore", category=FutureWarning, module=OTHERS)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it advises kernels that only 4-bit serving needs
     logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # a store that is away is told of once

@@ -5,6 +5,7 @@ An environment variable names its key with a double underscore between levels:
 """
 
 from collections.abc import Mapping
+from os.path import abspath  # `..` has a name too, and a link keeps its own
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ class HotdraftConfig(BaseSettings):
     device: str = "auto"
     """Where the server decodes: cpu, cuda or cuda:N; auto is a GPU if there is one."""
     run_dir: Path = Field(
-        default_factory=lambda told: Path("runs") / Path(told.get("target", "default")).name,
+        default_factory=lambda told: Path("runs") / Path(abspath(told.get("target", "default"))).name,
         description="folder of what is recorded and learned; runs/TARGET by default",
     )
 

@@ -31,6 +31,22 @@ def test_flags_lie_over_environment_and_leave_their_neighbours(config_file, monk
     assert (config.engine.k, config.engine.num_slots) == (0, 6)
 
 
+@pytest.mark.parametrize(
+    ("target", "run_dir"),
+    [("org/model", "runs/model"), ("models/m/", "runs/m"), (".", "runs/pair"), ("..", "runs/up")],
+)
+def test_the_run_folder_has_the_name_of_the_target(tmp_path, monkeypatch, target, run_dir):
+    (tmp_path / "up" / "pair").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "up" / "pair")
+    assert load_config(None, {"target": target}).run_dir == Path(run_dir)
+
+
+def test_without_a_file_environment_and_flags_are_all_there_is(monkeypatch):
+    monkeypatch.setenv("HOTDRAFT_ENGINE__K", "5")
+    config = load_config(None, {"target": "org/model"})
+    assert (config.target, config.engine.k, config.engine.num_slots) == ("org/model", 5, 8)
+
+
 def test_stores_live_in_the_run_folder_by_default(config_file, tmp_path):
     config = load_config(config_file, {"run_dir": tmp_path / "run"})
     assert config.replay_url == str(tmp_path / "run" / "replay")

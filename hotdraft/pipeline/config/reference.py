@@ -36,11 +36,14 @@ def _section(field: dict[str, Any]) -> str | None:
 
 def _flat(section: dict[str, Any], schema: dict[str, Any], above: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     for name, field in section["properties"].items():
-        inner = _section(field)
-        if inner is None:
-            yield above + name, field
-        else:
-            yield from _flat(schema["$defs"][inner], schema, f"{above}{name}.")
+        key = above + name
+        if _section(field) is None:
+            yield key, field
+        while isinstance(members := field.get("items") or field.get("additionalProperties"), dict):
+            key += "[]" if "items" in field else ".NAME"
+            field = members
+        if inner := _section(field):
+            yield from _flat(schema["$defs"][inner], schema, f"{key}.")
 
 
 def _table(fields: dict[str, dict[str, Any]], schema: dict[str, Any]) -> str:

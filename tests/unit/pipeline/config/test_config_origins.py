@@ -1,9 +1,7 @@
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from hotdraft.cli import app
@@ -123,11 +121,11 @@ def test_what_is_changed_is_shown_alone(config_file):
 
 
 def test_every_key_is_described():
-    def undescribed(model: type[BaseModel], above: str = "") -> Iterator[str]:
-        for name, field in model.model_fields.items():
-            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-                yield from undescribed(field.annotation, f"{above}{name}.")
-            elif not field.description:
-                yield above + name
-
-    assert list(undescribed(HotdraftConfig)) == []
+    schema = HotdraftConfig.model_json_schema()
+    undescribed = [
+        f"{section['title']}.{key}"
+        for section in (schema, *schema["$defs"].values())
+        for key, field in section["properties"].items()
+        if "description" not in field and "$ref" not in field
+    ]
+    assert undescribed == []

@@ -83,7 +83,7 @@ def _where(item: ErrorDetails, model: type[BaseModel], sources: Sources) -> Keys
 
 
 def _problem(keys: Keys, same: list[ErrorDetails], model: type[BaseModel], sources: Sources) -> str:
-    origin, key = sources.origin(keys), ".".join(keys)
+    origin, key = sources.origin(keys), " ".join(".".join(keys).split())
     where = {"flag": "by flag", "default": sources.path or "configuration"}.get(origin.origin, origin.where)
     if same[0]["type"] == "extra_forbidden":
         return f"{where}: {key}: no such key{_perhaps(['.'.join(found) for found in _near(model, keys)])}"
@@ -99,7 +99,7 @@ def _near(model: type[BaseModel], keys: Keys) -> list[Keys]:
     """Keys that may have been meant: of the same section, else of the same name elsewhere."""
     *above, name = keys
     section = section_at(model, tuple(above))
-    alike = difflib.get_close_matches(name, section.model_fields if section else [], n=1)
+    alike = difflib.get_close_matches(name.lower(), section.model_fields if section else [], n=1)
     return [(*above, found) for found in alike] or [found for found in _all(model) if found[-1] == name][:1]
 
 

@@ -18,7 +18,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from hotdraft.pipeline.config.errors import PREFIX, check_variables, problems
+from hotdraft.pipeline.config.errors import check_variables, problems
 from hotdraft.pipeline.config.learning import (
     DistillConfig,
     ExperimentConfig,
@@ -131,17 +131,17 @@ def read(path: str | Path | None, overrides: Mapping[str, Any] | None = None) ->
             dotenv_settings: PydanticBaseSettingsSource,
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return (init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=sources.file))
+            file = InitSettingsSource(settings_cls, init_kwargs={})
+            file.init_kwargs = sources.file  # as written: given above, `Engine` would be taken for `engine`
+            return (init_settings, env_settings, file)
 
     try:
         return FileConfig(**flags), sources
     except ValidationError as error:
         raise ConfigError(problems(error, HotdraftConfig, sources)) from error
-    except SettingsError as error:  # it quotes the key that a variable is of
-        key = str(error).split('"')[1]
-        raise ConfigError(
-            f"{PREFIX}{key.upper()}: holds no JSON, as a section or list has to: {error.__cause__}"
-        ) from error
+    except SettingsError as error:
+        says = "holds no JSON, as a section or list has to"
+        raise ConfigError("\n".join(f"{name}: {says}: {why}" for name, why in sources.without_json())) from error
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:

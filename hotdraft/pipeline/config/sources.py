@@ -1,5 +1,6 @@
 """The places that a value may come from: a flag, an environment variable, a line of the file."""
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic_settings import BaseSettings, EnvSettingsSource
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsError
 
 from hotdraft.pipeline.config.section import ConfigError
 
@@ -30,6 +31,7 @@ class Sources:
         self.flags = flags
         self.path = None if path is None else config_file(path)
         self.file, self._lines = ({}, {}) if self.path is None else _read(self.path)
+        self._cls = cls
         self._environment = EnvSettingsSource(cls)
 
     def origin(self, keys: Keys) -> Origin:
@@ -47,14 +49,23 @@ class Sources:
     def has(self, keys: Keys) -> bool:
         return self.origin(keys).origin != "default"
 
+    def without_json(self) -> Iterator[tuple[str, str]]:
+        """Variables that have to be JSON and are none, and why: pydantic-settings names their section alone."""
+        source = EnvSettingsSource(self._cls)
+        for variable, value in self._environment.env_vars.items():
+            source.env_vars = {variable: value}
+            try:
+                source()
+            except SettingsError as error:
+                yield _as_set(variable), str(error.__cause__)
+
     def _variable(self, keys: Keys) -> str | None:
         """The variable of the key itself, else of a section around it, whose value is JSON."""
-        source = self._environment
         for depth in range(len(keys), 0, -1):
-            wanted = f"{source.env_prefix}{'__'.join(keys[:depth])}".lower()
-            told = source.env_vars.get(wanted)
-            if told is not None and (depth == len(keys) or f'"{keys[depth]}"' in told):
-                return next(name for name in os.environ if name.lower() == wanted)
+            wanted = f"{self._environment.env_prefix}{'__'.join(keys[:depth])}".lower()
+            told = self._environment.env_vars.get(wanted)
+            if told is not None and (depth == len(keys) or _has(_from_json(told), keys[depth:])):
+                return _as_set(wanted)
         return None
 
 
@@ -64,6 +75,18 @@ def config_file(path: Path) -> Path:
     if path.is_file() or not shipped.is_file():
         return path
     return shipped
+
+
+def _as_set(variable: str) -> str:
+    """`variable` as the environment spells it: small letters mean the same."""
+    return next(name for name in os.environ if name.lower() == variable)
+
+
+def _from_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
 def _has(values: Any, keys: Keys) -> bool:
@@ -82,7 +105,6 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
     try:
         text = path.read_text()
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
-        lines = dict(_lines(path, tree, (), ()))
         values = yaml.safe_load(text)
     except FileNotFoundError as error:
         names = ", ".join(sorted(file.stem for file in SHIPPED_CONFIGS.glob("*.yaml")))
@@ -95,10 +117,12 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         says = " ".join(str(getattr(error, "problem", None) or error).split())
         raise ConfigError(f"{where}: not valid YAML: {says}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: holds a value that is none of its kind: {error}") from error
     if not isinstance(values, dict | None):
         kind = type(values).__name__
         raise ConfigError(f"{path}: holds a {kind}, and not keys with values, such as `target: smollm2`")
-    return values or {}, lines
+    return values or {}, dict(_lines(path, tree, (), ()))
 
 
 def _lines(

@@ -64,6 +64,13 @@ MISTAKES = {
     "a key twice": Mistake(
         SHOW, "my.yaml:3: target: stands here for the second time", "target: m\ndraft: d\ntarget: n\n"
     ),
+    "a key twice, once in capitals": Mistake(
+        SHOW,
+        "my.yaml:2: Engine: no such key; did you mean engine?",
+        "target: m\nEngine: {k: 2}\nengine: {k: 3}\n",
+    ),
+    "a key of two lines": Mistake(SHOW, "my.yaml:2: a b: no such key", 'target: m\n"a\\nb": 1\n'),
+    "a day that is none": Mistake(SHOW, "my.yaml: holds a value that is none of its kind", "target: 2020-13-45\n"),
     "a key with a hyphen": Mistake(
         SHOW,
         "my.yaml:2: engine.num-slots: no such key; did you mean engine.num_slots?",
@@ -108,6 +115,17 @@ MISTAKES = {
     ),
     "a variable that is no JSON": Mistake(
         SHOW, "HOTDRAFT_ENGINE: holds no JSON", variables={"HOTDRAFT_ENGINE": "{k: 2"}
+    ),
+    "a list in a variable that is no JSON": Mistake(
+        SHOW, "HOTDRAFT_DISTILL__BLENDS: holds no JSON", variables={"HOTDRAFT_DISTILL__BLENDS": "0.5,"}
+    ),
+    "a wrong value in a variable of a section": Mistake(
+        SHOW, "HOTDRAFT_ENGINE: engine.k: ", variables={"HOTDRAFT_ENGINE": '{"k": 99}'}
+    ),
+    "a wrong variable beside that of its section": Mistake(
+        SHOW,
+        "HOTDRAFT_ENGINE__K: engine.k: ",
+        variables={"HOTDRAFT_ENGINE": '{"k": 1}', "HOTDRAFT_ENGINE__K": "x"},
     ),
     "an empty key": Mistake(
         SHOW, "HOTDRAFT_SERVER__API_KEYS: server.api_keys", variables={"HOTDRAFT_SERVER__API_KEYS": ""}

@@ -2,12 +2,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# setuptools warns at length of editable installations: of what nobody can act on here.
 # The CPU build of this release; on a machine with a GPU say TORCH=torch to take the newest CUDA build.
 TORCH ?= torch==2.13.0
 
 .PHONY: demo test check lint docs lint-deploy clean
 
+# PYTHONWARNINGS: setuptools warns at length of editable installations: of what nobody can act on here.
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip

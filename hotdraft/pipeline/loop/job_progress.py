@@ -11,9 +11,13 @@ class JobProgress:
     loss: float | None
     """Of the last step; None if it is not finite."""
     seconds_left: float | None
-    """Of training, as an estimate; None while nothing is known of its speed. The gate comes after."""
+    """Of training, as an estimate; None while its speed is not known. 0 when it has ended: the gate is next."""
 
     def __str__(self) -> str:
         loss = "" if self.loss is None else f", loss {self.loss:.3f}"
-        left = f", about {self.seconds_left:.0f} s left" if self.seconds_left else ""
-        return f"step {self.step} of {self.steps}{loss}{left}"
+        return f"step {self.step} of {self.steps}{loss}{self._rest()}"
+
+    def _rest(self) -> str:
+        if self.seconds_left is None:
+            return ""
+        return f", about {self.seconds_left:.0f} s left" if self.seconds_left else ", being judged"

@@ -33,4 +33,6 @@ def follow_job(records: JobRecords, job_id: str, console: Console) -> Job:
 def _is_news(now: JobProgress, told: JobProgress | None) -> bool:
     if told is None:
         return True
-    return now.step > told.step and (now.step - told.step >= now.steps / PLAIN_LINES or now.step == now.steps)
+    if now.seconds_left == 0:
+        return told.seconds_left != 0
+    return now.step - told.step >= now.steps / PLAIN_LINES

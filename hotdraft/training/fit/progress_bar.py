@@ -38,7 +38,7 @@ class StepsBar(RichProgressBar):
 
 
 class ToldProgress(Callback):
-    """Has `tell` told how far training is: at its first and last step, and about once a second between."""
+    """Has `tell` told how far training is: at its first step, about once a second after it, and when it ended."""
 
     def __init__(self, tell: Callable[[JobProgress], None], max_seconds: float | None) -> None:
         self._tell = tell
@@ -53,14 +53,20 @@ class ToldProgress(Callback):
     def on_train_batch_end(self, trainer: lightning.Trainer, *_: object) -> None:
         now, step, steps = time.monotonic(), trainer.global_step, trainer.max_steps
         done = step - self._first_step
-        if not done or (now - self._told < TELL_SECONDS and step < steps):
+        if not done or now - self._told < TELL_SECONDS or step == steps:
             return
         self._told = now
         left = (now - self._began) / done * (steps - step)
         if self._max_seconds is not None:
             left = min(left, max(0.0, self._max_seconds - (now - self._began)))
+        self._tell_of(trainer, left)
+
+    def on_train_end(self, trainer: lightning.Trainer, *_: object) -> None:
+        self._tell_of(trainer, 0.0)
+
+    def _tell_of(self, trainer: lightning.Trainer, left: float) -> None:
         loss = float(trainer.callback_metrics.get("loss", math.nan))
-        self._tell(JobProgress(step, steps, loss if math.isfinite(loss) else None, left))
+        self._tell(JobProgress(trainer.global_step, trainer.max_steps, loss if math.isfinite(loss) else None, left))
 
 
 class Throughput(Callback):

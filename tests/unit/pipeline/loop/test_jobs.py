@@ -63,7 +63,8 @@ def test_a_running_job_says_how_far_it_is(records):
     found = records.get(job.id)
     assert found.progress == JobProgress(120, 480, 0.5234, 61.7)
     assert str(found.progress) == "step 120 of 480, loss 0.523, about 62 s left"
-    assert str(JobProgress(480, 480, None, 0.0)) == "step 480 of 480"
+    assert str(JobProgress(480, 480, None, 0.0)) == "step 480 of 480, being judged"
+    assert str(JobProgress(3, 480, None, None)) == "step 3 of 480"
     job.end("rejected", "worse")
     assert records.get(job.id).progress is None, "it has its metrics"
 
@@ -83,8 +84,27 @@ def test_a_job_is_followed_by_lines_until_it_ends_where_there_is_no_terminal(rec
     assert follow_job(records, job.id, console).version == 3
     lines = console.file.getvalue().splitlines()
     assert lines[0] == "step 1 of 100, loss 1.000, about 99 s left"
-    assert lines[-1] == "step 100 of 100, loss 0.010"
+    assert lines[-1] == "step 100 of 100, loss 0.010, being judged"
     assert len(lines) == 21
+
+
+def test_a_log_says_that_a_job_is_judged_whose_time_ended_before_its_steps(records, monkeypatch):
+    job = records.begin("loop")
+    told = iter([JobProgress(90, 100, 0.5, 9.0), *[JobProgress(91, 100, 0.5, 0.0)] * 3])
+
+    def later(_):
+        if (progress := next(told, None)) is None:
+            job.end("rejected", "worse")
+        else:
+            job.tell(progress)
+
+    monkeypatch.setattr("hotdraft.pipeline.loop.job_watch.time.sleep", later)
+    console = Console(file=io.StringIO(), width=80)
+    follow_job(records, job.id, console)
+    assert console.file.getvalue().splitlines() == [
+        "step 90 of 100, loss 0.500, about 9 s left",
+        "step 91 of 100, loss 0.500, being judged",
+    ]
 
 
 def test_one_job_at_a_time(records):

@@ -66,9 +66,10 @@ export function showVersions({ adapters, champion, pinned }, { onPromote }) {
   });
 }
 
-// How far the training of a job is; the gate comes after.
+// How far the training of a job is; the gate comes after, when 0 seconds are left.
 function progressBar({ step, steps, loss, seconds_left: left }) {
-  const words = [`step ${step} of ${steps}`, loss !== null && `loss ${number(loss)}`, left && `about ${duration(left)} left`];
+  const rest = left === 0 ? "being judged" : left && `about ${duration(left)} left`;
+  const words = [`step ${step} of ${steps}`, loss !== null && `loss ${number(loss)}`, rest];
   const label = words.filter(Boolean).join(" · ");
   return element("div", { text: label }, element("progress", { value: step, max: steps, "aria-label": label }));
 }

@@ -65,6 +65,7 @@ def stats(
             rate = "" if its.acceptance_rate is None else f"{its.acceptance_rate:.3f}"
             by.add_row(escape(str(name)), f"{its.requests:,}", f"{its.drafted:,}", f"{its.accepted:,}", rate)
         console.print(by)
+    typer.echo("drafted, accepted, rejected: of the examined tokens; what follows a rejected one is not recorded")
 
 
 @app.command()

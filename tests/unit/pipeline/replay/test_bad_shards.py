@@ -121,6 +121,7 @@ def test_the_command_names_it(config, tmp_path):
     done = CliRunner().invoke(app, ["replay", "stats", "--config", str(path)], env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
     assert OLD in done.output
+    assert "of the examined tokens" in done.output, "a request's own counts are larger"
 
 
 def test_what_cannot_be_moved_is_passed_over_and_retention_goes_on(tmp_path, monkeypatch, caplog):

@@ -103,7 +103,10 @@ def predistill(
         return
     step = speed = None
     if memory_gb is None and weights_here(settings):
-        step, speed = try_training(planned, available, items), answer_speed(settings, items)
+        with waiting("trying a step of training"):
+            step = try_training(planned, available, items)
+        with waiting("measuring how fast the target answers"):
+            speed = answer_speed(settings, items)
     else:
         check(planned, available)
     console.print(describe_time(planned, step, speed), highlight=False, soft_wrap=True)
@@ -138,7 +141,8 @@ def _make(planned: Any, available: Any, items: Any, out: Path, *, slim: bool) ->
         needed = replay_bytes(output_tokens(settings, items), settings.recorder.top_k)
         require_disk(settings.run_dir, needed, "what the target says of the prompts")
         if not make.has_begun(settings):  # else its own steps have shown what they take
-            step = try_training(planned, available, items)
+            with waiting("trying a step of training"):
+                step = try_training(planned, available, items)
             Console().print(describe_time(planned, step), highlight=False, soft_wrap=True)
         chosen = settings.predistill
         buffer = ReplayBuffer.of(settings)

@@ -39,6 +39,9 @@ def follow(config: HotdraftConfig, stop: StopEvent) -> None:
     store is away, a job that is due waits for it, and so does one that it left in the middle.
     """
     follower = _Follower(config)
+    logger.info(
+        "following what is recorded in %s; `hotdraft replay due` says what a job waits for", config.replay_url
+    )
     poll, retry_delay = config.distill.trigger.poll_seconds, 0.0
     while not stop.is_set():
         ended = False

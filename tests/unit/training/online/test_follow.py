@@ -69,9 +69,13 @@ def jobs(monkeypatch):
     return calls
 
 
-def test_waits_for_traffic_and_runs_one_job_for_it(config, jobs, make_llama, serve):
+def test_waits_for_traffic_and_runs_one_job_for_it(config, jobs, make_llama, serve, caplog):
+    caplog.set_level("INFO")
     follow(config, StopAfterPolls(3))
     assert jobs.count == 0
+    assert caplog.text.count(f"following what is recorded in {config.replay_url}") == 1, (
+        "it may say no more for hours"
+    )
     ReplayBuffer(config.replay_url).append(serve(make_llama(0), 20))
     follow(config, StopAfterPolls(3))
     assert jobs.count == 1

@@ -75,7 +75,7 @@ def serve(
             "host": host,
             "port": port,
             "served_model_name": served_model_name,
-            "api_keys": ",".join(api_key or []) or None,
+            "api_keys": ",".join(api_key) if api_key else None,
             "log_requests": log_requests or None,
         },
         engine={"k": k, "max_model_len": max_model_len, "num_slots": max_num_seqs},

@@ -130,6 +130,9 @@ MISTAKES = {
     "an empty key": Mistake(
         SHOW, "HOTDRAFT_SERVER__API_KEYS: server.api_keys", variables={"HOTDRAFT_SERVER__API_KEYS": ""}
     ),
+    "an empty key by flag, as of a variable that is not set": Mistake(
+        (*SERVE, "--api-key", ""), "by flag: server.api_keys: Value error, holds an empty text"
+    ),
     "a flag out of range": Mistake((*SHOW, "--port", "70000"), "by flag: server.port: "),
     "nothing to serve": Mistake(("serve",), "name a TARGET"),
     "an unknown flag": Mistake((*SERVE, "--num-slots", "4"), "No such option: --num-slots"),

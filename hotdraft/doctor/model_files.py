@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
@@ -55,23 +56,43 @@ def _examine(role: str, name: str) -> Iterator[Finding]:
         says = f"{name} is not on this machine: it is downloaded from the hub when it is first used"
         yield warning(role, says, f"`hf download {name}` gets it now; without a hub, name a local folder")
         return
-    missing = list(_missing(folder))
+    try:
+        missing = list(_missing(folder))
+        cut = read_cut(folder)
+    except ModelError as error:
+        yield problem(role, f"{name}: {error}", fetch)
+        return
     if missing:
         yield problem(role, f"{name}: {folder} lacks {', '.join(missing)}", fetch)
         return
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     yield ok(role, f"{name}, {size / 1e6:,.0f} MB in {folder}")
-    cut = read_cut(folder)
     if cut is not None:
         yield from (found for found in _examine(f"base of {role}", cut.base) if found.state != "ok")
 
 
 def _missing(folder: Path) -> Iterator[str]:
-    if not (folder / "config.json").is_file():
+    """Raises `ModelError` for what is there and says nothing."""
+    if (path := folder / "config.json").is_file():
+        _mapping(path)
+    else:
         yield "config.json"
     index = folder / INDEX
-    named = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    weights = _mapping(index).get("weight_map") if index.is_file() else {"": "model.safetensors"}
+    if not isinstance(weights, dict):
+        raise ModelError(f"{index} has no weight_map, which says where the tensors are")
+    named = set(map(str, weights.values()))
     yield from sorted(name for name in named if not (folder / name).is_file())
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    try:
+        says = json.loads(path.read_text())
+    except (OSError, ValueError) as error:  # the latter of no text, and of no JSON
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if not isinstance(says, dict):
+        raise ModelError(f"{path} holds no JSON object")
+    return says
 
 
 def _shipped() -> Iterator[Finding]:

@@ -110,7 +110,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         return load_tokenizer(cut.base)
     try:
         return AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:  # the latter of JSON of another shape
         raise ModelError(f"{name!r} has no tokenizer that transformers can load: {error}") from error
 
 

@@ -76,6 +76,9 @@ def local_folder(name: str) -> Path:
 
 
 def read_cut(folder: Path) -> Cut | None:
-    """The origin of a cut draft's folder; None for a complete model."""
+    """The origin of a cut draft's folder; None for a complete model. Raises `ModelError` if it is spoiled."""
     path = folder / CUT_FILE
-    return Cut(**json.loads(path.read_text())) if path.is_file() else None
+    try:
+        return Cut(**json.loads(path.read_text())) if path.is_file() else None
+    except (OSError, ValueError, TypeError) as error:  # unreadable, no JSON, or of another shape
+        raise ModelError(f"{path} does not say what the draft was cut from: {error}") from error

@@ -5,6 +5,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,12 @@ class Mistake:
 def _folder_for_file(folder: Path) -> None:
     (folder / "my.yaml").unlink()
     (folder / "my.yaml").mkdir()
+
+
+def _spoiled_model(name: str, text: str, folder: Path) -> None:
+    (folder / "spoiled").mkdir()
+    for path, says in {"config.json": "{}", "model.safetensors": "", name: text}.items():
+        (folder / "spoiled" / path).write_text(says)
 
 
 MISTAKES = {
@@ -142,6 +149,21 @@ MISTAKES = {
         "lacks config.json",
         prepare=lambda folder: (folder / "empty").mkdir(),
     ),
+    **{
+        f"a spoiled {name}: {text}": Mistake(
+            ("serve", "./spoiled", "--port", "PORT"),
+            f"target: ./spoiled: spoiled/{name} {says}",
+            prepare=partial(_spoiled_model, name, text),
+        )
+        for name, text, says in (
+            ("config.json", "{", "cannot be read: "),
+            ("config.json", "[1]", "holds no JSON object"),
+            ("model.safetensors.index.json", "{", "cannot be read: "),
+            ("model.safetensors.index.json", "{}", "has no weight_map"),
+            ("model.safetensors.index.json", '{"weight_map": ["a"]}', "has no weight_map"),
+            ("cut.json", "{}", "does not say what the draft was cut from"),
+        )
+    },
     "a speculative config of another method": Mistake(
         (*SERVE, "--speculative-config", '{"method": "eagle", "model": "d"}'), "--speculative-config: method: "
     ),

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from hotdraft.pipeline.config.section import Section
+from hotdraft.pipeline.config.section import Section, Threads
 
 
 class ReplayConfig(Section):
@@ -100,7 +100,7 @@ class DistillConfig(TrainingSection):
     )
     device: str | None = None
     """Where a job trains, `cuda:1` for one; where the server decodes if unset."""
-    threads: int | None = Field(None, ge=1, description="CPU threads of the trainer; torch's default if unset")
+    threads: Threads = Field(None, description="CPU threads of the trainer; torch's default if unset")
     nice: int = Field(5, ge=0, le=19, description="how far the trainer yields the CPU to serving")
     share: float = Field(1.0, gt=0, le=1, description="of the time that a job's steps take; it sleeps for the rest")
     trigger: TriggerConfig = TriggerConfig()

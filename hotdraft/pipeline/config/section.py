@@ -1,10 +1,13 @@
 """What every section of the configuration is."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+Threads = Annotated[int, Field(ge=1, le=1024)] | None
+"""Some thousands more than a machine can have end the process without a word."""
 
 
 class ConfigError(ValueError):

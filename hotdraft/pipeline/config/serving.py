@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
 
-from hotdraft.pipeline.config.section import Section
+from hotdraft.pipeline.config.section import Section, Threads
 
 KSetting = Annotated[int, Field(ge=0, le=8)] | Literal["auto"]
 """Drafted tokens a round, or what is fastest at the moment."""
@@ -86,7 +86,7 @@ class EngineConfig(Section):
     max_queue: int = Field(1024, ge=1, description="requests that may wait for a slot before 503")
     prefill_chunk: int = Field(256, ge=1, description="prompt tokens processed between two rounds, at most")
     reuse_prefixes: bool = Field(True, description="copy what another request has read of the same beginning")
-    threads: int | None = Field(None, ge=1, description="CPU threads of the decoder; torch's default if unset")
+    threads: Threads = Field(None, description="CPU threads of the decoder; torch's default if unset")
 
     @property
     def largest_k(self) -> int:

@@ -63,6 +63,11 @@ MISTAKES = {
         "my.yaml:2: server.port: Input should be less than or equal to 65535",
         "target: m\nserver: {port: 70000}\n",
     ),
+    "more threads than there can be": Mistake(
+        SHOW,
+        "my.yaml:2: engine.threads: Input should be less than or equal to 1024, not 100000000",
+        "target: m\nengine: {threads: 100000000}\n",
+    ),
     "a word that is none of the choices": Mistake(
         SHOW, "my.yaml:2: dtype: Input should be 'auto'", "target: m\ndtype: float8\n"
     ),

@@ -63,7 +63,7 @@ def test_this_environment_has_what_hotdraft_declares():
 
 def test_a_device_that_is_not_there_and_too_many_threads(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    settings = config_of(tmp_path, distill={"device": "cuda:1", "threads": 10_000})
+    settings = config_of(tmp_path, distill={"device": "cuda:1", "threads": 1000})
     found = by_about(list(examine_machine(settings)))
     assert found["processor"].state == found["GPU"].state == "ok"
     assert found["distill.device"].state == "problem"

@@ -117,22 +117,31 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         says = " ".join(str(getattr(error, "problem", None) or error).split())
         raise ConfigError(f"{where}: not valid YAML: {says}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: is nested too deeply") from error
     except ValueError as error:
         raise ConfigError(f"{path}: holds a value that is none of its kind: {error}") from error
     if not isinstance(values, dict | None):
         kind = type(values).__name__
         raise ConfigError(f"{path}: holds a {kind}, and not keys with values, such as `target: smollm2`")
-    return values or {}, dict(_lines(path, tree, (), ()))
+    return values or {}, dict(_lines(path, tree, (), (), set()))
 
 
 def _lines(
-    path: Path, node: yaml.Node | None, above: Keys, around: tuple[yaml.Node, ...]
+    path: Path, node: yaml.Node | None, above: Keys, around: tuple[yaml.Node, ...], known: set[yaml.Node]
 ) -> Iterator[tuple[Keys, int]]:
-    """`around` are the nodes that `node` is in: an alias may lead back to one."""
+    """`around` are the nodes that `node` is in: an alias may lead back to one. Of those `known` no line is told."""
+    if node in known:  # by another alias: ten levels of ten of them would be ten thousand million lines
+        return
+    if isinstance(node, yaml.CollectionNode):
+        known.add(node)
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            yield (*above, str(index)), item.start_mark.line + 1
-            yield from _lines(path, item, (*above, str(index)), (*around, node))
+            line, keys = item.start_mark.line + 1, (*above, str(index))
+            if item in (*around, node):
+                raise ConfigError(f"{path}:{line}: {'.'.join(keys)}: holds itself")
+            yield keys, line
+            yield from _lines(path, item, keys, (*around, node), known)
     if not isinstance(node, yaml.MappingNode):
         return
     seen: set[str] = set()
@@ -143,8 +152,8 @@ def _lines(
             raise ConfigError(f"{where}: is no text, as a key has to be")
         if key in seen:
             raise ConfigError(f"{where}: stands here for the second time")
-        if any(value is outer for outer in (*around, node)):
+        if value in (*around, node):
             raise ConfigError(f"{where}: holds itself")
         seen.add(key)
         yield (*above, key), line
-        yield from _lines(path, value, (*above, key), (*around, node))
+        yield from _lines(path, value, (*above, key), (*around, node), known)

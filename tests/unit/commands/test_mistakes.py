@@ -95,6 +95,13 @@ MISTAKES = {
     "a part that holds itself": Mistake(
         SHOW, "my.yaml:2: engine.b: holds itself", "target: m\nengine: &a {b: *a}\n"
     ),
+    "a list that holds itself": Mistake(SHOW, "my.yaml:2: draft.0: holds itself", "target: m\ndraft: &a [*a]\n"),
+    "ten levels of ten aliases": Mistake(
+        SHOW,
+        "my.yaml:2: draft: Input should be a valid string",
+        "target: m\ndraft:\n- &a0 []\n" + "".join(f"- &a{n} [{f'*a{n - 1}, ' * 10}]\n" for n in range(1, 11)),
+    ),
+    "a list in a list in a list": Mistake(SHOW, "my.yaml: is nested too deeply", f"target: {'[' * 5000}\n"),
     "a control character": Mistake(SHOW, "my.yaml: not valid YAML", "target: m\x07\n"),
     "a wrong value that was merged": Mistake(
         SHOW, "engine.k: ", "target: m\nexperiment: {policies: {a: &a {k: -1}}}\nengine: {<<: *a}\n"

@@ -81,7 +81,7 @@ class EngineConfig(Section):
     draft_vocab_size: int | None = Field(
         None, ge=16, description="most frequent tokens that the draft's output head covers; all if unset"
     )
-    num_slots: int = Field(8, ge=1, description="requests decoded together")
+    num_slots: int = Field(8, ge=1, le=65536, description="requests decoded together")
     max_model_len: int = Field(1024, ge=8, description="prompt and output tokens of one request, at most")
     max_queue: int = Field(1024, ge=1, description="requests that may wait for a slot before 503")
     prefill_chunk: int = Field(256, ge=1, description="prompt tokens processed between two rounds, at most")

@@ -18,7 +18,7 @@ from hotdraft.pipeline.models.loading import (
     load_config_of,
     load_tokenizer,
 )
-from hotdraft.pipeline.models.names import local_folder
+from hotdraft.pipeline.models.names import ModelError, local_folder
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.engine.aside import aside
@@ -69,16 +69,24 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callabl
         vocabulary = choose_vocabulary(
             [draft_ranking(config, vocab_size)], config.engine.draft_vocab_size, vocab_size
         )
-    decoder = build_decoder(
-        target,
-        draft,
-        num_slots=config.engine.num_slots,
-        max_model_len=config.engine.max_model_len,
-        max_k=config.engine.largest_k,
-        log_top_k=config.recorder.top_k,
-        draft_vocabulary=vocabulary,
-        reuse_prefixes=config.engine.reuse_prefixes,
-    )
+    try:
+        decoder = build_decoder(
+            target,
+            draft,
+            num_slots=config.engine.num_slots,
+            max_model_len=config.engine.max_model_len,
+            max_k=config.engine.largest_k,
+            log_top_k=config.recorder.top_k,
+            draft_vocabulary=vocabulary,
+            reuse_prefixes=config.engine.reuse_prefixes,
+        )
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):  # on a CPU torch has no kind of its own
+            raise
+        raise ModelError(
+            f"no memory for engine.num_slots {config.engine.num_slots} of engine.max_model_len "
+            f"{config.engine.max_model_len} tokens: set one of them lower"
+        ) from error
     del target, draft  # what the runners do not keep is freed
     return Engine(
         decoder,

@@ -63,6 +63,9 @@ MISTAKES = {
         "my.yaml:2: server.port: Input should be less than or equal to 65535",
         "target: m\nserver: {port: 70000}\n",
     ),
+    "more slots than there can be": Mistake(
+        (*SERVE, "--max-num-seqs", "1" + "0" * 30), "by flag: engine.num_slots: Input should be less than or equal"
+    ),
     "more threads than there can be": Mistake(
         SHOW,
         "my.yaml:2: engine.threads: Input should be less than or equal to 1024, not 100000000",

@@ -3,8 +3,10 @@
 import time
 
 import pytest
+import torch
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.models.names import ModelError
 from hotdraft.serving.decoding.adaptive_k import AdaptiveK
 from hotdraft.serving.decoding.costs import RoundCosts
 from hotdraft.serving.decoding.learned_costs import RoundSetting
@@ -58,6 +60,17 @@ def test_every_round_tells_what_it_cost(config: HotdraftConfig) -> None:
     assert {setting.context for setting in settings} <= set(range(4, 25))
     assert min(seconds for _, _, seconds in told.told) > 0
     assert {k for _, k, _ in told.told} <= set(range(5))
+
+
+def test_more_slots_than_memory_is_said_of_the_keys_that_ask_for_it(
+    config: HotdraftConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def zeros(*sizes: int, **kind: object) -> torch.Tensor:
+        raise RuntimeError(f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {sizes[0]} bytes.")
+
+    monkeypatch.setattr("hotdraft.serving.models.slots.torch.zeros", zeros)
+    with pytest.raises(ModelError, match=r"no memory for engine\.num_slots \d+ of engine\.max_model_len"):
+        build_engine(config, None)
 
 
 @pytest.mark.slow

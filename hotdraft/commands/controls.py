@@ -1,6 +1,7 @@
 """``hotdraft loop`` and ``hotdraft k``: what may be changed while server and trainer run."""
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,7 +75,8 @@ def k(
     if setting is None:
         controls = file.read()
     else:
-        k = None if setting == "config" else k_setting(int(setting) if setting.isdecimal() else setting)
+        is_number = re.fullmatch(r"\d{1,9}", setting) is not None  # of thousands of digits Python makes no number
+        k = None if setting == "config" else k_setting(int(setting) if is_number else setting)
         controls = file.override_k(k, largest_k(settings))
     if controls.k is None:
         sentence = f"k is as configured ({settings.engine.k})"

@@ -28,9 +28,10 @@ def examine_port(config: HotdraftConfig, *, to_serve: bool = False) -> Iterator[
         _bind(host, port)
     except PermissionError:
         yield problem("port", f"this user may not listen at {host}:{port}", elsewhere)
-    except socket.gaierror as error:
+    except (socket.gaierror, UnicodeError) as error:  # the latter of a part that is empty or longer than names have
         mend = "set `server: {host: …}` to an address of this machine"
-        yield problem("port", f"{host!r} is no address: {error.strerror}", mend)
+        why = error.strerror if isinstance(error, OSError) else error
+        yield problem("port", f"{host!r} is no address: {why}", mend)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             yield from _tenant(ANY.get(host, host), port, elsewhere, to_serve)

@@ -192,6 +192,11 @@ MISTAKES = {
         "port: 'no host' is no address",
         "target: TARGET\nserver: {open_admin: true, port: 18123}\n",
     ),
+    "a host longer than names are": Mistake(
+        (*SERVE, "--host", "a" * 64),
+        f"port: '{'a' * 64}' is no address",
+        "target: TARGET\nserver: {open_admin: true, port: 18123}\n",
+    ),
     "open to the world": Mistake(
         (*SERVE, "--host", "0.0.0.0", "--port", "PORT"), "other machines reach /admin at server.host 0.0.0.0"
     ),

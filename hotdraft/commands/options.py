@@ -50,4 +50,4 @@ def serving_overrides(
 
     flags = {**top, "server": given(server), "engine": given(engine)}
     told = {key: value for key, value in given(flags).items() if value != {}}
-    return merged(read_speculative(speculative), told) if speculative else told
+    return merged(read_speculative(speculative), told) if speculative is not None else told

@@ -22,7 +22,7 @@ def read_speculative(text: str) -> dict[str, Any]:
     try:
         told = SpeculativeConfig.model_validate_json(text)
     except ValidationError as error:
-        said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}".lstrip(": ") for one in error.errors())
+        said = "; ".join(": ".join([*map(str, one["loc"][:1]), one["msg"]]) for one in error.errors())
         allowed = ", ".join(SpeculativeConfig.model_fields)
         raise ConfigError(f"--speculative-config: {said} (a JSON object of {allowed})") from error
     return {"draft": told.model, "engine": {"k": told.num_speculative_tokens}}

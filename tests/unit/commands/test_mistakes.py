@@ -186,6 +186,14 @@ MISTAKES = {
     "a speculative config that is no JSON": Mistake(
         (*SERVE, "--speculative-config", "draft"), "--speculative-config: Invalid JSON"
     ),
+    "a speculative config that is empty": Mistake(
+        (*SERVE, "--speculative-config", ""), "--speculative-config: Invalid JSON"
+    ),
+    "a speculative config of fewer than no tokens": Mistake(
+        (*SERVE, "--speculative-config", '{"model": "d", "num_speculative_tokens": -1}'),
+        "--speculative-config: num_speculative_tokens: Input should be greater than or equal to 0; "
+        "num_speculative_tokens: Input should be 'auto' (",
+    ),
     "a port that is taken": Mistake((*SERVE, "--port", "TAKEN"), "port: another program listens at 127.0.0.1:"),
     "a host that is none": Mistake(
         (*SERVE, "--host", "no host"),

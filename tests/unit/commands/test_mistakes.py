@@ -63,6 +63,11 @@ MISTAKES = {
         "my.yaml:2: server.port: Input should be less than or equal to 65535",
         "target: m\nserver: {port: 70000}\n",
     ),
+    "a rate without end": Mistake(
+        SHOW,
+        "my.yaml:2: distill.learning_rate: Input should be a finite number, not inf",
+        "target: m\ndistill: {learning_rate: .inf}\n",
+    ),
     "more slots than there can be": Mistake(
         (*SERVE, "--max-num-seqs", "1" + "0" * 30), "by flag: engine.num_slots: Input should be less than or equal"
     ),

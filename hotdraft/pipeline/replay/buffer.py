@@ -19,6 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
 
+from hotdraft.pipeline.config.origins import without_password
+from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.replay.counted import Ranges, counted, is_reservoir, newest_reservoir
 from hotdraft.pipeline.replay.folder import ShardFolder
@@ -73,14 +75,21 @@ class ReplayBuffer:
 
     @classmethod
     def of(cls, config: HotdraftConfig) -> Self:
-        """The buffer that `config` names."""
+        """The buffer that `config` names. Raises `ConfigError` where it cannot be opened."""
         replay = config.replay
-        return cls(
-            config.replay_url,
-            replay.max_bytes,
-            max_age_seconds=None if replay.max_age_days is None else replay.max_age_days * DAY_SECONDS,
-            reservoir_requests=replay.reservoir_requests,
-        )
+        try:
+            return cls(
+                config.replay_url,
+                replay.max_bytes,
+                max_age_seconds=None if replay.max_age_days is None else replay.max_age_days * DAY_SECONDS,
+                reservoir_requests=replay.reservoir_requests,
+            )
+        except (OSError, ValueError, ImportError) as error:  # no such folder, protocol, or package for the protocol
+            shown, why = without_password(config.replay_url), without_password(str(error))
+            raise ConfigError(
+                f"the replay buffer {shown} cannot be opened: {why}: "
+                "set replay.url to a folder or bucket that this user may write"
+            ) from error
 
     @property
     def errors(self) -> int:

@@ -185,6 +185,14 @@ MISTAKES = {
             ("cut.json", "{}", "does not say what the draft was cut from"),
         )
     },
+    **{
+        f"a replay buffer at {url}": Mistake(
+            ("replay", "stats", "-c", "my.yaml"),
+            f"the replay buffer {url} cannot be opened: ",
+            f"target: m\nreplay: {{url: '{url}'}}\n",
+        )
+        for url in ("my.yaml/replay", "carrier-pigeon://here")
+    },
     "a speculative config of another method": Mistake(
         (*SERVE, "--speculative-config", '{"method": "eagle", "model": "d"}'), "--speculative-config: method: "
     ),

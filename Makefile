@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# The CPU build of this release; on a machine with a GPU say TORCH=torch to take the newest CUDA build.
+# The release that hotdraft is tested with; TORCH=torch takes the newest. README.md says how to spare yourself CUDA.
 TORCH ?= torch==2.13.0
 
 .PHONY: demo test check lint docs lint-deploy clean

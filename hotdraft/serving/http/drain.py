@@ -91,8 +91,11 @@ class DrainingServer(uvicorn.Server):
     def _drain(self) -> None:
         engine = self._engine
         engine.stop_accepting()
-        logger.info("shutting down: %d running and %d waiting requests have %g s to finish",
-                    engine.num_running, engine.num_waiting, self._drain_seconds)  # fmt: skip
+        if engine.is_idle:
+            logger.info("shutting down: no request is left")
+        else:
+            logger.info("shutting down: %d running and %d waiting requests have %g s to finish",
+                        engine.num_running, engine.num_waiting, self._drain_seconds)  # fmt: skip
         deadline = time.monotonic() + self._drain_seconds
         while not engine.is_idle and time.monotonic() < deadline and not self._hurry.wait(POLL_SECONDS):
             pass

@@ -94,8 +94,8 @@ class DrainingServer(uvicorn.Server):
         if engine.is_idle:
             logger.info("shutting down: no request is left")
         else:
-            logger.info("shutting down: %d running and %d waiting requests have %g s to finish",
-                        engine.num_running, engine.num_waiting, self._drain_seconds)  # fmt: skip
+            left = f"{engine.num_running} running and {engine.num_waiting} waiting requests"
+            logger.info("shutting down: %s have %g s to finish", left, self._drain_seconds)
         deadline = time.monotonic() + self._drain_seconds
         while not engine.is_idle and time.monotonic() < deadline and not self._hurry.wait(POLL_SECONDS):
             pass

@@ -51,9 +51,7 @@ def examine_replay(config: HotdraftConfig) -> Iterator[Finding]:
             "look why, the server's log says what was wrong with each; they can be deleted",
         )
     if writable:
-        says = (
-            f"{shown}, shards: {len(shards)}, {sum(shards) / 1e6:,.1f} of {config.replay.max_bytes / 1e6:,.0f} MB"
-        )
+        says = f"{shown}, {len(shards)} shards, {sum(shards) / 1e6:,.1f} of {config.replay.max_bytes / 1e6:,.0f} MB"
         yield ok("replay buffer", says)
     else:
         yield problem("replay buffer", f"{shown} cannot be written", mend)

@@ -84,7 +84,7 @@ def test_the_size_of_the_replay_buffer(tmp_path):
     (folder / "shard-1.parquet").write_bytes(bytes(1_500_000))
     (folder / ".shard-2.parquet.tmp").write_bytes(bytes(1_000_000))
     found = only(examine_replay(settings))
-    assert (found.state, "shards: 1, 1.5 of 2,000 MB" in found.says) == ("ok", True)
+    assert (found.state, "1 shards, 1.5 of 2,000 MB" in found.says) == ("ok", True)
 
 
 def test_a_remote_replay_buffer_is_tried_and_left_as_it_was(tmp_path):

@@ -72,7 +72,7 @@ def predistill(
 
     with waiting("importing torch"):
         from hotdraft.answering.requests import text_tokens
-        from hotdraft.answering.speed import answer_speed, try_training, weights_here
+        from hotdraft.answering.speed import answer_speed, weights_here
         from hotdraft.pipeline.traffic.prompts import Prompt
         from hotdraft.training.drafts.draft_cost import predicted_cost, show_cost
         from hotdraft.training.planning.machine import available_for
@@ -103,8 +103,7 @@ def predistill(
         return
     step = speed = None
     if memory_gb is None and weights_here(settings):
-        with waiting("trying a step of training"):
-            step = try_training(planned, available, items)
+        step = _try_step(planned, available, items)
         with waiting("measuring how fast the target answers"):
             speed = answer_speed(settings, items)
     else:
@@ -112,12 +111,19 @@ def predistill(
     console.print(describe_time(planned, step, speed), highlight=False, soft_wrap=True)
 
 
+def _try_step(planned: Any, available: Any, items: Any) -> Any:
+    from hotdraft.answering.speed import try_training
+
+    with waiting("trying a step of training"):
+        return try_training(planned, available, items)
+
+
 def _make(planned: Any, available: Any, items: Any, out: Path, *, slim: bool) -> None:
     from rich.console import Console
 
     from hotdraft.answering.collect import collect
     from hotdraft.answering.requests import output_tokens
-    from hotdraft.answering.speed import show_speed_up, try_training
+    from hotdraft.answering.speed import show_speed_up
     from hotdraft.pipeline.models.draft_folder import check_out
     from hotdraft.pipeline.models.names import local_folder
     from hotdraft.pipeline.replay.buffer import ReplayBuffer
@@ -141,8 +147,7 @@ def _make(planned: Any, available: Any, items: Any, out: Path, *, slim: bool) ->
         needed = replay_bytes(output_tokens(settings, items), settings.recorder.top_k)
         require_disk(settings.run_dir, needed, "what the target says of the prompts")
         if not make.has_begun(settings):  # else its own steps have shown what they take
-            with waiting("trying a step of training"):
-                step = try_training(planned, available, items)
+            step = _try_step(planned, available, items)
             Console().print(describe_time(planned, step), highlight=False, soft_wrap=True)
         chosen = settings.predistill
         buffer = ReplayBuffer.of(settings)

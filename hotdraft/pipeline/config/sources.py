@@ -31,7 +31,6 @@ class Sources:
         self.flags = flags
         self.path = None if path is None else config_file(path)
         self.file, self._lines = ({}, {}) if self.path is None else _read(self.path)
-        self._cls = cls
         self._environment = EnvSettingsSource(cls)
 
     def origin(self, keys: Keys) -> Origin:
@@ -51,7 +50,7 @@ class Sources:
 
     def without_json(self) -> Iterator[tuple[str, str]]:
         """Variables that have to be JSON and are none, and why: pydantic-settings names their section alone."""
-        source = EnvSettingsSource(self._cls)
+        source = EnvSettingsSource(self._environment.settings_cls)
         for variable, value in self._environment.env_vars.items():
             source.env_vars = {variable: value}
             try:
@@ -128,20 +127,27 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
 
 
 def _lines(
-    path: Path, node: yaml.Node | None, above: Keys, around: tuple[yaml.Node, ...], known: set[yaml.Node]
+    path: Path, node: yaml.Node | None, above: Keys, around: tuple[yaml.Node | None, ...], known: set[yaml.Node]
 ) -> Iterator[tuple[Keys, int]]:
     """`around` are the nodes that `node` is in: an alias may lead back to one. Of those `known` no line is told."""
     if node in known:  # by another alias: ten levels of ten of them would be ten thousand million lines
         return
     if isinstance(node, yaml.CollectionNode):
         known.add(node)
+    within = (*around, node)
+    for key, line, member in _members(path, node, above):
+        keys = (*above, key)
+        if member in within:
+            raise ConfigError(f"{path}:{line}: {'.'.join(keys)}: holds itself")
+        yield keys, line
+        yield from _lines(path, member, keys, within, known)
+
+
+def _members(path: Path, node: yaml.Node | None, above: Keys) -> Iterator[tuple[str, int, yaml.Node]]:
+    """What stands in a list or mapping: its key, the key's line, and itself."""
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            line, keys = item.start_mark.line + 1, (*above, str(index))
-            if item in (*around, node):
-                raise ConfigError(f"{path}:{line}: {'.'.join(keys)}: holds itself")
-            yield keys, line
-            yield from _lines(path, item, keys, (*around, node), known)
+            yield str(index), item.start_mark.line + 1, item
     if not isinstance(node, yaml.MappingNode):
         return
     seen: set[str] = set()
@@ -152,8 +158,5 @@ def _lines(
             raise ConfigError(f"{where}: is no text, as a key has to be")
         if key in seen:
             raise ConfigError(f"{where}: stands here for the second time")
-        if value in (*around, node):
-            raise ConfigError(f"{where}: holds itself")
         seen.add(key)
-        yield (*above, key), line
-        yield from _lines(path, value, (*above, key), (*around, node), known)
+        yield key, line, value

@@ -33,6 +33,6 @@ def follow_job(records: JobRecords, job_id: str, console: Console) -> Job:
 def _is_news(now: JobProgress, told: JobProgress | None) -> bool:
     if told is None:
         return True
-    if now.seconds_left == 0:
-        return told.seconds_left != 0
+    if now.has_ended:
+        return not told.has_ended
     return now.step - told.step >= now.steps / PLAIN_LINES

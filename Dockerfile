@@ -13,6 +13,8 @@ ENV PATH=/opt/hotdraft/bin:${PATH}
 # A layer of its own: it is the largest and changes least.
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip install --index-url "${TORCH_INDEX_URL}" "torch==${TORCH_VERSION}"
+# hadolint ignore=DL3008 # Debian's, of the image's release
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY hotdraft hotdraft

@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 .PHONY: demo test check lint docs lint-deploy clean
 
 # PYTHONWARNINGS: setuptools warns at length of editable installations: of what nobody can act on here.
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml $(wildcard hotdraft/serving/native/source/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"

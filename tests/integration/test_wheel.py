@@ -20,33 +20,31 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of the checkout: setuptools leaves a folder beside what it builds."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    listed = subprocess.run(["git", "ls-files", "hotdraft"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for name in ["pyproject.toml", "README.md", "LICENSE", *listed.stdout.splitlines()]:
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes((ROOT / name).read_bytes())
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        out,
-        source,
-    ]
-    subprocess.run(build, check=True, capture_output=True)
-    [built] = out.glob("*.whl")
-    return built
+    return build(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a new environment with the wheel; what it depends on is borrowed from this one."""
-    folder = tmp_path_factory.mktemp("environment")
+    return install(wheel, tmp_path_factory)
+
+
+def build(temporary: pytest.TempPathFactory, **environment: str) -> Path:
+    """A wheel from a copy of the checkout: setuptools leaves a folder beside what it builds."""
+    source, out = temporary.mktemp("source"), temporary.mktemp("wheel")
+    listed = subprocess.run(["git", "ls-files", "hotdraft"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in ["pyproject.toml", "README.md", "LICENSE", *listed.stdout.splitlines()]:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes((ROOT / name).read_bytes())
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "-w", out]
+    command = [sys.executable, "-m", "pip", "wheel", *options, source]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, **environment})
+    [built] = out.glob("*.whl")
+    return built
+
+
+def install(wheel: Path, temporary: pytest.TempPathFactory) -> Path:
+    """Python of a new environment with the wheel; what it depends on is borrowed from this one."""
+    folder = temporary.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     python = folder / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel], check=True)
@@ -68,6 +66,7 @@ def test_it_holds_hotdraft_alone(wheel: Path) -> None:
     assert any(name.endswith("shipped-configs/demo.yaml") for name in names)
     assert any(name.endswith("dashboard/static/index.html") for name in names)
     assert "hotdraft/training/experiment/shiftbench.yaml" in names
+    assert any(name.startswith("hotdraft/serving/native/_native") for name in names)
 
 
 def test_the_command_works_outside_the_checkout(python: Path, tmp_path: Path) -> None:
@@ -80,15 +79,31 @@ def test_the_command_works_outside_the_checkout(python: Path, tmp_path: Path) ->
 
 
 def test_the_library_generates_outside_the_checkout(python: Path, tiny_target: str, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
+    done = generate(python, tiny_target, tmp_path)
+    assert (done.stdout, done.returncode) == ("4 native\n", 0), done.stderr
+
+
+def generate(python: Path, target: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    script = folder / "script.py"
     script.write_text(
         "from hotdraft import LLM, SamplingParams\n"
-        f"with LLM({tiny_target!r}, device='cpu', max_model_len=64) as llm:\n"
+        f"with LLM({target!r}, device='cpu', max_model_len=64) as llm:\n"
         "    [output] = llm.generate('hello', SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))\n"
-        "print(len(output.outputs[0].token_ids))\n"
+        "    print(len(output.outputs[0].token_ids), llm._engine.computations['target'].runner)\n"
     )
-    done = run([python, script], tmp_path)
-    assert (done.stdout, done.returncode) == ("4\n", 0), done.stderr
+    return run([python, script], folder)
+
+
+def test_without_a_compiler_it_installs_serves_by_torch_and_says_so(
+    tiny_target: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    wheel = build(tmp_path_factory, CC="/bin/false", CXX="/bin/false")
+    assert not any("_native" in name for name in zipfile.ZipFile(wheel).namelist())
+    python = install(wheel, tmp_path_factory)
+    done = generate(python, tiny_target, tmp_path)
+    assert (done.stdout, done.returncode) == ("4 fused\n", 0), done.stderr
+    told = run([python.parent / "hotdraft", "doctor"], tmp_path).stdout
+    assert "hotdraft was installed without a C++ compiler" in " ".join(told.split())
 
 
 def test_the_readmes_last_line_serves_and_its_question_is_answered(python: Path, tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""The native library, by ctypes: its calls let go of the GIL, and it knows neither Python nor torch.
+
+It is compiled when hotdraft is installed, where there is a compiler; what serves does without it otherwise.
+"""
+
+import ctypes
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint8, c_void_p
+from enum import IntEnum
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+
+
+class Format(IntEnum):
+    """How a linear layer's weights lie in memory, see `native.h`."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    W8A16 = 2
+
+
+class LinearStruct(ctypes.Structure):
+    _fields_ = [
+        ("format", c_int32),
+        ("inputs", c_int32),
+        ("outputs", c_int32),
+        ("reserved", c_int32),
+        ("panels", c_void_p),
+        ("bias", c_void_p),
+    ]
+
+
+class ModelStruct(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("layers", "hidden", "intermediate", "heads", "kv_heads")),
+        *((name, c_int32) for name in ("head_dim", "max_length", "half")),
+        *((name, c_float) for name in ("epsilon", "head_epsilon", "scaling", "reserved")),
+        *((name, c_void_p) for name in ("norms", "head_norms", "cos", "sin", "embedding")),
+        ("linears", POINTER(POINTER(LinearStruct))),
+        ("keys_values", c_void_p),
+    ]
+
+
+class NativeError(RuntimeError):
+    """Why there is no native library here."""
+
+
+@cache
+def native_library() -> ctypes.CDLL:
+    """The library. Raises `NativeError` where there is none."""
+    path = next((path for suffix in EXTENSION_SUFFIXES if (path := FOLDER / f"_native{suffix}").exists()), None)
+    if path is None:
+        raise NativeError("hotdraft was installed without a C++ compiler")
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeError(f"the native library cannot be loaded: {error}") from error
+    _declare(library)
+    return library
+
+
+def find_instructions(wanted: str = "auto") -> str:
+    """The processor's instructions to compute with: avx512_bf16, avx512 or avx2. Raises `NativeError` for none."""
+    found = native_library().hd_instructions(None if wanted == "auto" else wanted.encode())
+    if found is None:
+        missing = "neither AVX-512 nor AVX2" if wanted == "auto" else f"no {wanted}"
+        raise NativeError(f"this processor has {missing}")
+    return found.decode()
+
+
+def supports(instructions: str, format: Format) -> bool:
+    """Whether there is a way to compute with weights of that format."""
+    return bool(native_library().hd_supports(instructions.encode(), format))
+
+
+class ThreadPool:
+    """The threads that native forwards are computed with, the caller's included."""
+
+    def __init__(self, instructions: str, threads: int) -> None:
+        self._library = native_library()
+        self.threads = threads
+        self.instructions = instructions
+        self.handle = c_void_p(self._library.hd_pool_create(instructions.encode(), threads))
+
+    @property
+    def stalls(self) -> int:
+        """Waits for a thread that was kept from its core; forwards go on with one thread for a while then."""
+        return self._library.hd_pool_stalls(self.handle)
+
+    def read_speed(self, address: int, size: int) -> float:
+        """Bytes a second of reading `size` bytes at `address` once, in several streams a thread."""
+        return self._library.hd_read_speed(self.handle, address, size)
+
+    def __del__(self) -> None:
+        self._library.hd_pool_destroy(self.handle)
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    model, pool = POINTER(ModelStruct), c_void_p
+    signatures = {
+        "hd_instructions": (c_char_p, [c_char_p]),
+        "hd_supports": (c_int32, [c_char_p, c_int32]),
+        "hd_packed_bytes": (c_size_t, [c_int32, c_int32, c_int32]),
+        "hd_pack": (None, [c_int32, c_void_p, c_int32, c_int32, c_void_p]),
+        "hd_unpack": (None, [c_int32, c_void_p, c_int32, c_int32, c_void_p]),
+        "hd_slot_bytes": (c_size_t, [model]),
+        "hd_move": (None, [model, c_int32, c_int32, c_int32]),
+        "hd_clear": (None, [model, c_int32]),
+        "hd_pool_create": (c_void_p, [c_char_p, c_int32]),
+        "hd_pool_destroy": (None, [pool]),
+        "hd_pool_stalls": (c_int64, [pool]),
+        "hd_forward": (None, [model, pool, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_int32, c_void_p]),
+        "hd_draft": (
+            None,
+            [model, pool, c_int32, c_int32, c_void_p, c_void_p, c_int32, c_void_p, c_void_p, POINTER(c_uint8)],
+        ),
+        "hd_read_speed": (c_double, [pool, c_void_p, c_size_t]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments

@@ -1,0 +1,151 @@
+// Attention over a slot's keys and values, which lie as weights do.
+struct Attention : Worker {
+    using Worker::Worker;
+
+    void head_norm(float *x, const float *norm) {
+        float squares = 0;
+        for (int d = 0; d < model.head_dim; ++d) squares += x[d] * x[d];
+        const float scale = 1.0f / __builtin_sqrtf(squares / float(model.head_dim) + model.head_epsilon);
+        for (int d = 0; d < model.head_dim; ++d) x[d] = x[d] * scale * norm[d];
+    }
+
+    void rotate(float *x, int64_t position) {
+        const float *cos = model.cos + position * model.head_dim, *sin = model.sin + position * model.head_dim;
+        const int half = model.head_dim / 2;
+        for (int d = 0; d < half; ++d) {
+            const float first = x[d], second = x[d + half];
+            x[d] = first * cos[d] + second * sin[d];
+            x[d + half] = second * cos[d + half] + first * sin[d + half];
+        }
+    }
+
+    char *cache(int64_t layer, int64_t slot, int64_t key_head) {
+        const CacheLayout layout(model);
+        return static_cast<char *>(model.keys_values) + slot * layout.slot + layer * layout.layer + key_head * layout.head;
+    }
+
+    template <class Format>
+    void put(char *panels, int64_t panel, int64_t output, int64_t input, float x) {
+        constexpr int size = Format::UNIT == 2 ? 2 : 4;
+        const int64_t vector = input / Format::UNIT, inside = output % LANES * Format::UNIT + input % Format::UNIT;
+        char *to = panels + output / LANES * panel + vector * VECTOR + inside * size;
+        if constexpr (size == 2) {
+            const uint16_t half = narrowed(x);
+            __builtin_memcpy(to, &half, 2);
+        } else {
+            __builtin_memcpy(to, &x, 4);
+        }
+    }
+
+    // Rotates queries and keys, and writes keys and values to their slots.
+    template <class Format>
+    void remember(int64_t layer) {
+        const CacheLayout layout(model);
+        const int64_t all = model.heads + 2 * model.kv_heads, dims = model.head_dim;
+        const Share share(all * batch.count, thread, team.size);
+        for (int64_t item = share.from; item < share.to; ++item) {
+            const int64_t head = item / batch.count, t = item % batch.count, position = batch.positions[t];
+            float *x = scratch.qkv + t * widths.qkv + head * dims;
+            const bool is_query = head < model.heads, is_value = head >= model.heads + model.kv_heads;
+            if (!is_value) {
+                if (model.head_norms) head_norm(x, model.head_norms + (2 * layer + !is_query) * dims);
+                rotate(x, position);
+                if (is_query) continue;
+            }
+            char *panels = cache(layer, batch.slots[t], (head - model.heads) % model.kv_heads);
+            if (is_value) {
+                panels += layout.values(model.max_length);
+                for (int64_t d = 0; d < dims; ++d) put<Format>(panels, layout.value_panel, d, position, x[d]);
+            } else {
+                for (int64_t d = 0; d < dims; ++d) put<Format>(panels, layout.key_panel, position, d, x[d]);
+            }
+        }
+        barrier(team);
+    }
+
+    // Some queries of one slot's tokens, from `from` on, by the heads that share a key head: token by token, head by head.
+    struct Queries {
+        int64_t key_head, from, first, count;
+    };
+
+    template <class Format>
+    void attend(int64_t layer, const Queries &asked) {
+        const CacheLayout layout(model);
+        const int64_t dims = model.head_dim, padded = rounded(dims, GROUP), keys = keys_of(model);
+        const int64_t query_stride = Format::row_bytes(padded), probs_stride = Format::row_bytes(keys);
+        const int64_t heads = model.heads / model.kv_heads;
+        const auto token = [&](int64_t query) { return asked.from + (asked.first + query) / heads; };
+        const auto head = [&](int64_t query) { return asked.key_head * heads + (asked.first + query) % heads; };
+        const char *const panels = cache(layer, batch.slots[asked.from], asked.key_head);
+        const char *const values = panels + layout.values(model.max_length);
+        int64_t last = 0;
+        for (int64_t q = 0; q < asked.count; ++q) {
+            const float *x = scratch.qkv + token(q) * widths.qkv + head(q) * dims;
+            for (int64_t d = 0; d < padded; ++d) row[d] = d < dims ? x[d] : 0;
+            Format::convert(row, padded, queries + q * query_stride);
+            last = batch.positions[token(q)] > last ? batch.positions[token(q)] : last;
+        }
+        const Product<Format> with_keys{panels, layout.key_panel, layout.key_panel / VECTOR, queries, query_stride, asked.count, values};
+        with_keys.tiles(0, last / LANES + 1, [&]<int P, int T>(int64_t at, int64_t query, Floats(&products)[P][T]) {
+            for (int p = 0; p < P; ++p)
+                for (int t = 0; t < T; ++t) store(scores + (query + t) * keys + (at + p) * LANES, products[p][t] * model.scaling);
+        });
+        for (int64_t q = 0; q < asked.count; ++q) {
+            sums[q] = weigh(scores + q * keys, batch.positions[token(q)], last);
+            Format::convert(scores + q * keys, rounded(last + 1, LANES), probs + q * probs_stride);
+        }
+        const Product<Format> with_values{values, layout.value_panel, last / Format::UNIT + 1, probs, probs_stride, asked.count, panels};
+        with_values.tiles(0, rounded(dims, LANES) / LANES, [&]<int P, int T>(int64_t at, int64_t query, Floats(&products)[P][T]) {
+            for (int p = 0; p < P; ++p)
+                for (int t = 0; t < T; ++t) {
+                    const int64_t d = (at + p) * LANES, q = query + t;
+                    float *to = scratch.attended + token(q) * widths.attended + head(q) * dims + d;
+                    store_some(to, products[p][t] / sums[q], dims - d < LANES ? dims - d : LANES);
+                }
+        });
+    }
+
+    // Scores of the keys up to `position` become weights, whose sum is returned; those up to `last` become 0.
+    static float weigh(float *score, int64_t position, int64_t last) {
+        Floats most = splat(-INFINITE), sum = splat(0);
+        for (int64_t key = 0; key <= position; key += LANES) {
+            const Floats seen = LANE <= int32_t(position - key) ? load(score + key) : splat(-INFINITE);
+            most = seen > most || seen != seen ? seen : most;
+            store(score + key, seen);
+        }
+        const float shift = largest(most);
+        int64_t key = 0;
+        for (; key <= position; key += LANES) {
+            const Floats weight = exponential(load(score + key) - shift);
+            sum += weight;
+            store(score + key, weight);
+        }
+        for (; key <= last; key += LANES) store(score + key, splat(0));
+        return total(sum);
+    }
+
+    template <class Format>
+    void attention(int64_t layer) {
+        int64_t items = 0, item = 0;
+        for (int64_t from = 0; from < batch.count; from = slot_end(from)) items += blocks(from) * model.kv_heads;
+        const Share share(items, thread, team.size);
+        for (int64_t from = 0; from < batch.count; from = slot_end(from))
+            for (int64_t key_head = 0; key_head < model.kv_heads; ++key_head)
+                for (int64_t block = 0; block < blocks(from); ++block, ++item) {
+                    if (item < share.from || item >= share.to) continue;
+                    const Share part(queries_of(from), int32_t(block), int32_t(blocks(from)));
+                    attend<Format>(layer, {key_head, from, part.from, part.to - part.from});
+                }
+        barrier(team);
+    }
+
+    // Where the tokens of another slot begin.
+    int64_t slot_end(int64_t from) const {
+        int64_t end = from + 1;
+        while (end < batch.count && batch.slots[end] == batch.slots[from]) ++end;
+        return end;
+    }
+
+    int64_t queries_of(int64_t from) const { return (slot_end(from) - from) * (model.heads / model.kv_heads); }
+    int64_t blocks(int64_t from) const { return (queries_of(from) + BLOCK - 1) / BLOCK; }
+};

@@ -1,0 +1,19 @@
+#include <immintrin.h>
+
+#include "forward.h"
+#include "layout.h"
+
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,fma,bmi2")
+#define HD_BF16
+
+namespace {
+constexpr int PANELS = 4, BLOCK = 6;  // of a tile, so that its sums stay in registers
+typedef int32_t Alias32 __attribute__((may_alias));
+#include "vectors.inl"
+#include "tiles.inl"
+#include "worker.inl"
+#include "attention.inl"
+#include "forward.inl"
+}  // namespace
+
+extern const Instructions AVX512_BF16 = {"avx512_bf16", true, forward, own_bytes, likeliest, sum};

@@ -1,0 +1,34 @@
+// Where things lie, the same on every machine: what one build packed another can read.
+#pragma once
+#include "native.h"
+
+constexpr int LANES = 16;
+constexpr int VECTOR = 64;  // bytes
+constexpr int GROUP = 64;   // inputs that share a scale
+constexpr int GROUP_BYTES = GROUP * LANES + VECTOR, GROUP_VECTORS = GROUP_BYTES / VECTOR;
+
+static inline int64_t rounded(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
+
+static inline int64_t panel_bytes(hd_format format, int64_t inputs) {
+    switch (format) {
+        case HD_FLOAT32: return inputs * VECTOR;
+        case HD_BFLOAT16: return rounded(inputs, 2) / 2 * VECTOR;
+        default: return rounded(inputs, GROUP) / GROUP * GROUP_BYTES;
+    }
+}
+
+// A slot holds, for each layer and key head, keys as panels of 16 positions and values as panels of 16 dimensions.
+struct CacheLayout {
+    int64_t key_panel, value_panel, head, layer, slot;
+
+    explicit CacheLayout(const hd_model &model) {
+        const hd_format format = model.half ? HD_BFLOAT16 : HD_FLOAT32;
+        key_panel = panel_bytes(format, model.head_dim);
+        value_panel = panel_bytes(format, model.max_length);
+        head = key_panel * (rounded(model.max_length, LANES) / LANES) +
+               value_panel * (rounded(model.head_dim, LANES) / LANES);
+        layer = head * model.kv_heads;
+        slot = layer * model.layers;
+    }
+    int64_t values(int64_t max_length) const { return key_panel * (rounded(max_length, LANES) / LANES); }
+};

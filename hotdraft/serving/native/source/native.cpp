@@ -1,0 +1,118 @@
+#include "native.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "instructions.h"
+#include "layout.h"
+#include "pool.h"
+
+namespace {
+int32_t head_outputs(const hd_model &model) { return model.linears[4 * model.layers]->outputs; }
+
+// Tokens that are computed together, in order: those of one slot may stand in one batch after another.
+struct Tokens {
+    std::vector<int64_t> ids, positions;
+    std::vector<int32_t> slots, outputs;
+
+    void add(int64_t id, int64_t position, int32_t slot, bool is_output) {
+        if (is_output) outputs.push_back(int32_t(ids.size()));
+        ids.push_back(id);
+        positions.push_back(position);
+        slots.push_back(slot);
+    }
+
+    float *compute(const hd_model &model, Pool &pool, float *logits) {
+        const Scratch &scratch = pool.scratch(model);
+        const Batch batch{int32_t(ids.size()), ids.data(), positions.data(), slots.data(), int32_t(outputs.size()), outputs.data(), logits};
+        const auto forward = pool.instructions.forward;
+        pool.run([&](Team &team, int32_t thread) { forward(model, batch, scratch, team, thread); });
+        logits += int64_t(outputs.size()) * head_outputs(model);
+        *this = Tokens();
+        return logits;
+    }
+};
+
+Pool &pool_of(hd_pool *pool) { return *reinterpret_cast<Pool *>(pool); }
+}  // namespace
+
+const char *hd_instructions(const char *wanted) {
+    const Instructions *found = find_instructions(wanted);
+    return found ? found->name : nullptr;
+}
+
+int32_t hd_supports(const char *instructions, hd_format format) {
+    return format != HD_W8A16 || find_instructions(instructions)->int8;
+}
+
+size_t hd_slot_bytes(const hd_model *model) { return size_t(CacheLayout(*model).slot); }
+
+void hd_move(const hd_model *model, int32_t source, int32_t destination, int32_t length) {
+    const CacheLayout layout(*model);
+    const int64_t values = layout.values(model->max_length), key_bytes = rounded(length, LANES) / LANES * layout.key_panel;
+    const int64_t value_bytes = panel_bytes(model->half ? HD_BFLOAT16 : HD_FLOAT32, length);
+    for (int64_t head = 0; head < int64_t(model->layers) * model->kv_heads; ++head) {
+        const char *from = static_cast<const char *>(model->keys_values) + source * layout.slot + head * layout.head;
+        char *to = static_cast<char *>(model->keys_values) + destination * layout.slot + head * layout.head;
+        std::memcpy(to, from, key_bytes);
+        for (int64_t at = values; at < layout.head; at += layout.value_panel) std::memcpy(to + at, from + at, value_bytes);
+    }
+}
+
+void hd_clear(const hd_model *model, int32_t slot) {
+    const CacheLayout layout(*model);
+    std::memset(static_cast<char *>(model->keys_values) + slot * layout.slot, 0, layout.slot);
+}
+
+hd_pool *hd_pool_create(const char *instructions, int32_t threads) {
+    return reinterpret_cast<hd_pool *>(new Pool(*find_instructions(instructions), threads));
+}
+
+void hd_pool_destroy(hd_pool *pool) { delete &pool_of(pool); }
+
+int64_t hd_pool_stalls(const hd_pool *pool) { return reinterpret_cast<const Pool *>(pool)->stalls(); }
+
+void hd_forward(const hd_model *model, hd_pool *pool, int32_t first_slot, int32_t rows, int32_t count, const int64_t *token_ids,
+                const int64_t *positions, int32_t keep, float *logits) {
+    Tokens tokens;
+    for (int32_t row = 0; row < rows; ++row)
+        for (int32_t i = 0; i < count; ++i) {
+            const int64_t at = int64_t(row) * count + i;
+            tokens.add(token_ids[at], positions[at], first_slot + row, i >= count - keep);
+            if (tokens.ids.size() == MAX_TOKENS) logits = tokens.compute(*model, pool_of(pool), logits);
+        }
+    if (!tokens.ids.empty()) tokens.compute(*model, pool_of(pool), logits);
+}
+
+void hd_draft(const hd_model *model, hd_pool *pool, int32_t rows, int32_t count, const int64_t *token_ids, const int64_t *positions,
+              int32_t k, const int64_t *vocabulary, int64_t *drafted, uint8_t *sound) {
+    const int32_t outputs = head_outputs(*model);
+    std::vector<float> &logits = pool_of(pool).logits;
+    logits.resize(size_t(rows) * outputs);
+    std::vector<int64_t> fed(token_ids, token_ids + int64_t(rows) * count), at(positions, positions + int64_t(rows) * count);
+    std::fill(sound, sound + rows, 1);
+    for (int32_t step = 0; step < k; ++step) {
+        const int32_t width = step ? 1 : count;
+        hd_forward(model, pool, 0, rows, width, fed.data(), at.data(), 1, logits.data());
+        for (int32_t row = 0; row < rows; ++row) {
+            bool is_sound = true;
+            const int32_t column = pool_of(pool).instructions.likeliest(&logits[size_t(row) * outputs], outputs, &is_sound);
+            sound[row] &= is_sound;
+            drafted[int64_t(row) * k + step] = fed[row] = vocabulary ? vocabulary[column] : column;
+            at[row] = positions[int64_t(row) * count + count - 1] + step + 1;
+        }
+    }
+}
+
+double hd_read_speed(hd_pool *pool, const void *data, size_t bytes) {
+    const auto began = std::chrono::steady_clock::now();
+    float sums[256] = {};
+    pool_of(pool).run([&](Team &team, int32_t thread) {
+        const int64_t part = int64_t(bytes) / team.size / VECTOR * VECTOR;
+        sums[thread % 256] = pool_of(pool).instructions.sum(static_cast<const char *>(data) + thread * part, part);
+    });
+    volatile float kept = sums[0];
+    (void)kept;
+    return double(bytes) / std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+}

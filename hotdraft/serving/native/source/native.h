@@ -1,0 +1,63 @@
+// What crosses the border to Python, by ctypes: plain structures, no library's ABI.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+extern "C" {
+
+// How a linear layer's weights lie in memory. All formats go by panels of 16 outputs: the weights of one input (or of
+// two or four neighbouring ones) to 16 outputs are the 64 bytes of a vector register.
+enum hd_format : int32_t {
+    HD_FLOAT32 = 0,   // [inputs][16]
+    HD_BFLOAT16 = 1,  // [inputs/2][16][2]
+    HD_W8A16 = 2,     // by groups of 64 inputs: [16][16][4] bytes, then 16 float32 scales; inputs of 16 bits
+};
+
+struct hd_linear {
+    int32_t format, inputs, outputs, reserved;
+    const void *panels;
+    const float *bias;  // [outputs rounded up to 32], or null
+};
+
+struct hd_model {
+    int32_t layers, hidden, intermediate, heads, kv_heads, head_dim, max_length, half;
+    float epsilon, head_epsilon, scaling, reserved;
+    const float *norms;       // [layers][2][hidden rounded up to 64], then the last one's
+    const float *head_norms;  // [layers][2][head_dim] of queries and keys, or null
+    const float *cos, *sin;   // [max_length][head_dim], sin negated in the first half
+    const void *embedding;    // [vocabulary][hidden], bfloat16 where `half`, float32 otherwise
+    const hd_linear *const *linears;  // [layers][4]: queries-keys-values, output, gate-up by turns of 16, down; the head
+    void *keys_values;        // hd_slot_bytes each, bfloat16 where `half`, float32 otherwise
+};
+
+struct hd_pool;
+
+// Names the instructions that forwards would be computed with: those `wanted`, or the best if that is null. Null if
+// this processor has none such.
+const char *hd_instructions(const char *wanted);
+int32_t hd_supports(const char *instructions, hd_format format);
+size_t hd_packed_bytes(hd_format format, int32_t inputs, int32_t outputs);
+void hd_pack(hd_format format, const float *weights, int32_t inputs, int32_t outputs, void *panels);
+void hd_unpack(hd_format format, const void *panels, int32_t inputs, int32_t outputs, float *weights);
+size_t hd_slot_bytes(const hd_model *model);
+// The first `length` positions of a slot over another's; a slot's zeroed.
+void hd_move(const hd_model *model, int32_t source, int32_t destination, int32_t length);
+void hd_clear(const hd_model *model, int32_t slot);
+
+hd_pool *hd_pool_create(const char *instructions, int32_t threads);
+void hd_pool_destroy(hd_pool *pool);
+int64_t hd_pool_stalls(const hd_pool *pool);
+
+// Logits [rows][keep][outputs of the head] of the last `keep` of token_ids [rows][count], each at its position of its
+// slot, the first row's being `first_slot`.
+void hd_forward(const hd_model *model, hd_pool *pool, int32_t first_slot, int32_t rows, int32_t count,
+                const int64_t *token_ids, const int64_t *positions, int32_t keep, float *logits);
+
+// k tokens [rows][k] that follow token_ids [rows][count], each the likeliest after those before it. `vocabulary` names
+// the outputs of the head, or is null. sound [rows]: whether all logits were numbers.
+void hd_draft(const hd_model *model, hd_pool *pool, int32_t rows, int32_t count, const int64_t *token_ids,
+              const int64_t *positions, int32_t k, const int64_t *vocabulary, int64_t *drafted, uint8_t *sound);
+
+// Bytes a second that `threads` reach in reading `bytes` at `data` once, as a pass over weights does.
+double hd_read_speed(hd_pool *pool, const void *data, size_t bytes);
+}

@@ -1,0 +1,114 @@
+#include "pool.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "layout.h"
+
+namespace {
+using Clock = std::chrono::steady_clock;
+
+// Between the forwards of a round lies less than this; longer pauses leave the core to others.
+constexpr auto AWAKE = std::chrono::microseconds(300);
+// No share of a phase is so much smaller than another's that its thread would wait this long.
+constexpr auto STALL = std::chrono::milliseconds(6);
+// Forwards that are computed by one thread after a stall, at first and at most: a stall costs as much as some such do.
+constexpr int64_t FIRST_PENALTY = 2, LAST_PENALTY = 256;
+// Forwards without a stall after which the next penalty is half as long.
+constexpr int64_t FORGIVEN = 32;
+
+char *aligned(char *at) { return reinterpret_cast<char *>(rounded(reinterpret_cast<int64_t>(at), VECTOR)); }
+}  // namespace
+
+void team_wait_long(Team &team, int32_t phase) {
+    const auto began = Clock::now();
+    while (__atomic_load_n(&team.phase, __ATOMIC_ACQUIRE) == phase) std::this_thread::yield();
+    if (Clock::now() - began > STALL) __atomic_add_fetch(&team.stalls, 1, __ATOMIC_RELAXED);
+}
+
+Pool::Pool(const Instructions &those, int32_t threads) : instructions(those) {
+    team_.size = threads;
+    for (int32_t thread = 1; thread < threads; ++thread) threads_.emplace_back(&Pool::serve, this, thread);
+}
+
+Pool::~Pool() {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        ending_ = true;
+        turn_.fetch_add(1);
+    }
+    wake_.notify_all();
+    for (auto &thread : threads_) thread.join();
+}
+
+void Pool::serve(int32_t thread) {
+    int32_t done = 0;
+    for (;;) {
+        const auto began = Clock::now();
+        while (turn_.load(std::memory_order_acquire) == done) {
+            __builtin_ia32_pause();
+            if (Clock::now() - began < AWAKE) continue;
+            std::unique_lock<std::mutex> lock(mutex_);
+            asleep_.fetch_add(1);
+            wake_.wait(lock, [&] { return turn_.load() != done; });
+            asleep_.fetch_sub(1);
+        }
+        ++done;
+        if (ending_) return;
+        (*work_)(team_, thread);
+        barrier(team_);
+    }
+}
+
+// Whether the last forwards had to wait for threads that were not let run: then one alone is faster.
+bool Pool::is_crowded() {
+    const int64_t stalls = __atomic_load_n(&team_.stalls, __ATOMIC_RELAXED);
+    if (alone_for_ > 0) {
+        --alone_for_;
+        return true;
+    }
+    if (stalls == seen_stalls_) {
+        if (++undisturbed_ % FORGIVEN == 0) penalty_ /= 2;
+        return false;
+    }
+    seen_stalls_ = stalls;
+    stalls_.store(stalls, std::memory_order_relaxed);
+    undisturbed_ = 0;
+    penalty_ = std::clamp(2 * penalty_, FIRST_PENALTY, LAST_PENALTY);
+    alone_for_ = penalty_ - 1;
+    return true;
+}
+
+void Pool::run(const std::function<void(Team &, int32_t)> &work) {
+    if (team_.size == 1 || is_crowded()) return work(alone_, 0);
+    work_ = &work;
+    turn_.fetch_add(1);
+    if (asleep_.load()) {
+        { std::lock_guard<std::mutex> lock(mutex_); }
+        wake_.notify_all();
+    }
+    work(team_, 0);
+    barrier(team_);  // nobody is still at work on what the caller takes back
+}
+
+const Scratch &Pool::scratch(const hd_model &model) {
+    const int64_t wanted[] = {rounded(model.hidden, GROUP),
+                              rounded(int64_t(model.heads + 2 * model.kv_heads) * model.head_dim, GROUP),
+                              rounded(int64_t(model.heads) * model.head_dim, GROUP), rounded(model.intermediate, GROUP),
+                              instructions.own_bytes(model)};
+    if (std::memcmp(wanted, widths_, sizeof wanted) == 0) return scratch_;
+    // Of another model: what lies beyond a row's width must be zero again.
+    std::memcpy(widths_, wanted, sizeof wanted);
+    memory_.clear();
+    own_.clear();
+    const auto take = [&](int64_t bytes) {
+        memory_.emplace_back(bytes + VECTOR);
+        return aligned(memory_.back().data());
+    };
+    float **shared[] = {&scratch_.hidden, &scratch_.qkv, &scratch_.attended, &scratch_.activated};
+    for (int part = 0; part < 4; ++part) *shared[part] = reinterpret_cast<float *>(take(4 * MAX_TOKENS * wanted[part]));
+    for (int32_t thread = 0; thread < team_.size; ++thread) own_.push_back(take(wanted[4]));
+    scratch_.own = own_.data();
+    return scratch_;
+}

@@ -1,0 +1,255 @@
+// A tile: the products of P panels with T tokens. Whatever P and T are, each output is one chain of sums over the
+// inputs in their order, so a token's outputs do not depend on what is computed beside them.
+
+// Vectors of a panel that are read for all tokens before the next: they, and the next ones asked for, stay in the cache.
+constexpr int64_t CHUNK = 384;
+
+// Memory that is asked for while a tile is computed, `count` lines with each vector of a panel.
+struct Ahead {
+    const char *lines;
+    int64_t stride;
+    int count;
+
+    void ask(int64_t vector) const {
+        for (int line = 0; line < count; ++line) __builtin_prefetch(lines + line * stride + vector * VECTOR, 0, 2);
+    }
+};
+
+struct Float32 {
+    static constexpr int UNIT = 1;     // neighbouring inputs in a vector
+    static constexpr int VECTORS = 1;  // of a panel that go together
+    static constexpr int INPUT_BYTES = 4;  // that are multiplied with them
+    static int64_t row_bytes(int64_t inputs) { return rounded(inputs, GROUP) * 4; }
+    static void convert(const float *from, int64_t inputs, char *to) {
+        for (int64_t i = 0; i < inputs; i += LANES) store(reinterpret_cast<float *>(to) + i, load(from + i));
+    }
+    static int block(int) { return BLOCK; }
+    static int widest(int) { return PANELS; }
+
+    template <int P, int T>
+    static void tile(const char *panels, int64_t panel, const char *x, int64_t stride, int64_t vectors, const Ahead &ahead, Floats (&sums)[P][T]) {
+        for (int64_t i = 0; i < vectors; ++i) {
+            Floats weights[P];
+            ahead.ask(i);
+            for (int p = 0; p < P; ++p) {
+                weights[p] = *reinterpret_cast<const Floats *>(panels + p * panel + i * VECTOR);
+            }
+            for (int t = 0; t < T; ++t) {
+                const Floats input = splat(reinterpret_cast<const float *>(x + t * stride)[i]);
+                for (int p = 0; p < P; ++p) sums[p][t] += weights[p] * input;
+            }
+        }
+    }
+};
+
+struct Bfloat16 {
+    static constexpr int UNIT = 2, VECTORS = 1;
+    static int block(int) { return BLOCK; }
+    static int widest(int) { return PANELS; }
+#ifdef HD_BF16
+    static constexpr int INPUT_BYTES = 4;
+    static int64_t row_bytes(int64_t inputs) { return rounded(inputs, GROUP) * 2; }
+    static void convert(const float *from, int64_t inputs, char *to) {
+        for (int64_t i = 0; i < inputs; i += LANES)
+            *reinterpret_cast<LooseHalves *>(to + 2 * i) = narrowed(load(from + i));
+    }
+
+    template <int P, int T>
+    static void tile(const char *panels, int64_t panel, const char *x, int64_t stride, int64_t vectors, const Ahead &ahead, Floats (&sums)[P][T]) {
+        for (int64_t i = 0; i < vectors; ++i) {
+            __m512bh weights[P];
+            ahead.ask(i);
+            for (int p = 0; p < P; ++p) {
+                weights[p] = (__m512bh)_mm512_load_si512(panels + p * panel + i * VECTOR);
+            }
+            for (int t = 0; t < T; ++t) {
+                const __m512bh pair = (__m512bh)_mm512_set1_epi32(reinterpret_cast<const Alias32 *>(x + t * stride)[i]);
+                for (int p = 0; p < P; ++p) sums[p][t] = (Floats)_mm512_dpbf16_ps((__m512)sums[p][t], weights[p], pair);
+            }
+        }
+    }
+#else
+    static constexpr int INPUT_BYTES = 8;
+    static int64_t row_bytes(int64_t inputs) { return Float32::row_bytes(inputs); }
+    static void convert(const float *from, int64_t inputs, char *to) { Float32::convert(from, inputs, to); }
+
+    template <int P, int T>
+    static void tile(const char *panels, int64_t panel, const char *x, int64_t stride, int64_t vectors, const Ahead &ahead, Floats (&sums)[P][T]) {
+        for (int64_t i = 0; i < vectors; ++i) {
+            Floats first[P], second[P];
+            ahead.ask(i);
+            for (int p = 0; p < P; ++p) {
+                const Words pairs = *reinterpret_cast<const Words *>(panels + p * panel + i * VECTOR);
+                first[p] = (Floats)(pairs << 16);
+                second[p] = (Floats)(pairs & 0xffff0000u);
+            }
+            for (int t = 0; t < T; ++t) {
+                const float *input = reinterpret_cast<const float *>(x + t * stride) + 2 * i;
+                for (int p = 0; p < P; ++p) {
+                    sums[p][t] += first[p] * splat(input[0]);
+                    sums[p][t] += second[p] * splat(input[1]);
+                }
+            }
+        }
+    }
+#endif
+};
+
+#ifdef HD_BF16
+// Weights as bytes offset by 128, inputs as signed halves: what the offset adds is known once the inputs are. Sums of a
+// group are exact.
+struct Int8 {
+    struct Inputs {
+        int16_t values[GROUP];  // of four neighbours 0, 2, 1, 3: even and odd bytes of weights are taken in turn
+        float scale;
+        int32_t offset;  // -128 times their sum
+    };
+    static constexpr int VECTORS = GROUP_VECTORS, INPUT_BYTES = sizeof(Inputs);
+    static int64_t row_bytes(int64_t inputs) { return rounded(inputs, GROUP) / GROUP * INPUT_BYTES; }
+    static int block(int panels) { return panels > 2 ? 3 : 6; }
+    static int widest(int tokens) { return tokens > 3 ? 2 : PANELS; }
+
+    static void convert(const float *from, int64_t inputs, char *to) {
+        Inputs *groups = reinterpret_cast<Inputs *>(to);
+        for (int64_t i = 0; i < inputs; i += GROUP, ++groups) {
+            Floats x[4], most = splat(0);
+            for (int part = 0; part < 4; ++part) {
+                x[part] = load(from + i + part * LANES);
+                const Floats size = x[part] < 0.0f ? -x[part] : x[part];
+                most = size > most || size != size ? size : most;  // what is no number stays none
+            }
+            const float scale = (float)_mm512_reduce_max_ps((__m512)most) / 32767.0f;
+            const Floats inverse = splat(scale > 0 ? 1.0f / scale : 0.0f);
+            __m512i sum = _mm512_setzero_si512();
+            bool sound = true;
+            for (int part = 0; part < 4; ++part) {
+                const __m512i values = _mm512_cvtps_epi32((__m512)(x[part] * inverse));
+                sum = _mm512_add_epi32(sum, values);
+                const __m256i halves = _mm512_cvtsepi32_epi16(values);
+                _mm256_storeu_si256(reinterpret_cast<__m256i *>(groups->values + part * LANES),
+                                    _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(halves, 0xd8), 0xd8));
+                sound &= _mm512_cmp_ps_mask((__m512)x[part], (__m512)x[part], _CMP_UNORD_Q) == 0;
+            }
+            groups->scale = sound ? scale : __builtin_nanf("");
+            groups->offset = -128 * _mm512_reduce_add_epi32(sum);
+        }
+    }
+
+    template <int P, int T>
+    static void tile(const char *panels, int64_t panel, const char *x, int64_t stride, int64_t vectors, const Ahead &ahead, Floats (&sums)[P][T]) {
+        for (int64_t group = 0; group < vectors / GROUP_VECTORS; ++group) {
+            const char *weights = panels + group * GROUP_BYTES;
+            const Inputs *inputs_of[T];
+            __m512i counts[P][T];
+            for (int t = 0; t < T; ++t) {
+                inputs_of[t] = reinterpret_cast<const Inputs *>(x + t * stride) + group;
+                for (int p = 0; p < P; ++p) counts[p][t] = _mm512_set1_epi32(inputs_of[t]->offset);
+            }
+#pragma GCC unroll 4
+            for (int i = 0; i < GROUP / 4; ++i) {
+                __m512i bytes[P];
+                ahead.ask(group * GROUP_VECTORS + i);
+                for (int p = 0; p < P; ++p) bytes[p] = _mm512_load_si512(weights + p * panel + i * VECTOR);
+                for (int t = 0; t < T; ++t) {
+                    const Alias32 *pairs = reinterpret_cast<const Alias32 *>(inputs_of[t]->values) + 2 * i;
+                    const __m512i evens = _mm512_set1_epi32(pairs[0]), odds = _mm512_set1_epi32(pairs[1]);
+                    for (int p = 0; p < P; ++p) {
+                        const __m512i even_bytes = _mm512_and_si512(bytes[p], _mm512_set1_epi32(0x00ff00ff));
+                        counts[p][t] = _mm512_dpwssd_epi32(counts[p][t], even_bytes, evens);
+                        counts[p][t] = _mm512_dpwssd_epi32(counts[p][t], _mm512_srli_epi16(bytes[p], 8), odds);
+                    }
+                }
+            }
+            for (int p = 0; p < P; ++p) {
+                const Floats scale = *reinterpret_cast<const Floats *>(weights + p * panel + GROUP * LANES);
+                for (int t = 0; t < T; ++t)
+                    sums[p][t] += (Floats)_mm512_cvtepi32_ps(counts[p][t]) * (scale * inputs_of[t]->scale);
+            }
+        }
+    }
+};
+#endif
+
+// The products of a linear layer's panels [from, to) with tokens' inputs.
+template <class Format>
+struct Product {
+    const char *panels;
+    int64_t panel;    // bytes from one to the next
+    int64_t vectors;  // of each
+    const char *inputs;
+    int64_t stride;  // bytes from one token's inputs to the next's
+    int64_t tokens;
+    const char *after;  // what is read when these panels have been
+
+    // Calls `use(first panel, first token, sums)` for each tile of the panels [from, to).
+    template <class Use>
+    void tiles(int64_t from, int64_t to, const Use &use) const {
+        const int64_t widest = Format::widest(int(tokens < 6 ? tokens : 6));
+        while (from < to) {
+            const int64_t left = to - from < widest ? to - from : widest;
+            if (left >= 4) {
+                group<4>(from, to, use);
+                from += 4;
+            } else if (left >= 2) {
+                group<2>(from, to, use);
+                from += 2;
+            } else {
+                group<1>(from, to, use);
+                from += 1;
+            }
+        }
+    }
+
+  private:
+    template <int P, class Use>
+    void group(int64_t at, int64_t to, const Use &use) const {
+        const int64_t blocks = (tokens + Format::block(P) - 1) / Format::block(P);
+        const int64_t chunks = (vectors + CHUNK - 1) / CHUNK, units = vectors / Format::VECTORS;
+        const char *const weights = panels + at * panel;
+        Floats kept[MAX_TOKENS][P];
+        for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+            const int64_t begin = units * chunk / chunks, end = units * (chunk + 1) / chunks;
+            const bool is_last = chunk + 1 == chunks;
+            const char *const next = !is_last ? weights + end * Format::VECTORS * VECTOR : at + P < to ? weights + P * panel : after;
+            for (int64_t b = 0; b < blocks; ++b) {
+                const int64_t token = tokens * b / blocks;
+                const Step step{weights, begin, end, chunk > 0, is_last, ahead<P>(next, b, blocks)};
+                switch (tokens * (b + 1) / blocks - token) {
+                    case 1: tile<P, 1>(step, at, token, kept, use); break;
+                    case 2: tile<P, 2>(step, at, token, kept, use); break;
+                    case 3: tile<P, 3>(step, at, token, kept, use); break;
+                    case 4: tile<P, 4>(step, at, token, kept, use); break;
+                    case 5: tile<P, 5>(step, at, token, kept, use); break;
+                    case 6: tile<P, 6>(step, at, token, kept, use); break;
+                }
+            }
+        }
+    }
+
+    struct Step {
+        const char *weights;
+        int64_t begin, end;
+        bool goes_on, is_last;
+        Ahead ahead;
+    };
+
+    // Each block asks for its part of what comes next.
+    template <int P>
+    Ahead ahead(const char *next, int64_t block, int64_t blocks) const {
+        const int64_t first = P * block / blocks, last = P * (block + 1) / blocks;
+        return {next + first * panel, panel, int(last - first)};
+    }
+
+    template <int P, int T, class Use>
+    void tile(const Step &step, int64_t at, int64_t token, Floats (&kept)[MAX_TOKENS][P], const Use &use) const {
+        Floats sums[P][T];
+        for (int p = 0; p < P; ++p)
+            for (int t = 0; t < T; ++t) sums[p][t] = step.goes_on ? kept[token + t][p] : splat(0);
+        const int64_t first = step.begin * Format::VECTORS, count = (step.end - step.begin) * Format::VECTORS;
+        Format::template tile<P, T>(step.weights + first * VECTOR, panel, inputs + token * stride + step.begin * Format::INPUT_BYTES, stride, count,
+                                    step.ahead, sums);
+        if (step.is_last) return use(at, token, sums);
+        for (int p = 0; p < P; ++p)
+            for (int t = 0; t < T; ++t) kept[token + t][p] = sums[p][t];
+    }
+};

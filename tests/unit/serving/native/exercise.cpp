@@ -1,0 +1,113 @@
+// Calls everything that the native library has, over odd sizes, for sanitizers to watch. Says what differs between
+// thread counts; nothing if all is well.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "native.h"
+
+namespace {
+constexpr int LAYERS = 2, HIDDEN = 72, INTERMEDIATE = 100, HEADS = 6, KV_HEADS = 2, HEAD_DIM = 20;
+constexpr int LENGTH = 70, SLOTS = 3, VOCABULARY = 131, ROUNDED_HIDDEN = 128;
+
+struct Aligned {
+    explicit Aligned(size_t bytes) : data(std::aligned_alloc(64, (bytes + 63) / 64 * 64)) { std::memset(data, 0, bytes); }
+    ~Aligned() { std::free(data); }
+    Aligned(const Aligned &) = delete;
+    void *data;
+};
+
+struct Model {
+    std::mt19937 random{7};
+    std::vector<std::unique_ptr<Aligned>> held;
+    std::vector<hd_linear> linears;
+    std::vector<const hd_linear *> pointers;
+    std::vector<float> norms, head_norms, cos, sin, bias;
+    hd_model model{};
+
+    Model(hd_format format, bool half) {
+        norms = floats((2 * LAYERS + 1) * ROUNDED_HIDDEN);
+        for (int norm = 0; norm < 2 * LAYERS + 1; ++norm)
+            std::fill_n(norms.begin() + norm * ROUNDED_HIDDEN + HIDDEN, ROUNDED_HIDDEN - HIDDEN, 0.f);
+        head_norms = floats(LAYERS * 2 * HEAD_DIM), cos = floats(LENGTH * HEAD_DIM), sin = floats(LENGTH * HEAD_DIM);
+        bias = floats(128 * 4);
+        linears.reserve(4 * LAYERS + 1);
+        for (int layer = 0; layer < LAYERS; ++layer) {
+            add(format, HIDDEN, (HEADS + 2 * KV_HEADS) * HEAD_DIM, bias.data());
+            add(format, HEADS * HEAD_DIM, HIDDEN, nullptr);
+            add(format, HIDDEN, 2 * 112, nullptr);  // gate and up by turns of 16
+            add(format, INTERMEDIATE, HIDDEN, nullptr);
+        }
+        add(format, HIDDEN, VOCABULARY, nullptr);
+        for (const hd_linear &linear : linears) pointers.push_back(&linear);
+        held.push_back(std::make_unique<Aligned>(4 * VOCABULARY * HIDDEN));
+        model = {LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, LENGTH, half, 1e-5f, 1e-5f, 0.2f, 0,
+                 norms.data(), head_norms.data(), cos.data(), sin.data(), held.back()->data, pointers.data(), nullptr};
+        auto *embedding = static_cast<uint16_t *>(held.back()->data);
+        for (int i = 0; i < 2 * VOCABULARY * HIDDEN; ++i) embedding[i] = uint16_t(0x3c00 + random() % 0x300);
+        held.push_back(std::make_unique<Aligned>(SLOTS * hd_slot_bytes(&model)));
+        model.keys_values = held.back()->data;
+    }
+
+    std::vector<float> floats(size_t count) {
+        std::uniform_real_distribution<float> some(-1, 1);
+        std::vector<float> made(count);
+        for (float &x : made) x = some(random);
+        return made;
+    }
+
+    void add(hd_format format, int inputs, int outputs, const float *with_bias) {
+        const std::vector<float> weights = floats(size_t(inputs) * outputs);
+        held.push_back(std::make_unique<Aligned>(hd_packed_bytes(format, inputs, outputs)));
+        hd_pack(format, weights.data(), inputs, outputs, held.back()->data);
+        std::vector<float> back(weights.size());
+        hd_unpack(format, held.back()->data, inputs, outputs, back.data());
+        linears.push_back({format, inputs, outputs, 0, held.back()->data, with_bias});
+    }
+};
+
+// All that comes out of a prompt, of drafts and of rounds of several rows.
+std::vector<float> run(const char *instructions, hd_format format, bool half, int threads) {
+    Model made(format, half);
+    hd_model &model = made.model;
+    hd_pool *pool = hd_pool_create(instructions, threads);
+    std::vector<int64_t> ids(SLOTS * 50), positions(SLOTS * 50);
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = int64_t(i * 37 % VOCABULARY), positions[i] = int64_t(i % 50);
+    std::vector<float> all(SLOTS * 50 * VOCABULARY);
+    hd_forward(&model, pool, 0, SLOTS, 50, ids.data(), positions.data(), 50, all.data());
+    hd_move(&model, 0, 1, 33);
+    hd_clear(&model, 2);
+    for (int row = 0; row < SLOTS; ++row)
+        for (int i = 0; i < 3; ++i) positions[row * 3 + i] = (row == 2 ? 0 : 33 + row) + i;
+    std::vector<int64_t> drafted(SLOTS * 4), vocabulary(VOCABULARY);
+    for (int i = 0; i < VOCABULARY; ++i) vocabulary[i] = VOCABULARY - 1 - i;
+    std::vector<uint8_t> sound(SLOTS);
+    hd_draft(&model, pool, SLOTS, 2, ids.data(), positions.data(), 4, vocabulary.data(), drafted.data(), sound.data());
+    all.insert(all.end(), drafted.begin(), drafted.end());
+    std::vector<float> last(2 * 2 * VOCABULARY);
+    hd_forward(&model, pool, 1, 2, 3, ids.data(), positions.data() + 3, 2, last.data());
+    all.insert(all.end(), last.begin(), last.end());
+    hd_read_speed(pool, model.keys_values, hd_slot_bytes(&model));
+    hd_pool_destroy(pool);
+    return all;
+}
+}  // namespace
+
+int main() {
+    int wrong = 0;
+    for (const char *instructions : {"avx512_bf16", "avx512", "avx2"}) {
+        if (!hd_instructions(instructions)) continue;
+        for (const hd_format format : {HD_FLOAT32, HD_BFLOAT16, HD_W8A16}) {
+            if (!hd_supports(instructions, format)) continue;
+            const bool half = format != HD_FLOAT32;
+            const std::vector<float> alone = run(instructions, format, half, 1), shared = run(instructions, format, half, 3);
+            if (std::memcmp(alone.data(), shared.data(), 4 * alone.size()) == 0) continue;
+            std::printf("%s, format %d: three threads compute something else than one\n", instructions, int(format));
+            ++wrong;
+        }
+    }
+    return wrong;
+}

@@ -87,6 +87,20 @@ class EngineConfig(Section):
     prefill_chunk: int = Field(256, ge=1, description="prompt tokens processed between two rounds, at most")
     reuse_prefixes: bool = Field(True, description="copy what another request has read of the same beginning")
     threads: Threads = Field(None, description="CPU threads of the decoder; torch's default if unset")
+    draft_weights: Literal["auto", "dtype", "int8"] = Field(
+        "auto",
+        description="as `dtype` says, or 8 bits each, which change acceptance alone; auto takes 8 bits in a "
+        "bfloat16 server where the processor computes with them",
+    )
+    target_weights: Literal["dtype", "int8"] = Field(
+        "dtype",
+        description="as `dtype` says, or 8 bits each: answers are those of the rounded model then",
+    )
+    instructions: Literal["auto", "avx512_bf16", "avx512", "avx2", "none"] = Field(
+        "auto",
+        description="that the native library computes with, of those that the processor has; none leaves the "
+        "library out, and torch computes",
+    )
 
     @property
     def largest_k(self) -> int:

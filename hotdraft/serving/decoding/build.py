@@ -19,15 +19,28 @@ def build_decoder(
     log_top_k: int,
     draft_vocabulary: Tensor | None = None,
     reuse_prefixes: bool = True,
+    instructions: str = "auto",
+    target_int8: bool = False,
+    draft_int8: bool | None = None,
 ) -> SpeculativeDecoder:
     """A decoder that takes the models over: their weights may be stored in another form.
 
     With `draft=None` only k = 0 is possible. With `draft_vocabulary` [N] the draft proposes only these token ids.
+    For `instructions` and 8-bit weights see `Forms`.
     """
     models = [target] if draft is None else [target, draft]
     vocab_size = min(model.config.get_text_config().vocab_size for model in models)
     slots = Slots(num_slots, max_model_len + max_k + 1, target.device, reuse_prefixes=reuse_prefixes)
-    runner, draft_runner = make_runners(target, draft, draft_vocabulary, num_slots, slots.max_length)
+    runner, draft_runner = make_runners(
+        target,
+        draft,
+        draft_vocabulary,
+        num_slots,
+        slots.max_length,
+        instructions=instructions,
+        target_int8=target_int8,
+        draft_int8=draft_int8,
+    )
     return SpeculativeDecoder(
         runner,
         None if draft_runner is None else DraftModel(draft_runner, slots, vocab_size),

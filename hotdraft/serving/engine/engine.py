@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from types import MappingProxyType
 from typing import Literal, TypeVar
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from hotdraft.pipeline.models.names import ModelError
@@ -27,6 +28,8 @@ from hotdraft.serving.engine.sequence import Sequence
 from hotdraft.serving.engine.steps import Steps
 from hotdraft.serving.messages.events import SwapEvent
 from hotdraft.serving.messages.request import MAX_LOGPROBS, FinishReason, GenerationRequest, OutputDelta
+from hotdraft.serving.models.runner import Computation, Runner
+from hotdraft.serving.proposers.draft_model import DraftModel
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +103,16 @@ class Engine:
     def record_with(self, recorder: Recorder | None) -> Recorder | None:
         """Hand requests that are asked from now on to `recorder`; gives the one before, which hears no more."""
         return self._outputs.record_with(recorder).result()
+
+    @property
+    def computations(self) -> dict[str, Computation]:
+        """By what target and draft are computed."""
+        return {model: runner.computation for model, runner in self._runners.items()}
+
+    @property
+    def stalls(self) -> int:
+        """Waits of a forward for one of its threads that was kept from its core."""
+        return self._runners["target"].stalls
 
     @property
     def num_running(self) -> int:
@@ -216,7 +229,15 @@ class Engine:
             cancelled, self._cancelled = self._cancelled, set()
         self._steps.step(cancelled)
 
+    @property
+    def _runners(self) -> dict[str, Runner]:
+        proposer = self.decoder.proposer
+        drafts = {"draft": proposer.runner} if isinstance(proposer, DraftModel) else {}
+        return {"target": self.decoder.target.runner, **drafts}
+
     def _run(self) -> None:
+        if self.computations["target"].runner == "native":
+            torch.set_num_threads(1)  # its waiting workers would take the cores from the runner's own
         try:
             while True:
                 with self._wake:

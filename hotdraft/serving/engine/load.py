@@ -79,6 +79,9 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callabl
             log_top_k=config.recorder.top_k,
             draft_vocabulary=vocabulary,
             reuse_prefixes=config.engine.reuse_prefixes,
+            instructions=config.engine.instructions,
+            target_int8=config.engine.target_weights == "int8",
+            draft_int8={"auto": None, "dtype": False, "int8": True}[config.engine.draft_weights],
         )
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):  # on a CPU torch has no kind of its own

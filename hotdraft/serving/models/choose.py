@@ -1,15 +1,15 @@
-"""Choosing how the two models are run."""
+"""Choosing how the two models are run, and what they share."""
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hotdraft.serving.models.attention import check_supported
-from hotdraft.serving.models.fused_runner import FusedRunner, is_fusable
+from hotdraft.serving.models.forms import Form, Forms
 from hotdraft.serving.models.linear import ServedLinear
 from hotdraft.serving.models.runner import Runner
-from hotdraft.serving.models.transformers_runner import TransformersRunner
 from hotdraft.serving.models.trimmed_head import TrimmedHead
+from hotdraft.serving.native.linear import NativeLinear
 
 
 def make_runners(
@@ -18,35 +18,42 @@ def make_runners(
     draft_vocabulary: Tensor | None,
     num_slots: int,
     max_length: int,
+    *,
+    instructions: str = "auto",
+    target_int8: bool = False,
+    draft_int8: bool | None = None,
 ) -> tuple[Runner, Runner | None]:
     """Runners of the target and, if there is one, the draft, whose head is trimmed to `draft_vocabulary` [N].
 
     The draft has one slot more than `num_slots`, for probes. What the two have in common, embedding and
-    head, is kept once. Raises `ModelError` for attention that is not supported.
+    head, is kept once. For `instructions` and 8-bit weights see `Forms`. Raises `ModelError` for attention that is
+    not supported, and for 8-bit weights where there are none.
     """
     for model in [target] if draft is None else [target, draft]:
         check_supported(model.config.get_text_config(), max_length)
     for parameter in target.get_input_embeddings().parameters():
         parameter.data = parameter.data.clone()  # as a view it would keep the whole mapped file
-    target_output = target.get_output_embeddings()
-    target_head = ServedLinear.of({"head": target_output})
-    draft_head: nn.Module = target_head
-    if draft is not None:
-        if _equal(draft.get_input_embeddings(), target.get_input_embeddings()):
-            draft.set_input_embeddings(target.get_input_embeddings())
-        output = draft.get_output_embeddings()
-        shared = _equal(output, target_output)
-        if draft_vocabulary is not None:
-            draft_head = TrimmedHead(target_output if shared else output, draft_vocabulary)
-        elif not shared:
-            draft_head = ServedLinear.of({"head": output})
-    runner = _runner(target, target_head, num_slots, max_length)
-    return runner, None if draft is None else _runner(draft, draft_head, num_slots + 1, max_length)
+    forms = Forms(instructions)
+    target_form, target_output = forms.of_target(target, int8=target_int8), target.get_output_embeddings()
+    target_head = _head(target_form, target_output)
+    runner = target_form.runner(target, target_head, num_slots, max_length)
+    if draft is None:
+        return runner, None
+    if _equal(draft.get_input_embeddings(), target.get_input_embeddings()):
+        draft.set_input_embeddings(target.get_input_embeddings())
+    draft_form, output = forms.of_draft(draft, int8=draft_int8), draft.get_output_embeddings()
+    shared = _equal(output, target_output)
+    head: nn.Module = target_head
+    if draft_vocabulary is not None:
+        head = TrimmedHead(target_output if shared else output, draft_vocabulary, draft_form.linear)
+    elif not shared or draft_form != target_form:
+        head = _head(draft_form, output)
+    return runner, draft_form.runner(draft, head, num_slots + 1, max_length)
 
 
-def _runner(model: PreTrainedModel, head: nn.Module, num_slots: int, max_length: int) -> Runner:
-    kind = FusedRunner if is_fusable(model) else TransformersRunner
-    return kind(model, head, num_slots, max_length)
+def _head(form: Form, output: nn.Linear) -> ServedLinear | NativeLinear:
+    bias = None if output.bias is None else output.bias.detach()
+    return form.linear({"head.weight": output.weight.detach()}, bias)
 
 
 def _equal(module: nn.Module, other: nn.Module) -> bool:

@@ -12,21 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hotdraft.serving.models.attention import FULL, attention_windows, causal_mask, folded_attention, groups_of
+from hotdraft.serving.models.attention import causal_mask, folded_attention, groups_of
 from hotdraft.serving.models.linear import ServedLinear
-from hotdraft.serving.models.runner import Window
-
-MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
-"""Rotations that depend on the position alone."""
-
-
-def is_fusable(model: PreTrainedModel) -> bool:
-    """Whether `FusedRunner` computes what the model's own layers do."""
-    config = model.config
-    if config.model_type not in MODEL_TYPES or set(attention_windows(config)) != {FULL}:
-        return False
-    return model.model.rotary_emb.rope_type in ROPE_TYPES
+from hotdraft.serving.models.llama_like import rotations
+from hotdraft.serving.models.runner import Computation, Window
 
 
 @dataclass(frozen=True)
@@ -43,15 +32,20 @@ class _Step:
 class FusedRunner:
     """Runs a Llama-like model over static slots. Its weights are taken over."""
 
-    def __init__(self, model: PreTrainedModel, head: nn.Module, num_slots: int, max_length: int) -> None:
+    stalls = 0
+
+    def __init__(
+        self, model: PreTrainedModel, head: nn.Module, num_slots: int, max_length: int, *, why_not_native: str
+    ) -> None:
         self.head = head
+        self.computation = Computation("fused", "torch", str(model.dtype).removeprefix("torch."), why_not_native)
         self._embed = model.model.embed_tokens
         self._norm = _RMSNorm(model.model.norm)
         self._groups = groups_of(model.config)
         self._max_length = max_length
         self._layers = [_Layer(f"model.layers.{i}", layer) for i, layer in enumerate(model.model.layers)]
         self.linears = [linear for layer in self._layers for linear in layer.linears]
-        self._cos, self._sin = _rotations(model, max_length)
+        self._cos, self._sin = rotations(model, model.dtype, max_length)
         heads = model.config.num_attention_heads // self._groups
         shape = (len(self._layers), num_slots, 2, heads, max_length, self._cos.shape[-1])
         self._kv = torch.zeros(shape, dtype=model.dtype, device=model.device)
@@ -135,11 +129,3 @@ class _Layer:
 
 def _stacked(name: str, layer: Any, *parts: str) -> ServedLinear:
     return ServedLinear.of({f"{name}.{part}": layer.get_submodule(part) for part in parts})
-
-
-def _rotations(model: PreTrainedModel, max_length: int) -> tuple[Tensor, Tensor]:
-    """cos and sin [max_length, 1, D] of every position, sin signed for x·cos + swap_halves(x)·sin."""
-    positions = torch.arange(max_length, device=model.device)[None]
-    cos, sin = model.model.rotary_emb(torch.zeros(1, dtype=model.dtype, device=model.device), positions)
-    sin[..., : sin.shape[-1] // 2].neg_()
-    return cos[0, :, None], sin[0, :, None]

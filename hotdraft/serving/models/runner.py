@@ -1,11 +1,13 @@
 """A model with its slots of keys and values, as the decoder runs it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor, nn
 
 from hotdraft.serving.models.linear import ServedLinear
+from hotdraft.serving.native.linear import NativeLinear
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,22 @@ class Window:
     """Keys that attention reads, from position 0."""
 
 
+@dataclass(frozen=True)
+class Computation:
+    """By what a runner computes, for people and for metrics."""
+
+    runner: Literal["native", "fused", "transformers"]
+    instructions: str
+    """Of the processor, as the native library names them; "torch" where torch chooses."""
+    weights: str
+    why_not_native: str | None = None
+
+    def __str__(self) -> str:
+        if self.why_not_native is None:
+            return f"native {self.instructions}, {self.weights} weights"
+        return f"torch, {self.weights} weights ({self.why_not_native})"
+
+
 class Runner(Protocol):
     """Computes logits and keeps the keys and values they need.
 
@@ -27,8 +45,17 @@ class Runner(Protocol):
     """
 
     head: nn.Module
-    linears: list[ServedLinear]
-    """All linear layers but the head."""
+    computation: Computation
+
+    @property
+    def stalls(self) -> int:
+        """Waits for a thread of its own that was kept from its core."""
+        ...
+
+    @property
+    def linears(self) -> Sequence[ServedLinear | NativeLinear]:
+        """All linear layers but the head."""
+        ...
 
     def forward(self, window: Window, token_ids: Tensor, keep: int) -> Tensor:
         """Logits [B, keep, N] of the last `keep` of token_ids [B, Q], a column for each token of the head."""

@@ -7,13 +7,19 @@ from transformers.cache_utils import Cache, StaticLayer
 
 from hotdraft.serving.models.attention import attention_windows, causal_mask, groups_of
 from hotdraft.serving.models.linear import ServedLinear
-from hotdraft.serving.models.runner import Window
+from hotdraft.serving.models.runner import Computation, Window
 
 
 class TransformersRunner:
     """Runs a model by its own layers. Its linear layers and its head are replaced."""
 
-    def __init__(self, model: PreTrainedModel, head: nn.Module, num_slots: int, max_length: int) -> None:
+    stalls = 0
+
+    def __init__(
+        self, model: PreTrainedModel, head: nn.Module, num_slots: int, max_length: int, *, why_not_native: str
+    ) -> None:
+        dtype = str(model.dtype).removeprefix("torch.")
+        self.computation = Computation("transformers", "torch", dtype, why_not_native)
         config = model.config.get_text_config()
         output = model.get_output_embeddings()
         self.linears = []

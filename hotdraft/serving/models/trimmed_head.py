@@ -4,36 +4,44 @@ A draft that never proposes a rare token is still lossless, because its `draft_p
 the head is the larger half of a small draft's cost (Zhao et al., "FR-Spec", 2025).
 """
 
+from collections.abc import Callable, Mapping
+
 import torch
 from torch import Tensor, nn
 
 from hotdraft.serving.models.linear import ServedLinear
+from hotdraft.serving.native.linear import NativeLinear
 
 
 class TrimmedHead(nn.Module):
     """Logits [..., N] of the tokens `token_ids` only; which these are can be changed in place."""
 
-    def __init__(self, head: nn.Linear, token_ids: Tensor) -> None:
+    def __init__(
+        self,
+        head: nn.Linear,
+        token_ids: Tensor,
+        make_linear: Callable[[Mapping[str, Tensor], Tensor | None], ServedLinear | NativeLinear] = ServedLinear,
+    ) -> None:
         super().__init__()
         self._full = head.weight.detach()
         self._full_bias = None if head.bias is None else head.bias.detach()
         self.token_ids = token_ids.to(self._full.device, torch.int64, copy=True)
         """int64 [N], ascending."""
         bias = None if self._full_bias is None else self._full_bias[self.token_ids]
-        self._linear = ServedLinear({"weight": self._full[self.token_ids]}, bias)
+        self.linear = make_linear({"weight": self._full[self.token_ids]}, bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self._linear(hidden)
+        return self.linear(hidden)
 
     def prepare(self, token_ids: Tensor) -> Tensor:
         """The weight that `install` takes with `token_ids` [N]; may run in any thread."""
         assert token_ids.shape == self.token_ids.shape, "the head keeps its size"
-        return self._linear.prepare({"weight": self._full[token_ids.to(self._full.device)]})
+        return self.linear.prepare({"weight": self._full[token_ids.to(self._full.device)]})
 
     def install(self, token_ids: Tensor, prepared: Tensor) -> None:
         """Cover other tokens from now on."""
         self.token_ids.copy_(token_ids)
-        self._linear.install(prepared)
+        self.linear.install(prepared)
         if self._full_bias is not None:
-            assert self._linear.bias is not None
-            self._linear.bias.copy_(self._full_bias[self.token_ids])
+            assert self.linear.bias is not None
+            self.linear.bias[: len(self.token_ids)] = self._full_bias[self.token_ids]

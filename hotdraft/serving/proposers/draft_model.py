@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotdraft.serving.models.native_runner import NativeRunner
 from hotdraft.serving.models.runner import Runner, Window
 from hotdraft.serving.models.slots import KEY_BLOCK, Slots
 from hotdraft.serving.models.track import Track
@@ -55,11 +56,19 @@ class DraftModel(Track):
         # a prompt shorter than what is fed has its first token fed more than once, at the same position
         positions = (lengths + torch.arange(-2 - missed, 0, device=slots.device)).clamp_min(0)
         fed = slots.tokens[:rows].gather(1, positions)
+        if isinstance(self.runner, NativeRunner) and self._is_greedy(self.runner, sampling):
+            token_ids, sound = self.runner.draft_greedily(positions, fed, k)
+            return Proposal(token_ids, token_ids.new_full((rows,), k), None, sound)
         drawing = Drawing(sampling, AnswerTokens(*slots.answers(rows), self._vocab_size), self.vocabulary)
         for step in range(k):
             logits = self.runner.forward(Window(slice(0, rows), positions, key_length), fed, 1)
             fed, positions = drawing.draw(logits), lengths + step
         return drawing.proposal()
+
+    def _is_greedy(self, runner: NativeRunner, sampling: SamplingBatch) -> bool:
+        """Whether each token is the likeliest of all that the head knows."""
+        fits = self.vocabulary is not None or runner.num_outputs == self._vocab_size
+        return fits and not sampling.any_sampled and not sampling.any_penalised
 
     def observe(self, proposal: Proposal, num_accepted: Sequence[int], sound: np.ndarray) -> None:
         for row, count in enumerate(num_accepted):  # the last token that it drafted it has not read

@@ -25,8 +25,8 @@ TAGS = ["speculative-decoding", "draft-model", "hotdraft"]
 CARD = """{front_matter}
 # A draft for {target}
 
-{origin} It is a draft for speculative decoding: it proposes tokens, which `{target}` (weights {fingerprint})
-verifies. The licence and notices of what it comes from apply.
+{origin} It is a draft for speculative decoding: it proposes tokens, which `{target}` (weights
+{fingerprint}{rounded}) verifies. The licence and notices of what it comes from apply.
 
 ## Data
 
@@ -83,6 +83,8 @@ class CardFacts:
     cost: DraftCost
     mixture: int = 0
     """Requests that go with the draft."""
+    rounded_target: bool = False
+    """Whether the target answered with weights of 8 bits."""
 
 
 def write_draft_card(folder: Path, facts: CardFacts) -> None:
@@ -94,6 +96,7 @@ def write_draft_card(folder: Path, facts: CardFacts) -> None:
         target=target,
         origin=_origin(facts.origin),
         fingerprint=facts.target_fingerprint[:12],
+        rounded=", in 8 bits each" if facts.rounded_target else "",
         requests=facts.data.requests,
         tokens=facts.data.output_tokens,
         kinds=_kinds(facts.tokens_by_kind),

@@ -111,6 +111,7 @@ def predistill(
         figures=figures,
         by_position=by_position,
         cost=cost,
+        rounded_target=config.engine.target_weights == "int8",
     )
     predicted = cost.speed_up(figures["all"]["greedy_agreement"])
     outcome = PredistillResult(figures, by_position, predicted, run_id)

@@ -12,7 +12,10 @@ from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.serving.engine.engine import Engine, ShuttingDownError
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.engine.steps import MAX_FAILED_STEPS
+from hotdraft.serving.models.fused_runner import FusedRunner
+from hotdraft.serving.models.native_runner import NativeRunner
 from hotdraft.serving.models.runner import Runner, Window
+from hotdraft.serving.models.transformers_runner import TransformersRunner
 from tests.unit.serving.clients import Client, ask, greedy, request
 
 POISON = 250
@@ -122,7 +125,7 @@ def test_an_engine_that_works_no_more_ends_and_says_why(config: HotdraftConfig) 
 def test_a_target_that_computes_no_numbers_at_all_ends_the_engine(config: HotdraftConfig) -> None:
     engine = build_engine(config, None)
     with torch.no_grad():
-        embedding(engine.decoder.target.runner).weight.fill_(torch.nan)
+        embedding(engine.decoder.target.runner).fill_(torch.nan)
     engine.start()
     for n in range(MAX_FAILED_STEPS):
         assert ask(engine, request(f"r{n}")).wait().finish_reason == "error"
@@ -131,17 +134,19 @@ def test_a_target_that_computes_no_numbers_at_all_ends_the_engine(config: Hotdra
     engine.stop()
 
 
-def embedding(runner: Runner) -> torch.nn.Embedding:
-    """Of either kind of runner."""
-    found: torch.nn.Embedding = (
-        runner._embed if hasattr(runner, "_embed") else runner._model.get_input_embeddings()  # type: ignore[attr-defined]
-    )
-    return found
+def embedding(runner: Runner) -> torch.Tensor:
+    """Of any kind of runner."""
+    if isinstance(runner, NativeRunner):
+        return runner._held["embedding"]
+    assert isinstance(runner, FusedRunner | TransformersRunner)
+    found = runner._embed if isinstance(runner, FusedRunner) else runner._model.get_input_embeddings()
+    weight: torch.Tensor = found.weight
+    return weight
 
 
 def poison(runner: Runner) -> None:
     with torch.no_grad():
-        embedding(runner).weight[POISON] = torch.nan
+        embedding(runner)[POISON] = torch.nan
 
 
 @pytest.mark.slow

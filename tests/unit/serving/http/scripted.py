@@ -22,6 +22,7 @@ from hotdraft.serving.messages.request import (
     RequestStats,
     TokenLogprob,
 )
+from hotdraft.serving.models.runner import Computation
 
 WORDS = ["<unk>", "<s>", "system:", "user:", "assistant:", "hello", "there", "be", "brief"]
 TEMPLATE = (
@@ -57,6 +58,10 @@ class ScriptedEngine:
     is_alive: bool = True
     fatal_error: str | None = None
     failures: dict[str, int] = field(default_factory=dict)
+    computations: dict[str, Computation] = field(
+        default_factory=lambda: {"target": Computation("native", "avx2", "float32")}
+    )
+    stalls: int = 0
     sampling_defaults: dict[str, float] = field(default_factory=dict)
     is_draining: bool = False
     requests: list[GenerationRequest] = field(default_factory=list)

@@ -13,11 +13,19 @@ from hotdraft.serving.messages.events import RoundStats, SwapEvent
 from hotdraft.serving.messages.request import GenerationRequest, RequestStats, SamplingParams
 from hotdraft.serving.metrics.listener import ServingMetrics
 from hotdraft.serving.metrics.state_metrics import Sources
+from hotdraft.serving.models.runner import Computation
 
 
 @dataclass
 class State:
     draft_version: int = 0
+    computations: dict[str, Computation] = field(
+        default_factory=lambda: {
+            "target": Computation("native", "avx512_bf16", "bfloat16"),
+            "draft": Computation("fused", "torch", "float32", "no compiler"),
+        }
+    )
+    stalls: int = 5
     num_running: int = 0
     num_waiting: int = 0
     recorded: int = 0
@@ -145,6 +153,8 @@ def test_names_without_traffic(metrics: ServingMetrics) -> None:
         "hotdraft_adapter_unusable": "gauge",
         "hotdraft_adapters_rejected": "counter",
         "hotdraft_engine_failures": "counter",
+        "hotdraft_forward_stalls": "counter",
+        "hotdraft_runner": "gauge",
         "hotdraft_swap_failures": "counter",
         "hotdraft_swap_stall_seconds": "histogram",
         "hotdraft_recorder_samples": "counter",
@@ -152,6 +162,13 @@ def test_names_without_traffic(metrics: ServingMetrics) -> None:
         "hotdraft_trainer_restarts": "counter",
         "hotdraft_trainer_running": "gauge",
     }
+
+
+def test_what_computes_the_models(metrics: ServingMetrics) -> None:
+    values = read(metrics)
+    assert values["hotdraft_runner/avx512_bf16/target/native/bfloat16"] == 1
+    assert values["hotdraft_runner/torch/draft/fused/float32"] == 1
+    assert values["hotdraft_forward_stalls_total"] == 5
 
 
 def test_rounds(metrics: ServingMetrics) -> None:

@@ -1,6 +1,7 @@
-"""Both runners compute what transformers' own layers compute, over ragged slots that hold stale keys."""
+"""All runners compute what transformers' own layers compute, over ragged slots that hold stale keys."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,10 +11,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.serving.models.attention import ATTENTION, check_supported, register_attention
-from hotdraft.serving.models.fused_runner import FusedRunner, is_fusable
+from hotdraft.serving.models.fused_runner import FusedRunner
 from hotdraft.serving.models.linear import ServedLinear, cpu_has_bfloat16
+from hotdraft.serving.models.llama_like import is_llama_like
+from hotdraft.serving.models.native_runner import NativeRunner
 from hotdraft.serving.models.runner import Runner, Window
 from hotdraft.serving.models.transformers_runner import TransformersRunner
+from hotdraft.serving.native.library import Format, NativeError, ThreadPool, find_instructions
+from hotdraft.serving.native.linear import NativeLinear
+from hotdraft.serving.native.memory import WeightMemory
 from tests.models import tiny_neox
 
 SIZES = {
@@ -40,6 +46,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral, wide heads": {"model_type": "mistral", "sliding_window": None, "head_dim": 16},
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3", "head_dim": 16, "num_key_value_heads": 1},
+    "odd sizes": {"model_type": "qwen2", "hidden_size": 40, "intermediate_size": 50, "vocab_size": 71},
+    "heads of 80": {"model_type": "llama", "head_dim": 80, "attention_bias": True},
+    "heads of 128": {"model_type": "qwen3", "head_dim": 128},
 }
 WINDOW = 5
 WINDOWED: dict[str, dict[str, Any]] = {
@@ -78,10 +87,48 @@ def make(model_type: str, rope: dict[str, Any] | None = None, **changes: Any) ->
     return model
 
 
-def run(kind: type[FusedRunner] | type[TransformersRunner], model: PreTrainedModel, ids: Tensor) -> list[Tensor]:
+Kind = Callable[[PreTrainedModel], Runner]
+
+
+def by_torch(kind: type[FusedRunner] | type[TransformersRunner]) -> Kind:
+    def make_runner(model: PreTrainedModel) -> Runner:
+        head = ServedLinear.of({"head": model.get_output_embeddings()})
+        return kind(model, head, SLOTS, MAX_LENGTH, why_not_native="torch is meant")
+
+    return make_runner
+
+
+def natively(instructions: str, format: Format | None = None, threads: int = 2) -> Kind:
+    """With weights of the model's own dtype, if `format` names no other."""
+
+    def make_runner(model: PreTrainedModel) -> Runner:
+        weights = format or (Format.BFLOAT16 if model.dtype == torch.bfloat16 else Format.FLOAT32)
+        memory = WeightMemory()
+        head = NativeLinear.of({"head": model.get_output_embeddings()}, weights, memory)
+        pool = ThreadPool(instructions, threads)
+        return NativeRunner(model, head, SLOTS, MAX_LENGTH, format=weights, memory=memory, pool=pool)
+
+    return make_runner
+
+
+def can(instructions: str) -> bool:
+    try:
+        return find_instructions(instructions) == instructions
+    except NativeError:
+        return False
+
+
+INSTRUCTIONS = [name for name in ("avx512_bf16", "avx512", "avx2") if can(name)]
+KINDS = {
+    "fused": by_torch(FusedRunner),
+    "transformers": by_torch(TransformersRunner),
+    **{name: natively(name) for name in INSTRUCTIONS},
+}
+
+
+def run(kind: Kind, model: PreTrainedModel, ids: Tensor) -> list[Tensor]:
     """Logits [T, V] of each row's tokens from its prompt's last on: chunks of a prompt, then ragged windows."""
-    model = copy.deepcopy(model)  # a runner takes it over
-    runner: Runner = kind(model, ServedLinear.of({"head": model.get_output_embeddings()}), SLOTS, MAX_LENGTH)
+    runner = kind(copy.deepcopy(model))  # a runner takes it over
     with torch.inference_mode():
         everywhere = torch.arange(MAX_LENGTH).expand(SLOTS, -1)
         runner.forward(Window(slice(0, SLOTS), everywhere, MAX_LENGTH), (everywhere * 7) % 64, 1)  # stale keys
@@ -119,12 +166,12 @@ def ids() -> Tensor:
     return torch.randint(64, (len(LENGTHS), MAX_LENGTH), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("kind", [FusedRunner, TransformersRunner])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", MODELS)
-def test_computes_what_transformers_does(kind: type, name: str, ids: Tensor) -> None:
+def test_computes_what_transformers_does(kind: str, name: str, ids: Tensor) -> None:
     model = make(**MODELS[name])
-    assert is_fusable(model)
-    found, wanted = run(kind, model, ids), expected(model, ids)
+    assert is_llama_like(model)
+    found, wanted = run(KINDS[kind], model, ids), expected(model, ids)
     assert max(float(logits.std()) for logits in wanted) > 0.5, "logits all alike would show nothing"
     for row, logits in enumerate(wanted):
         torch.testing.assert_close(found[row], logits, atol=2e-5, rtol=2e-5)
@@ -134,8 +181,8 @@ def test_another_architecture_is_left_to_transformers(ids: Tensor) -> None:
     register_attention()
     model = tiny_neox(layers=2, seed=0)
     model.set_attn_implementation(ATTENTION)
-    assert not is_fusable(model)
-    for found, wanted in zip(run(TransformersRunner, model, ids), expected(model, ids), strict=True):
+    assert not is_llama_like(model)
+    for found, wanted in zip(run(KINDS["transformers"], model, ids), expected(model, ids), strict=True):
         torch.testing.assert_close(found, wanted, atol=2e-5, rtol=2e-5)
 
 
@@ -143,8 +190,8 @@ def test_another_architecture_is_left_to_transformers(ids: Tensor) -> None:
 def test_sliding_windows_are_those_of_transformers(name: str, ids: Tensor) -> None:
     model = make(**WINDOWED[name])
     check_supported(model.config, MAX_LENGTH)
-    assert not is_fusable(model)
-    found, wanted = run(TransformersRunner, model, ids), expected(model, ids)
+    assert not is_llama_like(model)
+    found, wanted = run(KINDS["transformers"], model, ids), expected(model, ids)
     wide = copy.deepcopy(model)
     wide.config.sliding_window = 10 * WINDOW
     for layer in wide.model.layers:
@@ -187,19 +234,47 @@ def test_a_rotation_by_the_longest_request_is_refused_where_it_would_reach_the_o
 
 
 def test_a_rotation_that_depends_on_the_length_is_not_fused() -> None:
-    assert not is_fusable(make("llama", rope={"rope_type": "dynamic", "factor": 2.0}))
+    assert not is_llama_like(make("llama", rope={"rope_type": "dynamic", "factor": 2.0}))
 
 
 @pytest.mark.skipif(not cpu_has_bfloat16(), reason="this CPU has no bfloat16 in oneDNN")
-@pytest.mark.parametrize("kind", [FusedRunner, TransformersRunner])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
-def test_packed_bfloat16_is_as_near_to_float32_as_plain_bfloat16(kind: type, name: str, ids: Tensor) -> None:
+def test_packed_bfloat16_is_as_near_to_float32_as_plain_bfloat16(kind: str, name: str, ids: Tensor) -> None:
     model = make(**MODELS[name])
     exact = torch.cat(expected(model, ids)).softmax(-1)
     model = model.bfloat16()
     plain = distance(torch.cat(expected(model, ids)), exact)
-    packed = distance(torch.cat(run(kind, model, ids)), exact)
+    packed = distance(torch.cat(run(KINDS[kind], model, ids)), exact)
     assert 0 < packed < 2 * plain + 1e-3
+
+
+@pytest.mark.skipif("avx512_bf16" not in INSTRUCTIONS, reason="this CPU has no AVX-512 BF16")
+@pytest.mark.parametrize("format", [Format.BFLOAT16, Format.W8A16])
+def test_a_native_token_is_the_same_to_the_bit_whatever_is_computed_beside_it(format: Format, ids: Tensor) -> None:
+    model = make("llama").bfloat16()
+    runners = [natively("avx512_bf16", format, threads)(copy.deepcopy(model)) for threads in (1, 2, 3)]
+    positions = torch.arange(40)[None]
+    with torch.inference_mode():
+        alone = torch.cat(
+            [
+                runners[0].forward(Window(slice(0, 1), positions[:, i : i + 1], 64), ids[:1, i : i + 1], 1)
+                for i in range(40)
+            ],
+            1,
+        )
+        for runner in runners[1:]:
+            beside = runner.forward(Window(slice(0, 3), positions.expand(3, -1), 64), ids[:, :40], 40)
+            assert torch.equal(alone[0], beside[0])
+
+
+@pytest.mark.skipif("avx512_bf16" not in INSTRUCTIONS, reason="this CPU has no AVX-512 BF16")
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_in_8_bits_are_near_to_float32(name: str, ids: Tensor) -> None:
+    model = make(**MODELS[name])
+    exact = torch.cat(expected(model, ids)).softmax(-1)
+    found = torch.cat(run(natively("avx512_bf16", Format.W8A16), model.bfloat16(), ids))
+    assert 0 < distance(found, exact) < 0.06
 
 
 def distance(logits: Tensor, probs: Tensor) -> float:
@@ -207,10 +282,9 @@ def distance(logits: Tensor, probs: Tensor) -> float:
     return float((logits.float().softmax(-1) - probs).abs().sum(-1).mean() / 2)
 
 
-@pytest.mark.parametrize("kind", [FusedRunner, TransformersRunner])
-def test_a_moved_slot_goes_on_where_it_was(kind: type, ids: Tensor) -> None:
-    model = make("llama")
-    runner: Runner = kind(model, ServedLinear.of({"head": model.get_output_embeddings()}), SLOTS, MAX_LENGTH)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_moved_slot_goes_on_where_it_was(kind: str, ids: Tensor) -> None:
+    runner = KINDS[kind](make("llama"))
     prompt, following = ids[:1, :9], ids[:1, 9:12]
     with torch.inference_mode():
         for row, tokens in ((2, prompt), (0, prompt.flip(1))):
@@ -223,9 +297,8 @@ def test_a_moved_slot_goes_on_where_it_was(kind: type, ids: Tensor) -> None:
 def test_its_linears_are_all_but_the_head_by_the_models_own_names() -> None:
     model = make("qwen2")
     names = {name for name, weight in model.named_parameters() if weight.ndim == 2}
-    for kind in (FusedRunner, TransformersRunner):
-        taken = copy.deepcopy(model)
-        runner = kind(taken, ServedLinear.of({"head": taken.get_output_embeddings()}), SLOTS, MAX_LENGTH)
+    for kind in KINDS.values():
+        runner = kind(copy.deepcopy(model))
         weights = {name: weight for linear in runner.linears for name, weight in linear.weights().items()}
         assert set(weights) == names - {"lm_head.weight", "model.embed_tokens.weight"}
         assert all(torch.equal(weight, model.get_parameter(name)) for name, weight in weights.items())

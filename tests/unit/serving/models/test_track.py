@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
+from hotdraft.serving.models.fused_runner import FusedRunner
+from hotdraft.serving.models.native_runner import NativeRunner
 from hotdraft.serving.models.runner import Window
+from hotdraft.serving.proposers.draft_model import DraftModel
 from tests.unit.serving.decoders import GREEDY, batch, make_decoder
 
 PROMPT = list(range(1, 61))
@@ -36,9 +39,17 @@ def drafted(decoder: SpeculativeDecoder, rows: int) -> list[list[int]]:
 
 
 def draft_keys(decoder: SpeculativeDecoder, row: int) -> Tensor:
-    assert decoder.proposer is not None
-    kv: Tensor = decoder.proposer.runner._kv  # type: ignore[attr-defined]
-    return kv[:, row, :, :, : len(PROMPT) - 2].clone()
+    """Keys and values [layers, heads, positions, 2, 8] of the prompt that a row's rounds find read."""
+    assert isinstance(decoder.proposer, DraftModel)
+    runner, length = decoder.proposer.runner, decoder.slots.max_length
+    if isinstance(runner, FusedRunner):
+        kv = runner._kv[:, row].permute(0, 2, 3, 1, 4)
+    else:
+        assert isinstance(runner, NativeRunner)
+        heads = runner._keys_values[row].view(torch.float32).view(len(runner.linears) // 4, 2, -1)
+        keys = heads[..., : 8 * length].unflatten(-1, (-1, 8, 16)).transpose(-1, -2).flatten(2, 3)
+        kv = torch.stack([keys, heads[..., 8 * length :].unflatten(-1, (length, 16))[..., :8]], 3)
+    return kv[:, :, : len(PROMPT) - 2].clone()
 
 
 def fresh_keys(target: str, draft: str, seed: int) -> Tensor:

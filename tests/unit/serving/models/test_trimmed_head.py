@@ -27,13 +27,13 @@ def test_its_logits_are_those_of_the_full_head(dtype: torch.dtype, bias: bool) -
     inputs = torch.randn(2, 3, 48).to(dtype)
     with torch.inference_mode():
         check(head, full, IDS, inputs)
-        ids, weight = head.token_ids, head._linear.weight
+        ids, weight = head.token_ids, head.linear.weight
         prepared = head.prepare(OTHER_IDS)
         check(head, full, IDS, inputs)  # preparing changes nothing yet
         head.install(OTHER_IDS, prepared)
         check(head, full, OTHER_IDS, inputs)
     assert head.token_ids is ids, "whoever holds the ids sees the change"
-    assert head._linear.weight is weight
+    assert head.linear.weight is weight
 
 
 def check(head: TrimmedHead, full: nn.Linear, ids: Tensor, inputs: Tensor) -> None:

@@ -212,10 +212,13 @@ def test_a_refused_probe_puts_the_old_vocabulary_back(config, make_adapter, tiny
 
 
 @pytest.mark.skipif(not cpu_has_bfloat16(), reason="this CPU has no bfloat16 in oneDNN")
-def test_packed_weights_are_swapped_and_put_back_to_the_bit(config, make_adapter, tiny_draft):
-    engine = started(config.model_copy(update={"dtype": "bfloat16"}))
+@pytest.mark.parametrize(
+    "form", [{"instructions": "none"}, {"draft_weights": "dtype"}, {"draft_weights": "auto"}], ids=str
+)
+def test_packed_weights_are_swapped_and_put_back_to_the_bit(config, make_adapter, tiny_draft, form):
+    changed = {"dtype": "bfloat16", "engine": config.engine.model_copy(update=form)}
+    engine = started(config.model_copy(update=changed))
     swapper = HotSwapper(engine, fingerprint(tiny_draft))
-    assert all(linear.packed for linear in linears(engine))
     held = [linear.weight for linear in linears(engine)]
     base, before = weights(engine), live_logits(engine)
     folder, trained = make_adapter("a", seed=1)

@@ -61,10 +61,14 @@ def matter(card: str) -> dict:
     return yaml.safe_load(card.split("---\n")[1])
 
 
+def test_the_card_of_a_draft_for_a_rounded_target_says_so(tmp_path, facts):
+    assert "(weights\nabcdef012345, in 8 bits each)" in written(tmp_path, replace(facts, rounded_target=True))
+
+
 def test_the_card_tells_where_the_draft_comes_from_and_what_it_reached(tmp_path, facts):
     card = written(tmp_path, facts)
     assert "Layers 0, 3 of `some-base`, 48 channels of the feed-forward in each" in card
-    assert "(weights abcdef012345)" in card
+    assert "(weights\nabcdef012345)" in card
     assert "1,200 prompts and texts" in card
     assert "answers of the target 67%, text 33%." in card
     assert "| sql | 1,000 |" in card

@@ -1,0 +1,189 @@
+"""Llama-like decoders by the native library: one call a forward, at the speed that memory allows."""
+
+import ctypes
+from ctypes import POINTER, byref, c_uint8, c_void_p
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from hotdraft.serving.models.attention import groups_of
+from hotdraft.serving.models.llama_like import is_llama_like, rotations
+from hotdraft.serving.models.runner import Computation, Window
+from hotdraft.serving.models.trimmed_head import TrimmedHead
+from hotdraft.serving.native.library import (
+    Format,
+    LinearStruct,
+    ModelStruct,
+    ThreadPool,
+    native_library,
+)
+from hotdraft.serving.native.linear import NativeLinear
+from hotdraft.serving.native.memory import WeightMemory
+
+WIDTH = 64
+"""Norms are rounded up to it."""
+
+
+def why_not_native(model: PreTrainedModel) -> str | None:
+    """What keeps a model from being run by `NativeRunner` on any processor; None if nothing does."""
+    config = model.config
+    if model.device.type != "cpu":
+        return "the model is on a GPU"
+    if not is_llama_like(model):
+        return f"a {config.model_type} of this form is not known natively"
+    if model.dtype not in (torch.float32, torch.bfloat16):
+        return f"{model.dtype} is not known natively"
+    if config.hidden_act != "silu":
+        return f"{config.hidden_act} is not known natively"
+    return None
+
+
+class NativeRunner:
+    """Runs a Llama-like model over static slots. Its weights are taken over.
+
+    A token's logits do not depend on what is computed beside it: not on k, on other rows, nor on the threads.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        head: NativeLinear | TrimmedHead,
+        num_slots: int,
+        max_length: int,
+        *,
+        format: Format,
+        memory: WeightMemory,
+        pool: ThreadPool,
+        keeps_weights: bool = False,
+    ) -> None:
+        self.head: nn.Module = head
+        self._library = native_library()
+        self._pool = pool
+        self.computation = Computation("native", pool.instructions, format.name.lower())
+        linear = head.linear if isinstance(head, TrimmedHead) else head
+        assert isinstance(linear, NativeLinear), "a native runner has a native head"
+        self.num_outputs = linear.struct.outputs
+        """Of the head: with a trimmed one, the tokens that it covers."""
+        self.linears = [
+            stacked
+            for index, layer in enumerate(model.model.layers)
+            for stacked in _linears(f"model.layers.{index}", layer, format, memory, keeps_weights)
+        ]
+        self._held = _held(model, max_length)
+        self._linears = (POINTER(LinearStruct) * (len(self.linears) + 1))(
+            *(ctypes.pointer(linear.struct) for linear in [*self.linears, linear])
+        )
+        self._model = _described(model, max_length, self._held, self._linears)
+        size = self._library.hd_slot_bytes(byref(self._model))
+        self._keys_values = torch.zeros(num_slots, size, dtype=torch.uint8)
+        self._model.keys_values = self._keys_values.data_ptr()
+
+    @property
+    def stalls(self) -> int:
+        return self._pool.stalls
+
+    def forward(self, window: Window, token_ids: Tensor, keep: int) -> Tensor:
+        rows, count = token_ids.shape
+        token_ids, positions = token_ids.contiguous(), window.positions.expand(rows, -1).contiguous()
+        logits = torch.empty(rows, keep, self.num_outputs)
+        self._library.hd_forward(
+            byref(self._model),
+            self._pool.handle,
+            window.rows.start,
+            rows,
+            count,
+            token_ids.data_ptr(),
+            positions.data_ptr(),
+            keep,
+            logits.data_ptr(),
+        )
+        return logits
+
+    def draft_greedily(self, positions: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Token ids int64 [B, k], each the likeliest after those before it; whether all logits were sound [B, 1].
+
+        token_ids [B, Q], at positions [B, Q] of the first B slots, come before them.
+        """
+        rows, count = token_ids.shape
+        token_ids, positions = token_ids.contiguous(), positions.contiguous()
+        drafted = torch.empty(rows, k, dtype=torch.int64)
+        sound = torch.empty(rows, 1, dtype=torch.uint8)
+        vocabulary = self.head.token_ids.data_ptr() if isinstance(self.head, TrimmedHead) else None
+        self._library.hd_draft(
+            byref(self._model),
+            self._pool.handle,
+            rows,
+            count,
+            token_ids.data_ptr(),
+            positions.data_ptr(),
+            k,
+            vocabulary,
+            drafted.data_ptr(),
+            ctypes.cast(c_void_p(sound.data_ptr()), POINTER(c_uint8)),
+        )
+        return drafted, sound.bool()
+
+    def read_speed(self, size: int = 768 << 20, repeats: int = 5) -> float:
+        """Bytes a second of reading `size` bytes once with the runner's threads, the best of `repeats`."""
+        memory = WeightMemory().take(size).fill_(1)
+        return max(self._pool.read_speed(memory.data_ptr(), size) for _ in range(repeats))
+
+    def move(self, source: int, destination: int, length: int) -> None:
+        self._library.hd_move(byref(self._model), source, destination, length)
+
+    def clear(self, slot: int) -> None:
+        self._library.hd_clear(byref(self._model), slot)
+
+
+def _linears(name: str, layer: Any, format: Format, memory: WeightMemory, keeps: bool) -> list[NativeLinear]:
+    def stacked(*parts: str, interleaved: bool = False) -> NativeLinear:
+        layers = {f"{name}.{part}": layer.get_submodule(part) for part in parts}
+        return NativeLinear.of(layers, format, memory, interleaved=interleaved, keeps=keeps)
+
+    return [
+        stacked("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        stacked("self_attn.o_proj"),
+        stacked("mlp.gate_proj", "mlp.up_proj", interleaved=True),
+        stacked("mlp.down_proj"),
+    ]
+
+
+def _held(model: PreTrainedModel, max_length: int) -> dict[str, Tensor]:
+    """What the library reads beside linear layers, by its field."""
+    layers = model.model.layers
+    norms = [norm for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
+    weights = torch.stack([norm.weight.detach().float() for norm in [*norms, model.model.norm]])
+    cos, sin = (part.contiguous() for part in rotations(model, torch.float32, max_length))
+    held = {
+        "norms": F.pad(weights, (0, -weights.shape[1] % WIDTH)).contiguous(),
+        "cos": cos,
+        "sin": sin,
+        "embedding": model.model.embed_tokens.weight.detach().contiguous(),
+    }
+    if hasattr(layers[0].self_attn, "q_norm"):
+        by_head = [norm for layer in layers for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm)]
+        held["head_norms"] = torch.stack([norm.weight.detach().float() for norm in by_head]).contiguous()
+    return held
+
+
+def _described(model: PreTrainedModel, max_length: int, held: dict[str, Tensor], linears: Any) -> ModelStruct:
+    config, attention = model.config, model.model.layers[0].self_attn
+    norm = getattr(attention, "q_norm", model.model.norm)
+    return ModelStruct(
+        layers=len(model.model.layers),
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_attention_heads // groups_of(config),
+        head_dim=attention.head_dim,
+        max_length=max_length,
+        half=model.dtype == torch.bfloat16,
+        epsilon=model.model.norm.variance_epsilon,
+        head_epsilon=norm.variance_epsilon,
+        scaling=attention.scaling,
+        linears=linears,
+        **{field: tensor.data_ptr() for field, tensor in held.items()},
+    )

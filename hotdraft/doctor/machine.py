@@ -10,6 +10,7 @@ from hotdraft.doctor.finding import Finding, ok, problem, warning
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.loading import choose_device, choose_dtype
 from hotdraft.pipeline.models.names import ModelError
+from hotdraft.serving.native.library import NativeError, find_instructions
 from hotdraft.training.planning.machine import ram_bytes
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
@@ -19,6 +20,7 @@ def examine_machine(config: HotdraftConfig | None) -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     best = str(choose_dtype("auto", torch.device("cpu"))).removeprefix("torch.")
     yield ok("processor", f"{cores} cores, {ram_bytes() / 1e9:.1f} GB of memory, dtype auto is {best}")
+    yield _native("auto" if config is None else config.engine.instructions)
     yield from _gpus()
     if config is not None:
         yield from _configured(config, cores)
@@ -29,6 +31,20 @@ def examine_machine(config: HotdraftConfig | None) -> Iterator[Finding]:
                 "this processor emulates bfloat16: several tokens at once take longer than in float32",
                 "set `dtype: auto` in the configuration",
             )
+
+
+def _native(instructions: str) -> Finding:
+    if instructions == "none":
+        return ok("native library", "left out by `engine.instructions: none`, so torch computes")
+    try:
+        return ok("native library", f"computes with {find_instructions(instructions)}")
+    except NativeError as error:
+        if instructions != "auto":
+            return problem("native library", str(error), "set `engine.instructions: auto` in the configuration")
+        mend = (
+            "with a compiler (Debian: `apt-get install g++`) run `pip install --force-reinstall --no-deps hotdraft`"
+        )
+        return warning("native library", f"torch computes instead, slower: {error}", mend)
 
 
 def _gpus() -> Iterator[Finding]:

@@ -1,17 +1,26 @@
 """What a server says of itself once it listens: where to look, what is recorded, and what to run next."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hotdraft.pipeline.config.origins import without_password
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.system.version import installed_version
+from hotdraft.serving.models.runner import Computation
 
 
-def banner(config: HotdraftConfig, config_path: Path, *, port: int, trainer_log: Path | None) -> str:
+def banner(
+    config: HotdraftConfig,
+    config_path: Path,
+    *,
+    port: int,
+    trainer_log: Path | None,
+    computations: Mapping[str, Computation],
+) -> str:
     """Some ten lines; `trainer_log` is None where no trainer runs beside the server."""
     facts = list(_facts(config, config_path, f"http://{_host(config.server.host)}:{port}", trainer_log))
+    facts[-2:-2] = [("computed by", "; ".join(f"{model}: {by}" for model, by in computations.items()))]
     width = max(len(name) for name, _ in facts)
     head = f"hotdraft {installed_version()} serves {config.served_model_name}"
     return "\n".join([head, *(f"  {name:<{width}}  {says}" for name, says in facts)])

@@ -1,6 +1,6 @@
 """Making Prometheus metrics that all carry the labels which say whose they are."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -39,6 +39,11 @@ class MetricFamilies:
     def gauge_by_now(self, label: str, name: str, documentation: str, values: Mapping[str, float]) -> Metric:
         """Likewise, with a value for each value of `label`."""
         return self._now(GaugeMetricFamily, name, documentation, {(key,): v for key, v in values.items()}, label)
+
+    def info_now(self, name: str, documentation: str, facts: Sequence[Mapping[str, str]]) -> Metric:
+        """A gauge that is 1 for each of `facts`, which have the same labels."""
+        values = {tuple(fact.values()): 1.0 for fact in facts}
+        return self._now(GaugeMetricFamily, name, documentation, values, *(facts[0] if facts else ()))
 
     def count_now(self, name: str, documentation: str, value: float) -> Metric:
         """A counter for a collector that reads its value when scraped."""

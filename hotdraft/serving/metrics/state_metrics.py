@@ -17,6 +17,7 @@ from hotdraft.serving.engine.recorder import Recorder
 from hotdraft.serving.messages.events import CloseReason
 from hotdraft.serving.metrics.families import MetricFamilies
 from hotdraft.serving.metrics.replay_watch import ReplayWatch
+from hotdraft.serving.models.runner import Computation
 
 
 class EngineState(Protocol):
@@ -32,6 +33,10 @@ class EngineState(Protocol):
     def max_model_len(self) -> int: ...
     @property
     def failures(self) -> Mapping[str, int]: ...
+    @property
+    def computations(self) -> Mapping[str, Computation]: ...
+    @property
+    def stalls(self) -> int: ...
 
 
 class ConnectionCounts(Protocol):
@@ -94,6 +99,12 @@ class StateMetrics(Collector):
         yield self._families.count_by_now(
             "place", "hotdraft_engine_failures", "What failed in the engine and was survived.", engine.failures
         )
+        computed = [
+            {"model": model, "runner": by.runner, "instructions": by.instructions, "weights": by.weights}
+            for model, by in engine.computations.items()
+        ]
+        yield self._families.info_now("hotdraft_runner", "By what target and draft are computed.", computed)
+        yield count("hotdraft_forward_stalls", "Waits for a thread that was kept from its core.", engine.stalls)
         connections = sources.connections
         held, closed = (connections.open, connections.closed) if connections else (0, Counter[CloseReason]())
         yield gauge("hotdraft_connections", "Open connections.", held)

@@ -58,7 +58,7 @@ def headers() -> dict[str, str]:
 
 
 def test_it_says_where_things_are_once_they_are_there(door: Door) -> None:
-    for shown in (f"{door.url}/v1", f"{door.url}/docs", "trainer.log", "run/replay", "serve.yaml"):
+    for shown in (f"{door.url}/v1", f"{door.url}/docs", "trainer.log", "run/replay", "serve.yaml", "computed by"):
         assert shown in door.said
     page = httpx.get(f"{door.url}/", follow_redirects=True)
     assert (page.status_code, page.url.path) == (200, "/dashboard")

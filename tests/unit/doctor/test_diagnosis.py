@@ -22,6 +22,7 @@ from hotdraft.doctor.packages import compare, compare_python, examine_packages
 from hotdraft.doctor.settings import read_settings
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.jobs import JobRecords
+from hotdraft.serving.native.library import NativeError
 from tests.models import save, tiny_llama, tiny_tokenizer
 
 
@@ -69,6 +70,21 @@ def test_a_device_that_is_not_there_and_too_many_threads(tmp_path, monkeypatch):
     assert found["distill.device"].state == "problem"
     assert found["distill.threads"].state == "warning"
     assert "device" not in found
+
+
+def test_a_native_library_that_is_missing_or_lacks_the_instructions_that_are_asked_for(tmp_path, monkeypatch):
+    def told(instructions):
+        return by_about(list(examine_machine(config_of(tmp_path, engine={"instructions": instructions}))))[
+            "native library"
+        ]
+
+    assert told("none").state == "ok"
+    monkeypatch.setattr(machine, "find_instructions", raise_native)
+    assert (told("auto").state, told("avx2").state) == ("warning", "problem")
+
+
+def raise_native(wanted):
+    raise NativeError(f"no {wanted} here")
 
 
 @pytest.mark.parametrize(("best", "warned"), [(torch.float32, True), (torch.bfloat16, False)])

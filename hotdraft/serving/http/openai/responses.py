@@ -100,6 +100,8 @@ class ModelCard(BaseModel):
     created: int
     owned_by: str
     max_model_len: int
+    weights: str
+    """As they are served: their dtype, or w8a16 where 8 bits were made of them."""
 
 
 class ModelList(BaseModel):

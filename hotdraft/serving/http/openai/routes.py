@@ -43,6 +43,7 @@ def openai_router(engine: Engine, config: HotdraftConfig) -> APIRouter:
         created=int(time.time()),
         owned_by="hotdraft",
         max_model_len=engine.max_model_len,
+        weights=engine.computations["target"].weights,
     )
 
     @router.get("/models", responses=error_responses(401, 403))

@@ -11,7 +11,10 @@ from hotdraft.commands.options import ConfigOption, waiting
 def bench(
     config: ConfigOption,
     against: Annotated[
-        str, typer.Option(help="Peers, by comma: transformers, transformers-assisted, openvino, llamacpp.")
+        str,
+        typer.Option(
+            help="Peers, by comma: transformers, transformers-assisted, openvino, openvino-int8, llamacpp."
+        ),
     ] = "",
     concurrency: Annotated[str, typer.Option(help="Requests at once, by comma.")] = "1",
     traffic: Annotated[Path | None, typer.Option(help="JSONL of prompts; built-in ones without it.")] = None,

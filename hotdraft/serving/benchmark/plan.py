@@ -16,7 +16,7 @@ from hotdraft.serving.messages.prompt_encoder import encode_chat
 
 OURS = "hotdraft"
 ASSISTED = "transformers-assisted"
-PEERS = ("transformers", ASSISTED, "openvino", "llamacpp")
+PEERS = ("transformers", ASSISTED, "openvino", "openvino-int8", "llamacpp")
 SEED = 2026
 """Of the built-in prompts."""
 

@@ -50,7 +50,7 @@ class Worker:
         self.memory: Memory | None = None
         self._modes: dict[int, list[Mode]] = {}
         self._log = log
-        python = environ.get(f"HOTDRAFT_BENCH_PYTHON_{name.upper()}", sys.executable)
+        python = environ.get(f"HOTDRAFT_BENCH_PYTHON_{name.upper().replace('-', '_')}", sys.executable)
         path = os.pathsep.join([str(PACKAGES), *filter(None, [environ.get("PYTHONPATH")])])
         threads = str(settings.threads)
         with log.open("w") as errors:

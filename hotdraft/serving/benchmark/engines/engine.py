@@ -14,6 +14,7 @@ ENGINES = {
     "hotdraft": "hotdraft.serving.benchmark.engines.hotdraft_engine:HotdraftEngine",
     "transformers": "hotdraft.serving.benchmark.engines.transformers_engine:TransformersEngine",
     "openvino": "hotdraft.serving.benchmark.engines.peers_openvino:OpenVinoEngine",
+    "openvino-int8": "hotdraft.serving.benchmark.engines.peers_openvino:OpenVinoInt8Engine",
     "llamacpp": "hotdraft.serving.benchmark.engines.peers_llamacpp:LlamaCppEngine",
 }
 

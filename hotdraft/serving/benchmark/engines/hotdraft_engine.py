@@ -18,6 +18,7 @@ from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.messages.events import EngineListener
 from hotdraft.serving.messages.request import GenerationRequest, OutputDelta, RequestStats, SamplingParams
+from hotdraft.serving.models.native_runner import NativeRunner
 
 
 class HotdraftEngine:
@@ -77,7 +78,10 @@ class HotdraftEngine:
     def measure(self, figure: str, rows: int) -> dict[str, float]:
         """`bandwidth`, `costs` of a round of `rows`, or the gaps around a `swap`."""
         if figure == "bandwidth":
-            return {"bytes_per_second": aside(read_bandwidth)}
+            runner, best = self._engine.decoder.target.runner, aside(read_bandwidth)
+            if isinstance(runner, NativeRunner):
+                best = max(best, self._engine.between_rounds(runner.read_speed).result())
+            return {"bytes_per_second": best}
         if figure == "swap":
             return measure_swaps(self._engine, self._config, Path(self._scratch.name))
         decoder, max_k = self._engine.decoder, self._config.engine.max_k

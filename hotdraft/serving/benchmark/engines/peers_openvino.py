@@ -34,9 +34,12 @@ class OpenVinoEngine:
     """One pipeline for plain decoding and one that speculates; both step only while a run asks them to."""
 
     name = "openvino"
+    weights: str | None = None
+    """As the exporter calls what they are brought to; None for what is nearest to the dtype that is measured."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        weights, arithmetic = _precisions(settings.dtype)
+        nearest, arithmetic = _precisions(settings.dtype)
+        weights = self.weights or nearest
         self.version = f"{openvino_genai.__version__} ({weights} weights, {arithmetic} arithmetic and cache)"
         properties = {
             "INFERENCE_PRECISION_HINT": arithmetic,
@@ -75,6 +78,13 @@ class OpenVinoEngine:
         speculation = _speculation(requests, max_tokens, mode.k) if isinstance(mode.k, int) else None
         outputs = [request.token_ids for request in requests]
         return RunResult(seconds, outputs, [request.token_times for request in requests], speculation)
+
+
+class OpenVinoInt8Engine(OpenVinoEngine):
+    """With weights of 8 bits in target and draft, and inputs too where OpenVINO chooses so."""
+
+    name = "openvino-int8"
+    weights = "int8"
 
 
 class _Request:

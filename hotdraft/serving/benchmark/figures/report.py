@@ -45,10 +45,12 @@ class Sizes:
 
     @classmethod
     def of(cls, config: HotdraftConfig, dtype: torch.dtype) -> Self:
+        rounded = config.engine.target_weights == "int8"
+        step = bytes_per_step(config.target, torch.int8 if rounded else dtype)
         models = [config.target] if config.draft is None else [config.target, config.draft]
         return cls(
             weights=sum(stored_bytes(name, dtype) for name in models),
-            step=bytes_per_step(config.target, dtype),
+            step=step * 17 // 16 if rounded else step,  # 64 weights have a scale of 4 bytes
             kv_slot=config.engine.max_model_len * sum(kv_bytes_per_token(name, dtype) for name in models),
         )
 

@@ -19,6 +19,7 @@ from hotdraft.serving.messages.events import RoundStats, SwapEvent
 from hotdraft.serving.messages.request import GenerationRequest, RequestStats, SamplingParams
 from hotdraft.serving.metrics.listener import ServingMetrics
 from hotdraft.serving.metrics.state_metrics import Sources
+from hotdraft.serving.models.runner import Computation
 from tests.unit.promql import names_of
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -55,7 +56,14 @@ VLLM_DASHBOARD = {
 def exported() -> dict[str, set[str]]:
     """Labels of every sample that a server exports once it has served, by the sample's name."""
     engine = SimpleNamespace(
-        draft_version=1, num_running=0, num_waiting=0, num_slots=2, max_model_len=64, failures={"round": 0}
+        draft_version=1,
+        num_running=0,
+        num_waiting=0,
+        num_slots=2,
+        max_model_len=64,
+        failures={"round": 0},
+        computations={"target": Computation("native", "avx2", "float32")},
+        stalls=0,
     )
     adapters = SimpleNamespace(refused=0, unusable={2: "out of memory"}, swap_failures=0, errors=0)
     metrics = ServingMetrics(engine, "tiny", Sources(adapters=adapters))

@@ -72,7 +72,9 @@ class NativeRunner:
             for index, layer in enumerate(model.model.layers)
             for stacked in _linears(f"model.layers.{index}", layer, format, memory, keeps_weights)
         ]
-        self._held = _held(model, max_length)
+        tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+        reads_head = tied and linear is head and linear.struct.format in (Format.FLOAT32, Format.BFLOAT16)
+        self._held = _held(model, max_length, with_embedding=not reads_head)
         self._linears = (POINTER(LinearStruct) * (len(self.linears) + 1))(
             *(ctypes.pointer(linear.struct) for linear in [*self.linears, linear])
         )
@@ -151,7 +153,7 @@ def _linears(name: str, layer: Any, format: Format, memory: WeightMemory, keeps:
     ]
 
 
-def _held(model: PreTrainedModel, max_length: int) -> dict[str, Tensor]:
+def _held(model: PreTrainedModel, max_length: int, *, with_embedding: bool) -> dict[str, Tensor]:
     """What the library reads beside linear layers, by its field."""
     layers = model.model.layers
     norms = [norm for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
@@ -161,8 +163,9 @@ def _held(model: PreTrainedModel, max_length: int) -> dict[str, Tensor]:
         "norms": F.pad(weights, (0, -weights.shape[1] % WIDTH)).contiguous(),
         "cos": cos,
         "sin": sin,
-        "embedding": model.model.embed_tokens.weight.detach().contiguous(),
     }
+    if with_embedding:
+        held["embedding"] = model.model.embed_tokens.weight.detach().contiguous()
     if hasattr(layers[0].self_attn, "q_norm"):
         by_head = [norm for layer in layers for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm)]
         held["head_norms"] = torch.stack([norm.weight.detach().float() for norm in by_head]).contiguous()

@@ -24,19 +24,6 @@ struct Attention : Worker {
         return static_cast<char *>(model.keys_values) + slot * layout.slot + layer * layout.layer + key_head * layout.head;
     }
 
-    template <class Format>
-    void put(char *panels, int64_t panel, int64_t output, int64_t input, float x) {
-        constexpr int size = Format::UNIT == 2 ? 2 : 4;
-        const int64_t vector = input / Format::UNIT, inside = output % LANES * Format::UNIT + input % Format::UNIT;
-        char *to = panels + output / LANES * panel + vector * VECTOR + inside * size;
-        if constexpr (size == 2) {
-            const uint16_t half = narrowed(x);
-            __builtin_memcpy(to, &half, 2);
-        } else {
-            __builtin_memcpy(to, &x, 4);
-        }
-    }
-
     // Rotates queries and keys, and writes keys and values to their slots.
     template <class Format>
     void remember(int64_t layer) {

@@ -76,14 +76,24 @@ struct Forward : Attention {
         const Share share(batch.count, thread, team.size);
         for (int64_t t = share.from; t < share.to; ++t) {
             float *to = scratch.hidden + t * widths.hidden;
-            if (model.half) {
-                const uint16_t *from = static_cast<const uint16_t *>(model.embedding) + batch.token_ids[t] * model.hidden;
+            const int64_t token_id = batch.token_ids[t], begin = token_id * model.hidden;
+            if (!model.embedding) {
+                for (int64_t i = 0; i < model.hidden; ++i) to[i] = model.half ? taken<Bfloat16>(token_id, i) : taken<Float32>(token_id, i);
+            } else if (model.half) {
+                const uint16_t *from = static_cast<const uint16_t *>(model.embedding) + begin;
                 for (int64_t i = 0; i < model.hidden; ++i) to[i] = widened(from[i]);
             } else {
-                __builtin_memcpy(to, static_cast<const float *>(model.embedding) + batch.token_ids[t] * model.hidden, 4 * model.hidden);
+                __builtin_memcpy(to, static_cast<const float *>(model.embedding) + begin, 4 * model.hidden);
             }
         }
         barrier(team);
+    }
+
+    // A weight of the head, which embedding and head have in common.
+    template <class Format>
+    float taken(int64_t output, int64_t input) const {
+        const hd_linear &head = *model.linears[4 * model.layers];
+        return get<Format>(static_cast<const char *>(head.panels), panel_bytes(hd_format(head.format), head.inputs), output, input);
     }
 
     auto storing(float *to, int64_t width) {

@@ -25,7 +25,7 @@ struct hd_model {
     const float *norms;       // [layers][2][hidden rounded up to 64], then the last one's
     const float *head_norms;  // [layers][2][head_dim] of queries and keys, or null
     const float *cos, *sin;   // [max_length][head_dim], sin negated in the first half
-    const void *embedding;    // [vocabulary][hidden], bfloat16 where `half`, float32 otherwise
+    const void *embedding;    // [vocabulary][hidden], bfloat16 where `half`, float32 otherwise; null: the head's weights
     const hd_linear *const *linears;  // [layers][4]: queries-keys-values, output, gate-up by turns of 16, down; the head
     void *keys_values;        // hd_slot_bytes each, bfloat16 where `half`, float32 otherwise
 };

@@ -20,6 +20,7 @@ from hotdraft.pipeline.models.loading import (
 )
 from hotdraft.pipeline.models.names import ModelError, local_folder
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
+from hotdraft.pipeline.system.freed_memory import give_back
 from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.engine.aside import aside
 from hotdraft.serving.engine.engine import Engine
@@ -91,6 +92,7 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callabl
             f"{config.engine.max_model_len} tokens: set one of them lower"
         ) from error
     del target, draft  # what the runners do not keep is freed
+    give_back()
     return Engine(
         decoder,
         tokenizer,

@@ -21,7 +21,7 @@ def rendered(report: dict, width: int, capsys: pytest.CaptureFixture[str]) -> li
     return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
 
 
-@pytest.fixture(params=["cpu-single", "cpu-many", "cpu-overhead", "cpu-float32"])
+@pytest.fixture(params=["cpu-single", "cpu-many", "cpu-float32"])
 def report(request: pytest.FixtureRequest) -> dict:
     report: dict = json.loads((RESULTS / f"{request.param}.json").read_text())
     report["environment"].setdefault("inflated", {})

@@ -16,7 +16,7 @@ from hotdraft.serving.models.native_runner import NativeRunner, why_not_native
 from hotdraft.serving.models.runner import Runner
 from hotdraft.serving.models.transformers_runner import TransformersRunner
 from hotdraft.serving.models.trimmed_head import TrimmedHead
-from hotdraft.serving.native.library import Format, NativeError, ThreadPool, find_instructions, supports
+from hotdraft.serving.native.bindings import Format, NativeError, ThreadPool, find_instructions, supports
 from hotdraft.serving.native.linear import NativeLinear
 from hotdraft.serving.native.memory import WeightMemory
 

@@ -13,7 +13,7 @@ from hotdraft.serving.models.attention import groups_of
 from hotdraft.serving.models.llama_like import is_llama_like, rotations
 from hotdraft.serving.models.runner import Computation, Window
 from hotdraft.serving.models.trimmed_head import TrimmedHead
-from hotdraft.serving.native.library import (
+from hotdraft.serving.native.bindings import (
     Format,
     LinearStruct,
     ModelStruct,

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hotdraft.serving.native.library import Format, LinearStruct, native_library
+from hotdraft.serving.native.bindings import Format, LinearStruct, native_library
 from hotdraft.serving.native.memory import WeightMemory
 
 LANES = 16

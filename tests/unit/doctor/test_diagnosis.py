@@ -22,7 +22,7 @@ from hotdraft.doctor.packages import compare, compare_python, examine_packages
 from hotdraft.doctor.settings import read_settings
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.jobs import JobRecords
-from hotdraft.serving.native.library import NativeError
+from hotdraft.serving.native.bindings import NativeError
 from tests.models import save, tiny_llama, tiny_tokenizer
 
 

@@ -114,15 +114,17 @@ struct Attention : Worker {
     template <class Format>
     void attention(int64_t layer) {
         int64_t items = 0, item = 0;
-        for (int64_t from = 0; from < batch.count; from = slot_end(from)) items += blocks(from) * model.kv_heads;
+        for (int64_t from = 0; from < batch.count; from = slot_end(from)) items += blocks_of(queries_of(from)) * model.kv_heads;
         const Share share(items, thread, team.size);
-        for (int64_t from = 0; from < batch.count; from = slot_end(from))
+        for (int64_t from = 0; from < batch.count; from = slot_end(from)) {
+            const int64_t queries = queries_of(from), blocks = blocks_of(queries);
             for (int64_t key_head = 0; key_head < model.kv_heads; ++key_head)
-                for (int64_t block = 0; block < blocks(from); ++block, ++item) {
+                for (int64_t block = 0; block < blocks; ++block, ++item) {
                     if (item < share.from || item >= share.to) continue;
-                    const Share part(queries_of(from), int32_t(block), int32_t(blocks(from)));
+                    const Share part(queries, int32_t(block), int32_t(blocks));
                     attend<Format>(layer, {key_head, from, part.from, part.to - part.from});
                 }
+        }
         barrier(team);
     }
 
@@ -134,5 +136,5 @@ struct Attention : Worker {
     }
 
     int64_t queries_of(int64_t from) const { return (slot_end(from) - from) * (model.heads / model.kv_heads); }
-    int64_t blocks(int64_t from) const { return (queries_of(from) + BLOCK - 1) / BLOCK; }
+    static int64_t blocks_of(int64_t queries) { return (queries + BLOCK - 1) / BLOCK; }
 };

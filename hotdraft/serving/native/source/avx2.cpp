@@ -7,13 +7,7 @@
 
 namespace {
 constexpr int PANELS = 2, BLOCK = 3;  // of a tile, so that its sums stay in registers
-typedef int32_t Alias32 __attribute__((may_alias));
-#include "vectors.inl"
-#include "formats.inl"
-#include "tiles.inl"
-#include "worker.inl"
-#include "attention.inl"
-#include "forward.inl"
+#include "build.inl"
 }  // namespace
 
 extern const Instructions AVX2 = {"avx2", false, forward, own_bytes, likeliest, sum};

@@ -29,18 +29,18 @@ struct Forward : Attention {
     using Attention::Attention;
 
     // `use(output panel, token, products with bias)` for each panel of 16 outputs, or of each pair of them.
-    template <int UNIT, class Use>
+    template <class Use>
     void linear(int64_t index, const Rows &rows, const Use &use) {
         switch (model.linears[index]->format) {
-            case HD_FLOAT32: return linear_as<Float32, UNIT>(index, rows, use);
-            case HD_BFLOAT16: return linear_as<Bfloat16, UNIT>(index, rows, use);
+            case HD_FLOAT32: return linear_as<Float32>(index, rows, use);
+            case HD_BFLOAT16: return linear_as<Bfloat16>(index, rows, use);
 #ifdef HD_BF16
-            case HD_W8A16: return linear_as<Int8, UNIT>(index, rows, use);
+            case HD_W8A16: return linear_as<Int8>(index, rows, use);
 #endif
         }
     }
 
-    template <class Format, int UNIT, class Use>
+    template <class Format, class Use>
     void linear_as(int64_t index, const Rows &rows, const Use &use) {
         const hd_linear &layer = *model.linears[index];
         prepare<Format>(rows, layer.inputs, model.epsilon, inputs, row);
@@ -127,7 +127,7 @@ struct Forward : Attention {
 
     void layer(int64_t index) {
         const float *norms = model.norms + 2 * index * widths.hidden;
-        linear<1>(4 * index, rows(scratch.hidden, widths.hidden, norms), storing(scratch.qkv, widths.qkv));
+        linear(4 * index, rows(scratch.hidden, widths.hidden, norms), storing(scratch.qkv, widths.qkv));
         barrier(team);
         if (model.half) {
             remember<Bfloat16>(index);
@@ -136,18 +136,18 @@ struct Forward : Attention {
             remember<Float32>(index);
             attention<Float32>(index);
         }
-        linear<1>(4 * index + 1, rows(scratch.attended, widths.attended), adding_to(scratch.hidden, widths.hidden));
+        linear(4 * index + 1, rows(scratch.attended, widths.attended), adding_to(scratch.hidden, widths.hidden));
         barrier(team);
-        linear<2>(4 * index + 2, rows(scratch.hidden, widths.hidden, norms + widths.hidden), activating(scratch.activated, widths.activated));
+        linear(4 * index + 2, rows(scratch.hidden, widths.hidden, norms + widths.hidden), activating(scratch.activated, widths.activated));
         barrier(team);
-        linear<1>(4 * index + 3, rows(scratch.activated, widths.activated), adding_to(scratch.hidden, widths.hidden));
+        linear(4 * index + 3, rows(scratch.activated, widths.activated), adding_to(scratch.hidden, widths.hidden));
         barrier(team);
     }
 
     void head() {
         const int64_t index = 4 * model.layers, outputs = model.linears[index]->outputs;
         const Rows last{scratch.hidden, widths.hidden, batch.num_outputs, batch.outputs, model.norms + 2 * model.layers * widths.hidden};
-        linear<1>(index, last, [&]<int P, int T>(int64_t at, int64_t token, Floats(&products)[P][T]) {
+        linear(index, last, [&]<int P, int T>(int64_t at, int64_t token, Floats(&products)[P][T]) {
             for (int p = 0; p < P; ++p)
                 for (int t = 0; t < T; ++t) {
                     const int64_t first = (at + p) * LANES, left = outputs - first;

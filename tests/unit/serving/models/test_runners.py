@@ -17,7 +17,7 @@ from hotdraft.serving.models.llama_like import is_llama_like
 from hotdraft.serving.models.native_runner import NativeRunner
 from hotdraft.serving.models.runner import Runner, Window
 from hotdraft.serving.models.transformers_runner import TransformersRunner
-from hotdraft.serving.native.library import Format, NativeError, ThreadPool, find_instructions
+from hotdraft.serving.native.bindings import Format, NativeError, ThreadPool, find_instructions
 from hotdraft.serving.native.linear import NativeLinear
 from hotdraft.serving.native.memory import WeightMemory
 from tests.models import tiny_neox

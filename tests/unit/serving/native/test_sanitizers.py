@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hotdraft.serving.native.library import FOLDER
+from hotdraft.serving.native.bindings import FOLDER
 
 COMPILER = shutil.which("g++")
 pytestmark = [

@@ -1,0 +1,8 @@
+// What is compiled once for each instruction set, in its own namespace.
+typedef int32_t Alias32 __attribute__((may_alias));
+#include "vectors.inl"
+#include "formats.inl"
+#include "tiles.inl"
+#include "worker.inl"
+#include "attention.inl"
+#include "forward.inl"

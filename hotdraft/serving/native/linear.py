@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hotdraft.pipeline.system.freed_memory import page_out
 from hotdraft.serving.native.bindings import Format, LinearStruct, native_library
 from hotdraft.serving.native.memory import WeightMemory
 
@@ -94,6 +95,7 @@ class NativeLinear(nn.Module):
         self._library.hd_pack(
             self._format, stacked.data_ptr(), self._inputs, self._outputs, c_void_p(to.data_ptr())
         )
+        page_out((self._kept or {}).values())  # until the next adapter is merged
 
     def _stack(self, parts: Sequence[Tensor]) -> Tensor:
         if not self._interleaved:

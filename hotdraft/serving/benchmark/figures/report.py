@@ -80,7 +80,7 @@ def build_report(
         ],
         "hotdraft": {
             "bandwidth_gb_per_second": max(measured.bandwidths) / 1e9,
-            "plain_bandwidth_share": plain_shares(rows, measured, sizes.step),
+            "plain_bandwidth_share": plain_shares(rows, sizes.step, max(measured.bandwidths)),
             "speculation": [
                 {"k": row.mode.k, "concurrency": row.concurrency, **theory(row, measured.costs[row.concurrency])}
                 for row in rows
@@ -152,14 +152,15 @@ def theory(row: Row, costs: Sequence[dict[str, float]]) -> dict[str, float | Non
     }
 
 
-def plain_shares(rows: Sequence[Row], measured: Measured, step_bytes: int) -> dict[str, float]:
-    """Concurrency → share of the memory bandwidth that our plain decoding reaches."""
+def plain_shares(rows: Sequence[Row], step_bytes: int, bytes_per_second: float) -> dict[str, float]:
+    """Concurrency → share of the memory bandwidth that our plain decoding reaches, where tokens came one by one."""
     return {
-        str(row.concurrency): bandwidth_share(
-            row.time_per_output_token.p50 / 1000, step_bytes, max(measured.bandwidths)
-        )
+        str(row.concurrency): bandwidth_share(row.time_per_output_token.p50 / 1000, step_bytes, bytes_per_second)
         for row in rows
-        if row.engine == OURS and row.mode.kind == "plain" and row.time_per_output_token is not None
+        if row.engine == OURS
+        and row.mode.kind == "plain"
+        and row.time_per_output_token is not None
+        and row.time_per_output_token.p50 > 0  # a text may come whole, as of tokens that are no characters
     }
 
 

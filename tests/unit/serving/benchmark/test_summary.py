@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from hotdraft.serving.benchmark.engines.engine import PLAIN, Mode, RunResult, Speculation
+from hotdraft.serving.benchmark.figures.report import plain_shares
 from hotdraft.serving.benchmark.figures.summary import Measurement, Percentiles, Row, Spread, best_rows, summarise
 
 K2 = Mode("speculative", 2)
@@ -53,6 +54,12 @@ def test_times_of_tokens() -> None:
     assert row.time_to_first_token == Percentiles(p50=pytest.approx(200), p99=pytest.approx(200))
     assert row.time_per_output_token == Percentiles(p50=pytest.approx(200), p99=pytest.approx(200))  # 1.8 s / 9
     assert Percentiles.of([0.1, 0.2, 0.3]) == Percentiles(p50=pytest.approx(200), p99=pytest.approx(298))
+
+
+def test_a_text_that_came_whole_says_nothing_of_the_bandwidth() -> None:
+    whole = Measurement("hotdraft", PLAIN, 1, 0, RunResult(1.0, [[1, 2]], [[1.0, 1.0]], None))
+    steps = Measurement("hotdraft", PLAIN, 2, 0, RunResult(1.0, [[1, 2]], [[0.5, 1.0]], None))
+    assert plain_shares(summarise([whole, steps]), step_bytes=100, bytes_per_second=400) == {"2": 0.5}
 
 
 def test_decoding_is_compared_without_the_tokens_that_came_first() -> None:

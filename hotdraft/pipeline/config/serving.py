@@ -30,6 +30,9 @@ Keys = Annotated[list[SecretStr], BeforeValidator(_by_comma), NoDecode]
 Names = Annotated[list[str], BeforeValidator(_by_comma), NoDecode]
 
 
+Proposers = Annotated[list[Literal["draft", "suffix"]], BeforeValidator(_by_comma), NoDecode]
+
+
 class ServerConfig(Section):
     host: str = Field("127.0.0.1", description="address to listen at; 0.0.0.0 for all of this machine")
     port: int = Field(8000, ge=0, le=65535, description="TCP port to listen at; 0 takes one that is free")
@@ -78,6 +81,17 @@ class EngineConfig(Section):
         "auto", description="drafted tokens a round; 0 is plain decoding, auto what is fastest at the moment"
     )
     max_k: int = Field(4, ge=1, le=8, description="largest k that auto chooses")
+    proposers: Proposers = Field(
+        ["draft", "suffix"],
+        description="that auto chooses among, request by request: the draft model, and what followed when the same "
+        "tokens came before in the request's own text or in recent answers; another k is the draft model's alone",
+    )
+    max_guess: int = Field(8, ge=1, le=16, description="most tokens guessed from text in a round")
+    text_memory_mb: int = Field(32, ge=1, description="recent answers kept in memory to guess from, in MB")
+    share_answers: bool = Field(
+        False,
+        description="guess from answers to requests with other API keys too, whose speed may then tell of them",
+    )
     draft_vocab_size: int | None = Field(
         None, ge=16, description="most frequent tokens that the draft's output head covers; all if unset"
     )
@@ -101,6 +115,16 @@ class EngineConfig(Section):
         description="that the native library computes with, of those that the processor has; none leaves the "
         "library out, and torch computes",
     )
+
+    @property
+    def guesses(self) -> bool:
+        """Whether tokens are guessed from text."""
+        return self.k == "auto" and "suffix" in self.proposers
+
+    @property
+    def most_proposed(self) -> int:
+        """Tokens that a round may propose for a request, at most."""
+        return max(self.largest_k, self.max_guess if self.guesses else 0)
 
     @property
     def largest_k(self) -> int:

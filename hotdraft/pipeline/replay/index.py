@@ -6,7 +6,7 @@ import zlib
 import numpy as np
 import pyarrow as pa
 
-from hotdraft.pipeline.replay.sample import NOT_DRAFTED, missed
+from hotdraft.pipeline.replay.sample import missed
 from hotdraft.pipeline.replay.schema import pieces
 
 INDEX = pa.schema(
@@ -51,7 +51,7 @@ def index_of(table: pa.Table) -> pa.Table:
             "prompt_hash": [prompt_hash(ids) for ids in columns["prompt_ids"]],
             "prompt_tokens": [len(ids) for ids in columns["prompt_ids"]],
             "output_tokens": [len(ids) for ids in columns["output_ids"]],
-            "drafted": [int((ids != NOT_DRAFTED).sum()) for ids, _ in drafts],
+            "drafted": [int((ids >= 0).sum()) for ids, _ in drafts],
             "accepted": [int(accepted.sum()) for _, accepted in drafts],
             "missed": misses,
             "draft_version": [int(row[-1]) if len(row) else -1 for row in versions],

@@ -6,6 +6,8 @@ import numpy as np
 
 NOT_DRAFTED = -1
 """`drafted_ids` entry of a position that no draft token was proposed for (a bonus or a plain token)."""
+GUESSED = -2
+"""`drafted_ids` entry of a position that a token was proposed for without the draft: it was not asked."""
 MIN_LOG_MASS = -30.0
 """The tail of a distribution whose mass outside the kept tokens rounds to 0."""
 
@@ -38,9 +40,9 @@ class ReplaySample:
     target_tail_logprob: np.ndarray
     """float32 [N]: log of the probability mass outside the K tokens."""
     drafted_ids: np.ndarray
-    """int32 [N]: the token the draft proposed, or `NOT_DRAFTED`."""
+    """int32 [N]: the token the draft proposed, `NOT_DRAFTED`, or `GUESSED`."""
     accepted: np.ndarray
-    """bool [N]: the proposal was accepted."""
+    """bool [N]: the draft's proposal was accepted."""
     draft_versions: np.ndarray
     """int32 [N]: the adapter version that drafted; 0 is the draft without an adapter."""
     top_p: float = 1.0
@@ -51,7 +53,7 @@ class ReplaySample:
     @property
     def rejected(self) -> np.ndarray:
         """bool [N]: a token was proposed and refused, the positions with most to learn from."""
-        return (self.drafted_ids != NOT_DRAFTED) & ~self.accepted
+        return (self.drafted_ids >= 0) & ~self.accepted
 
 
 def missed(drafted_ids: np.ndarray, accepted: np.ndarray) -> np.ndarray:
@@ -59,7 +61,8 @@ def missed(drafted_ids: np.ndarray, accepted: np.ndarray) -> np.ndarray:
 
     Its token was rejected, or the round drafted nothing, as rounds do when drafting does not pay: a draft
     too bad to be asked has most to learn. The token after an accepted one that was not drafted is the
-    bonus of a round whose drafts were all accepted, and no miss. Shapes as in `ReplaySample`.
+    bonus of a round whose drafts were all accepted, and no miss; nor is what was guessed from text, or follows
+    that. Shapes as in `ReplaySample`.
     """
-    after_accepted = np.concatenate([[False], accepted[:-1]])
-    return np.where(drafted_ids == NOT_DRAFTED, ~after_accepted, ~accepted)
+    after_accepted = np.concatenate([[False], (accepted | (drafted_ids == GUESSED))[:-1]])
+    return np.where(drafted_ids == NOT_DRAFTED, ~after_accepted, ~accepted & (drafted_ids != GUESSED))

@@ -17,6 +17,7 @@ def build_decoder(
     max_model_len: int,
     max_k: int,
     log_top_k: int,
+    max_proposed: int | None = None,
     draft_vocabulary: Tensor | None = None,
     reuse_prefixes: bool = True,
     instructions: str = "auto",
@@ -25,12 +26,15 @@ def build_decoder(
 ) -> SpeculativeDecoder:
     """A decoder that takes the models over: their weights may be stored in another form.
 
-    With `draft=None` only k = 0 is possible. With `draft_vocabulary` [N] the draft proposes only these token ids.
+    With `draft=None` nothing is drafted. With `draft_vocabulary` [N] the draft proposes only these token ids.
+    `max_proposed` counts what is guessed too; it is `max_k` by default.
     For `instructions` and 8-bit weights see `Forms`.
     """
     models = [target] if draft is None else [target, draft]
     vocab_size = min(model.config.get_text_config().vocab_size for model in models)
-    slots = Slots(num_slots, max_model_len + max_k + 1, target.device, reuse_prefixes=reuse_prefixes)
+    slots = Slots(
+        num_slots, max_model_len + (max_proposed or max_k) + 1, target.device, reuse_prefixes=reuse_prefixes
+    )
     runner, draft_runner = make_runners(
         target,
         draft,

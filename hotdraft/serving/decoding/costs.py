@@ -1,4 +1,4 @@
-"""What a round costs on this machine, by number of rows and by k."""
+"""What a round costs on this machine, by rows and by proposed tokens."""
 
 import bisect
 import time
@@ -10,6 +10,7 @@ import torch
 
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.messages.request import SamplingParams
+from hotdraft.serving.proposers.plan import ProposalPlan
 from hotdraft.serving.sampling.logits import SamplingBatch
 
 CONTEXT = 64
@@ -18,32 +19,37 @@ REPEATS = 3
 
 
 class RoundCosts:
-    """Seconds of a round over `rows` rows with k drafted tokens, and of one draft step in it.
+    """Seconds that verifying proposals of t tokens in each of `rows` rows takes, and one draft step.
 
-    `rounds[rows][k]` and `draft_steps[rows]` hold what was measured; between and beyond those numbers
+    `verifying[rows][t]` and `draft_steps[rows]` hold what was measured; between and beyond those numbers
     of rows lies a straight line.
     """
 
-    def __init__(self, rounds: dict[int, list[float]], draft_steps: dict[int, float]) -> None:
-        self._measured = sorted(rounds)
-        self._rounds = rounds
+    def __init__(self, verifying: dict[int, list[float]], draft_steps: dict[int, float]) -> None:
+        self._measured = sorted(verifying)
+        self._verifying = verifying
         self._draft_steps = draft_steps
 
     @property
-    def max_k(self) -> int:
-        return len(self._rounds[self._measured[0]]) - 1
+    def most(self) -> int:
+        """Largest t that was measured."""
+        return len(self._verifying[self._measured[0]]) - 1
 
-    def round_seconds(self, rows: int, k: int) -> float:
-        return self._at(rows, lambda measured: self._rounds[measured][k])
+    def verify_seconds(self, rows: float, tokens: int) -> float:
+        return self._at(rows, lambda measured: self._verifying[measured][tokens])
 
-    def draft_step_seconds(self, rows: int) -> float:
+    def draft_step_seconds(self, rows: float) -> float:
         return self._at(rows, self._draft_steps.__getitem__)
+
+    def round_seconds(self, rows: float, k: int) -> float:
+        """Of a round of k drafted tokens."""
+        return self.verify_seconds(rows, k) + k * self.draft_step_seconds(rows)
 
     def cost_ratio(self, rows: int) -> float:
         """c of Leviathan et al. (2023): a draft step over a round that drafts nothing."""
         return self.draft_step_seconds(rows) / self.round_seconds(rows, 0)
 
-    def _at(self, rows: int, value: Callable[[int], float]) -> float:
+    def _at(self, rows: float, value: Callable[[int], float]) -> float:
         above = min(bisect.bisect_left(self._measured, rows), len(self._measured) - 1)
         high, low = self._measured[above], self._measured[max(above - 1, 0)]
         if high == low:
@@ -56,12 +62,13 @@ def rows_to_measure(num_slots: int) -> list[int]:
     return sorted({*(2**power for power in range(num_slots.bit_length()) if 2**power < num_slots), num_slots})
 
 
-def profile_costs(decoder: SpeculativeDecoder, rows: Sequence[int], max_k: int) -> RoundCosts:
-    """Measure greedy rounds over made-up prompts, medians of a few; only while the slots are free."""
-    context = max(1, min(CONTEXT, decoder.max_model_len - (1 + REPEATS) * (max_k + 1)))
+def profile_costs(decoder: SpeculativeDecoder, rows: Sequence[int], most: int) -> RoundCosts:
+    """Measure greedy rounds of up to `most` proposed tokens, medians of a few; only while the slots are free."""
+    steps = min(most, decoder.max_k)
+    context = max(1, min(CONTEXT, decoder.max_model_len - (1 + REPEATS) * (most + 1)))
     for row in range(max(rows)):
         decoder.load(row, [(7 * row + position) % decoder.vocab_size for position in range(context)])
-        while not decoder.prefill(row, context, with_proposer=max_k > 0):
+        while not decoder.prefill(row, context, with_proposer=steps > 0):
             pass
 
     def seconds(count: int, work: Callable[[], object]) -> float:
@@ -76,12 +83,11 @@ def profile_costs(decoder: SpeculativeDecoder, rows: Sequence[int], max_k: int) 
             times.append(time.perf_counter() - started)
         return median(times[1:])
 
-    rounds, draft_steps = {}, {}
+    verifying, draft_steps = {}, {}
     for count in rows:
         sampling = SamplingBatch.of([SamplingParams(temperature=0)] * count, range(count), decoder.device)
-        rounds[count] = [
-            seconds(count, partial(decoder.round, count, k, sampling, log=False)) for k in range(max_k + 1)
-        ]
-        propose = partial(decoder.propose, count, max_k, sampling)
-        draft_steps[count] = seconds(count, propose) / max_k if max_k else 0.0
-    return RoundCosts(rounds, draft_steps)
+        guesses = [ProposalPlan([(0,) * tokens] * count, [0] * count) for tokens in range(most + 1)]
+        verifying[count] = [seconds(count, partial(decoder.round, plan, sampling, log=False)) for plan in guesses]
+        propose = partial(decoder.propose, ProposalPlan.uniform(count, steps), sampling)
+        draft_steps[count] = seconds(count, propose) / steps if steps else 0.0
+    return RoundCosts(verifying, draft_steps)

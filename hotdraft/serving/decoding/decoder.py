@@ -4,17 +4,20 @@ A slot's row holds its committed tokens x[0..n-1]. Between rounds the target's c
 round feeds it the last token and what was drafted.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from hotdraft.pipeline.replay.sample import NOT_DRAFTED
-from hotdraft.serving.decoding.rounds import Round
+from hotdraft.serving.decoding.rounds import Round, RoundSeconds
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.models.runner import Runner, Window
 from hotdraft.serving.models.slots import Slots
 from hotdraft.serving.models.track import Track
+from hotdraft.serving.proposers.plan import ProposalPlan
 from hotdraft.serving.proposers.proposer import Proposer
 from hotdraft.serving.sampling.logits import SamplingBatch
 from hotdraft.serving.sampling.penalties import AnswerTokens
@@ -96,7 +99,8 @@ class SpeculativeDecoder:
         self.load(0, [0] * 4)
         self.prefill(0, 4, with_proposer=True)
         greedy = SamplingBatch.of([SamplingParams(temperature=0)], [0], self.device)
-        if not self.round(1, self.max_k, greedy, log=False).target_is_sound.all():
+        plan = ProposalPlan.uniform(1, self.max_k)
+        if not self.round(plan, greedy, log=False).target_is_sound.all():
             raise UnsoundLogitsError("the target's logits are not numbers, whatever it reads")
 
     def rewind(self, row: int, length: int) -> None:
@@ -111,38 +115,50 @@ class SpeculativeDecoder:
             part.move(source, destination)
 
     @torch.inference_mode()
-    def catch_up(self, rows: int, budget: int) -> bool:
-        """Let the proposer read some `budget` tokens of each row it is far behind in; True if there is none now."""
+    def catch_up(self, rows: Iterable[int], budget: int) -> list[int]:
+        """Let the proposer read some `budget` tokens of each row it is far behind in; those where it still is."""
         assert self.proposer is not None, "drafting needs a proposer"
         return self.proposer.catch_up(rows, budget)
 
     @torch.inference_mode()
-    def round(self, rows: int, k: int, sampling: SamplingBatch, *, log: bool) -> Round:
-        """Draft up to k tokens, verify them in one target forward, commit 1..k+1 tokens in each of the first rows.
+    def round(self, plan: ProposalPlan, sampling: SamplingBatch, *, log: bool) -> Round:
+        """Propose what is planned, verify it in one target forward, commit a token more than is accepted.
 
         The target's distributions are brought along with `log`, or where a request asks for log-probs. A row
         of which the target's logits are not sound must not go on; its slot has been discarded. Where the
         proposer's are not, it goes on, and the proposer guesses without what it knew.
         """
-        assert max(self.slots.lengths[:rows]) + k < self.slots.max_length, "a round's tokens fit their slots"
-        proposal = self.propose(rows, k, sampling)
+        rows = plan.rows
+        assert max(self.slots.lengths[:rows]) + plan.k < self.slots.max_length, "a round's tokens fit their slots"
+        began = time.perf_counter()
+        proposal = self.propose(plan, sampling)
+        proposed = time.perf_counter()
         outcome = self._verify(rows, proposal, sampling, log)
         num_accepted = outcome.num_accepted.tolist()
         self.slots.append_on_host(outcome.token_ids, [count + 1 for count in num_accepted])
         self.target.lengths[:rows] = [length - 1 for length in self.slots.lengths[:rows]]
-        if k > 0 and self.proposer is not None:
-            self.proposer.observe(proposal, num_accepted, outcome.draft_is_sound)
+        if any(plan.drafted) and self.proposer is not None:
+            self.proposer.observe(plan, num_accepted, outcome.draft_is_sound)
         for row in np.flatnonzero(~outcome.target_is_sound).tolist():
             self.discard(row)
-        return outcome
+        return replace(
+            outcome,
+            num_guessed=np.array([len(guess) for guess in plan.guesses]),
+            seconds=self._seconds(began, proposed, time.perf_counter()),
+        )
 
     @torch.inference_mode()
-    def propose(self, rows: int, k: int, sampling: SamplingBatch) -> Proposal:
-        """Up to k tokens for each of the first rows; commits nothing."""
-        if k == 0:
-            return Proposal.nothing(rows, self.device)
+    def propose(self, plan: ProposalPlan, sampling: SamplingBatch) -> Proposal:
+        """What is planned for the first rows; commits nothing."""
+        if not any(plan.drafted):
+            return Proposal.of_guesses(plan.guessed_ids(self.device), plan.num_guessed(self.device))
         assert self.proposer is not None, "drafting needs a proposer"
-        return self.proposer.propose(rows, k, sampling)
+        return self.proposer.propose(plan, sampling)
+
+    def _seconds(self, began: float, proposed: float, verified: float) -> RoundSeconds:
+        if self.device.type == "cpu":
+            return RoundSeconds(proposed - began, verified - proposed)
+        return RoundSeconds(None, verified - began)
 
     def _verify(self, rows: int, proposal: Proposal, sampling: SamplingBatch, log: bool) -> Round:
         k = proposal.k
@@ -150,7 +166,8 @@ class SpeculativeDecoder:
         drawn_at = lengths + torch.arange(k + 1, device=self.device)
         fed = torch.cat([self.slots.tokens[:rows].gather(1, lengths - 1), proposal.token_ids], 1)
         key_length = self.slots.key_length(max(self.slots.lengths[:rows]) + k)
-        window = Window(slice(0, rows), drawn_at - 1, key_length)
+        counts = None if k == 0 else (1 + proposal.num_drafted).int()
+        window = Window(slice(0, rows), drawn_at - 1, key_length, counts)
         logits = self.target.runner.forward(window, fed, k + 1)[..., : self.vocab_size].float()
         answers = AnswerTokens(*self.slots.answers(rows), self.vocab_size)
         verdict = verify(logits, proposal, drawn_at, sampling, answers)

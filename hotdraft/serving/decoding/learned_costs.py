@@ -5,11 +5,13 @@ every drafted token, and a trainer beside the server slows all of it.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from hotdraft.serving.decoding.costs import RoundCosts
+from hotdraft.serving.decoding.rounds import RoundSeconds
 
 CLIP = 0.5
 """Largest surprise, in the log of seconds, that one round may teach: a pause says nothing."""
@@ -37,7 +39,7 @@ class RoundSetting(NamedTuple):
 
 
 class _Learned:
-    """Of the settings that are alike, by k: rounds seen, and log of their cost over measured cost and pace."""
+    """Of the settings that are alike, by tokens: rounds seen, and log of their cost over measured cost and pace."""
 
     def __init__(self, inherited: np.ndarray) -> None:
         self.rounds = np.zeros(len(inherited))
@@ -67,43 +69,87 @@ class _Learned:
         self.rounds[k] += 1
 
 
+class _Costs:
+    """Of one part of a round: what is learnt of each setting."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._learned: dict[RoundSetting, _Learned] = {}
+        self._latest: dict[tuple[bool, ...], np.ndarray] = {}
+        """Effects of the setting seen last, by kind."""
+
+    def of(self, setting: RoundSetting) -> _Learned:
+        known = self._learned.get(_alike(setting))
+        return known or _Learned(self._latest.get(setting.kind, np.zeros(self._size)))
+
+    def learn(self, setting: RoundSetting, index: int, surprise: float) -> None:
+        learned = self._learned.setdefault(_alike(setting), self.of(setting))
+        learned.learn(index, surprise)
+        self._latest[setting.kind] = learned.effects
+
+
 class LearnedCosts:
-    """Seconds of a round = those measured x pace of the machine x what is learnt of its setting and k.
+    """Seconds = those measured x pace of the machine x what is learnt of the setting and of how many tokens it is.
 
     Settings are alike if rows and context agree up to a factor of 2 and the kind is the same. One never seen begins
     as the last of its kind.
     """
 
-    def __init__(self, measured: RoundCosts) -> None:
+    def __init__(self, measured: RoundCosts, max_k: int) -> None:
         self.measured = measured
         self._pace: float | None = None
-        self._learned: dict[RoundSetting, _Learned] = {}
-        self._latest: dict[tuple[bool, ...], np.ndarray] = {}
-        """Effects of the setting seen last, by kind."""
+        self._verifying = _Costs(measured.most + 1)
+        self._drafting = _Costs(max_k + 1)
+        self._max_k = max_k
 
-    def seconds(self, setting: RoundSetting) -> np.ndarray:
-        """What a round is expected to take, [max_k + 1]."""
-        measured = [self.measured.round_seconds(setting.rows, k) for k in range(self.measured.max_k + 1)]
-        return np.array(measured) * np.exp((self._pace or 0.0) + self._of(setting).effects)
+    def verifying(self, setting: RoundSetting) -> np.ndarray:
+        """What it is expected to take to verify t tokens in each row, [most + 1]."""
+        measured = [self.measured.verify_seconds(setting.rows, t) for t in range(self.measured.most + 1)]
+        return np.array(measured) * np.exp((self._pace or 0.0) + self._verifying.of(setting).effects)
 
-    def least_seconds(self, setting: RoundSetting) -> np.ndarray:
-        """What it might take at best, [max_k + 1]: who always takes the best by these tries all that matter."""
-        return self.seconds(setting) * np.exp(-self._of(setting).doubt)
+    def drafting(self, setting: RoundSetting) -> np.ndarray:
+        """What it is expected to take to draft j tokens in each row, [max_k + 1]."""
+        step = self.measured.draft_step_seconds(setting.rows)
+        return step * np.arange(self._max_k + 1) * np.exp((self._pace or 0.0) + self._drafting.of(setting).effects)
 
-    def observe(self, setting: RoundSetting, k: int, seconds: float) -> None:
-        """A round took `seconds`."""
-        surprise = math.log(max(seconds, 1e-9) / float(self.seconds(setting)[k]))
+    def least(self, setting: RoundSetting) -> tuple[np.ndarray, np.ndarray]:
+        """What either might take at best: who always takes the best by these tries all that matter."""
+        verifying = self.verifying(setting) * np.exp(-self._verifying.of(setting).doubt)
+        return verifying, self.drafting(setting) * np.exp(-self._drafting.of(setting).doubt)
+
+    def share_of_one(self, rows: int) -> float:
+        """Of what a draft step of all rows takes, what one of a single row does."""
+        together = self.measured.draft_step_seconds(rows)
+        return min(1.0, self.measured.draft_step_seconds(1) / together) if together else 1.0
+
+    def observe(
+        self, setting: RoundSetting, verified: float, drafted: Sequence[int], seconds: RoundSeconds
+    ) -> None:
+        """A round that verified so many tokens a row on average, and drafted `drafted` [B], took `seconds`."""
+        steps = max(drafted)
+        expected = float(np.interp(verified, np.arange(self.measured.most + 1), self.verifying(setting)))
+        drafting = float(self.drafting(setting)[steps]) * self._share(drafted)
+        verify_seconds, draft_seconds = seconds.verifying, seconds.proposing
+        if draft_seconds is None:  # as far as can be told
+            draft_seconds = seconds.verifying * drafting / (expected + drafting)
+            verify_seconds -= draft_seconds
+        surprise = math.log(max(verify_seconds, 1e-9) / expected)
         if self._pace is None:
             self._pace, surprise = surprise, 0.0
         surprise = min(max(surprise, -CLIP), CLIP)
         self._pace += PACE_RATE * surprise
-        learned = self._learned.setdefault(_alike(setting), self._of(setting))
-        learned.learn(k, surprise)
-        self._latest[setting.kind] = learned.effects
+        self._verifying.learn(setting, round(verified), surprise)
+        if steps and drafting > 0:
+            surprise = math.log(max(draft_seconds, 1e-9) / drafting)
+            self._drafting.learn(setting, steps, min(max(surprise, -CLIP), CLIP))
 
-    def _of(self, setting: RoundSetting) -> _Learned:
-        known = self._learned.get(_alike(setting))
-        return known or _Learned(self._latest.get(setting.kind, np.zeros(self.measured.max_k + 1)))
+    def _share(self, drafted: Sequence[int]) -> float:
+        """Of what the steps would take if all rows drafted as many tokens as the first does."""
+        rows, steps = len(drafted), max(drafted)
+        if rows == 1 or steps == 0:
+            return 1.0
+        one, active = self.share_of_one(rows), sum(drafted) / steps
+        return one + (1 - one) * (active - 1) / (rows - 1)
 
 
 def _alike(setting: RoundSetting) -> RoundSetting:

@@ -2,11 +2,27 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from hotdraft.pipeline.replay.sample import NOT_DRAFTED
 from hotdraft.serving.sampling.target_log import TargetLog, unpack
+
+
+class RoundSeconds(NamedTuple):
+    """What a round took."""
+
+    proposing: float | None
+    """None where a device was still at it when verifying began."""
+    verifying: float
+
+    @property
+    def total(self) -> float:
+        return (self.proposing or 0.0) + self.verifying
+
+
+UNTIMED = RoundSeconds(0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -17,33 +33,37 @@ class Round:
     """int32 [B, k+1]."""
     num_accepted: np.ndarray
     """int32 [B]."""
-    drafted_ids: np.ndarray
+    proposed_ids: np.ndarray
     """int32 [B, k+1], `NOT_DRAFTED` where nothing was, as in the last column."""
     target_log: TargetLog | None
     """At every position that some row keeps, at least."""
     target_is_sound: np.ndarray
     """bool [B]: whether the target's logits were numbers; a row of which they were not has no new tokens."""
     draft_is_sound: np.ndarray
-    """bool [B]: the same of the proposer's; where not, any token was guessed."""
+    """bool [B]: the same of the proposer's; where not, any token was drafted."""
+    num_guessed: np.ndarray
+    """int64 [B]: of the proposed tokens the first ones, which no model proposed."""
+    seconds: RoundSeconds = UNTIMED
 
     @cached_property
-    def num_drafted(self) -> np.ndarray:
+    def num_proposed(self) -> np.ndarray:
         """int64 [B]."""
-        return (self.drafted_ids != NOT_DRAFTED).sum(1)
+        return (self.proposed_ids != NOT_DRAFTED).sum(1)
 
     @classmethod
     def of(cls, columns: np.ndarray, k: int, logged: int, *, with_tokens: bool) -> "Round":
-        """From int32 columns: are target and draft sound, the accepted, k+1 new ids, k drafted ids, a packed log.
+        """From int32 columns: are target and draft sound, the accepted, k+1 new ids, k proposed ids, a packed log.
 
         The log is of `logged` positions; `with_tokens` is that of `unpack`.
         """
-        sound, num_accepted, token_ids, drafted_ids, packed = np.split(columns, [2, 3, k + 4, 2 * k + 4], axis=1)
+        sound, num_accepted, token_ids, proposed_ids, packed = np.split(columns, [2, 3, k + 4, 2 * k + 4], axis=1)
         log = unpack(packed.reshape(len(columns), logged, -1), with_tokens=with_tokens) if logged else None
         return cls(
             token_ids=token_ids,
             num_accepted=num_accepted[:, 0],
-            drafted_ids=np.pad(drafted_ids, ((0, 0), (0, 1)), constant_values=NOT_DRAFTED),
+            proposed_ids=np.pad(proposed_ids, ((0, 0), (0, 1)), constant_values=NOT_DRAFTED),
             target_log=log,
             target_is_sound=sound[:, 0] != 0,
             draft_is_sound=sound[:, 1] != 0,
+            num_guessed=np.zeros(len(columns), np.int64),
         )

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.engine.failures import Failures, brief
+from hotdraft.serving.engine.guessing import Guessing
 from hotdraft.serving.engine.k_choice import KChoice
 from hotdraft.serving.engine.output import Output
 from hotdraft.serving.engine.output_thread import OutputThread
@@ -51,6 +52,7 @@ class Engine:
         k: int | Literal["auto"],
         max_queue: int = 1024,
         prefill_chunk: int = 256,
+        guessing: Guessing | None = None,
         eos_ids: frozenset[int] = frozenset(),
         sampling_defaults: Mapping[str, float] = MappingProxyType({}),
         recorder: Recorder | None = None,
@@ -66,7 +68,7 @@ class Engine:
         self.max_model_len = decoder.max_model_len
         self.max_logprobs = min(MAX_LOGPROBS, decoder.log_top_k)
         """Likeliest tokens that a request may ask for at a position."""
-        self.k_choice = KChoice(decoder, k, prefill_chunk)
+        self.k_choice = KChoice(decoder, k, prefill_chunk, guessing)
         self.scheduler = Scheduler(decoder, self.k_choice, max_queue=max_queue, prefill_chunk=prefill_chunk)
         self._failures = Failures()
         self._outputs = OutputThread(recorder, self._failures)
@@ -191,6 +193,7 @@ class Engine:
             seed=seed if seed is not None else random.getrandbits(62),
             eos_ids=self.eos_ids,
             acceptance=self.k_choice.new_estimate(),
+            of_guesses=None if self.k_choice.guessing is None else self.k_choice.guessing.new_estimate(),
         )
         with self._wake:
             if self.is_draining:

@@ -1,26 +1,31 @@
-"""k of the next round: a number that somebody set, or what is fastest by all that was learnt."""
+"""What the next round proposes: k drafted tokens as somebody set, or what is fastest by all that was learnt."""
 
 from collections.abc import Sequence
 from typing import Literal
 
-from hotdraft.serving.decoding.adaptive_k import AcceptanceEstimate, AdaptiveK
+from hotdraft.serving.decoding.acceptance import AcceptanceEstimate, by_position
+from hotdraft.serving.decoding.choice import Outlook, ProposalChoice
 from hotdraft.serving.decoding.costs import RoundCosts, profile_costs, rows_to_measure
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.decoding.learned_costs import RoundSetting
+from hotdraft.serving.decoding.rounds import Round
+from hotdraft.serving.engine.guessing import Guessing
+from hotdraft.serving.proposers.plan import ProposalPlan
 
 
 class KChoice:
-    """Also 0 as long as the proposer is far behind: it reads some `chunk` tokens of each request a round."""
+    """Nothing is drafted for a request while the proposer is far behind: it reads some `chunk` tokens a round."""
 
-    def __init__(self, decoder: SpeculativeDecoder, k: int | Literal["auto"], chunk: int) -> None:
-        self.adaptive: AdaptiveK | None = None
+    def __init__(
+        self, decoder: SpeculativeDecoder, k: int | Literal["auto"], chunk: int, guessing: Guessing | None = None
+    ) -> None:
+        self.adaptive: ProposalChoice | None = None
         """Who chooses; None as long as the costs of rounds are unknown."""
+        self.guessing = guessing
         self._decoder = decoder
-        self._k = k if decoder.proposer is not None else 0
+        self._k = k if decoder.proposer is not None or (guessing is not None and k == "auto") else 0
         self._chunk = chunk
-        self._due = 0
-        """What auto has chosen, while the proposer has yet to read what it missed."""
-        self._acceptance = AcceptanceEstimate(decoder.max_k)
+        self._acceptance = AcceptanceEstimate(by_position(decoder.max_k))
 
     @property
     def k(self) -> int | Literal["auto"]:
@@ -34,33 +39,46 @@ class KChoice:
             raise ValueError(f"k must be 'auto' or between 0 and {self._decoder.max_k}, not {k}")
         self._k = k
 
+    @property
+    def drafts(self) -> bool:
+        """Whether anything is drafted at all."""
+        return self._k != 0 and self._decoder.proposer is not None
+
     def measure_costs(self) -> RoundCosts:
-        """Learn what rounds cost on this machine, by rows and k; only while no request runs. Takes seconds."""
-        costs = profile_costs(self._decoder, rows_to_measure(self._decoder.slots.num_slots), self._decoder.max_k)
-        self.adaptive = AdaptiveK(costs)
+        """Learn what rounds cost on this machine, by rows and tokens; only while no request runs. Takes seconds."""
+        most = max(self._decoder.max_k, self.guessing.max_guess if self.guessing is not None else 0)
+        costs = profile_costs(self._decoder, rows_to_measure(self._decoder.slots.num_slots), most)
+        self.adaptive = ProposalChoice(costs, self._decoder.max_k)
         return costs
 
     def new_estimate(self) -> AcceptanceEstimate:
         """For a request that has yet to begin."""
-        return AcceptanceEstimate(self._decoder.max_k, prior=self._acceptance)
+        return AcceptanceEstimate(self._acceptance)
 
-    def choose(self, estimates: Sequence[AcceptanceEstimate], longest: int, setting: RoundSetting) -> int:
-        """For a round over requests with these `estimates`, the longest with `longest` tokens to go."""
+    def choose(
+        self, outlooks: Sequence[Outlook], guesses: Sequence[Sequence[int]], setting: RoundSetting
+    ) -> ProposalPlan:
+        """For a round over requests with these `outlooks`; of their `guesses` as many tokens as pay."""
         k = self.k
-        if k == "auto":
-            assert self.adaptive is not None
-            k = self._due or self.adaptive.choose(estimates, longest, setting)
-        if k == 0 or self._decoder.catch_up(len(estimates), self._chunk):
-            self._due = 0
-            return k
-        self._due = k
-        return 0
+        if k != "auto":
+            return self._caught_up(ProposalPlan.uniform(len(outlooks), k))
+        assert self.adaptive is not None
+        guessed, drafted = self.adaptive.choose(outlooks, setting)
+        kept = [guess[:count] for guess, count in zip(guesses, guessed, strict=True)]
+        return self._caught_up(ProposalPlan(kept, drafted))
 
     def plain_round_seconds(self, setting: RoundSetting) -> float | None:
-        """Of a round that drafts nothing, by all that was learnt; None as long as nothing was measured."""
-        return None if self.adaptive is None else self.adaptive.round_seconds(setting, 0)
+        """Of a round that proposes nothing, by all that was learnt; None as long as nothing was measured."""
+        return None if self.adaptive is None else self.adaptive.plain_seconds(setting)
 
-    def observe(self, setting: RoundSetting, k: int, seconds: float) -> None:
-        """A round of k drafted tokens took `seconds`."""
+    def observe(self, setting: RoundSetting, plan: ProposalPlan, outcome: Round) -> None:
+        """What a round took."""
         if self.adaptive is not None:
-            self.adaptive.observe(setting, k, seconds)
+            self.adaptive.observe(setting, plan.num_proposed, plan.drafted, outcome.seconds)
+
+    def _caught_up(self, plan: ProposalPlan) -> ProposalPlan:
+        drafting = [row for row, count in enumerate(plan.drafted) if count]
+        if not drafting:
+            return plan
+        behind = set(self._decoder.catch_up(drafting, self._chunk))
+        return ProposalPlan(plan.guesses, [0 if row in behind else count for row, count in enumerate(plan.drafted)])

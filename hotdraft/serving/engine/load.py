@@ -24,6 +24,7 @@ from hotdraft.pipeline.system.freed_memory import give_back
 from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.engine.aside import aside
 from hotdraft.serving.engine.engine import Engine
+from hotdraft.serving.engine.guessing import Guessing
 from hotdraft.serving.engine.recorder import Recorder
 from hotdraft.serving.models.attention import ATTENTION, register_attention
 from hotdraft.serving.models.context_length import check_servable
@@ -60,7 +61,7 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callabl
     on_step(f"loading {config.target}")
     target = load_causal_lm(config.target, dtype=dtype, device=device, attn_implementation=ATTENTION)
     draft = None
-    if config.draft is not None:
+    if config.draft is not None and "draft" in config.engine.proposers:
         on_step(f"loading {config.draft}")
         draft = load_causal_lm(config.draft, dtype=dtype, device=device, attn_implementation=ATTENTION)
     eos_ids, sampling_defaults = _eos_ids(target, tokenizer.eos_token_id), _sampling_defaults(target)
@@ -78,6 +79,7 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callabl
             max_model_len=config.engine.max_model_len,
             max_k=config.engine.largest_k,
             log_top_k=config.recorder.top_k,
+            max_proposed=config.engine.most_proposed,
             draft_vocabulary=vocabulary,
             reuse_prefixes=config.engine.reuse_prefixes,
             instructions=config.engine.instructions,
@@ -97,6 +99,7 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callabl
         decoder,
         tokenizer,
         k=config.engine.k,
+        guessing=Guessing.of(config.engine) if config.engine.guesses else None,
         max_queue=config.engine.max_queue,
         prefill_chunk=config.engine.prefill_chunk,
         eos_ids=eos_ids,

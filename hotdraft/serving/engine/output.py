@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from tokenizers import Tokenizer
 
-from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample
+from hotdraft.pipeline.replay.sample import GUESSED, ReplaySample
 from hotdraft.serving.decoding.rounds import Round
 from hotdraft.serving.engine.detokenizer import Detokenizer
 from hotdraft.serving.messages.request import (
@@ -48,6 +48,7 @@ class Output:
         self.finish_reason: FinishReason | None = None
         """Set once, when the client has been told; what is decoded after that is dropped."""
         self._rounds = self._drafted = self._examined = self._accepted = 0
+        self._guessed = self._accepted_guesses = 0
         self._draft_version = 0
         self._on_delta = on_delta
         self._detokenizer = Detokenizer(tokenizer)
@@ -62,9 +63,11 @@ class Output:
 
     def take(self, outcome: Round, row: int, length: int, draft_version: int) -> FinishReason | None:
         """Take the first `length` tokens of a round's row; the reason if a stop string ends the request."""
-        accepted, drafted = int(outcome.num_accepted[row]), int(outcome.num_drafted[row])
+        accepted, proposed = int(outcome.num_accepted[row]), int(outcome.num_proposed[row])
+        guessed = int(outcome.num_guessed[row])
         self._rounds += 1
-        self._drafted += drafted
+        self._drafted += proposed - guessed
+        self._guessed += guessed
         self._draft_version = draft_version
         if self._first_token is None:
             self._first_token = time.perf_counter()
@@ -76,8 +79,9 @@ class Output:
             stopped = self._hold(self._detokenizer.step(token))
             if stopped:
                 break
-        self._examined += min(len(taken), drafted)
-        self._accepted += min(len(taken), accepted)
+        self._examined += max(0, min(len(taken), proposed) - guessed)
+        self._accepted += max(0, min(len(taken), accepted) - guessed)
+        self._accepted_guesses += min(len(taken), accepted, guessed)
         self.output_ids += taken
         self._unsent_ids += taken
         log = outcome.target_log
@@ -127,6 +131,8 @@ class Output:
             drafted_tokens=self._drafted,
             examined_tokens=self._examined,
             accepted_tokens=self._accepted,
+            guessed_tokens=self._guessed,
+            accepted_guesses=self._accepted_guesses,
             draft_version=self._draft_version,
             queued_seconds=admitted - self._submitted,
             time_to_first_token=self._first_token and self._first_token - self._submitted,
@@ -172,15 +178,16 @@ class Output:
         return tuple(logprobs)
 
     def _keep(self, outcome: Round, log: TargetLog, row: int, length: int, version: int) -> None:
-        accepted = np.arange(length) < outcome.num_accepted[row]
-        drafted = outcome.drafted_ids[row, :length]
+        position = np.arange(length)
+        accepted = position < outcome.num_accepted[row]
+        drafted = np.where(position < outcome.num_guessed[row], GUESSED, outcome.proposed_ids[row, :length])
         self._log.append(
             (
                 log.top_ids[row, :length],
                 log.top_logprobs[row, :length],
                 log.tail_logprob[row, :length],
                 drafted,
-                accepted & (drafted != NOT_DRAFTED),
+                accepted & (drafted >= 0),
                 np.full(length, version, np.int32),
             )
         )

@@ -8,12 +8,15 @@ import time
 from collections import deque
 from typing import NamedTuple
 
+import numpy as np
+
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.decoding.learned_costs import RoundSetting
 from hotdraft.serving.decoding.rounds import Round
 from hotdraft.serving.engine.k_choice import KChoice
 from hotdraft.serving.engine.sequence import Sequence
 from hotdraft.serving.messages.request import FinishReason
+from hotdraft.serving.proposers.plan import ProposalPlan
 from hotdraft.serving.sampling.logits import SamplingBatch
 
 
@@ -28,7 +31,7 @@ class RoundPlan(NamedTuple):
     """Request of each row."""
     sampling: SamplingBatch
     setting: RoundSetting
-    k: int
+    proposals: ProposalPlan
     log: bool
     """Whether the target's distributions are to be recorded."""
 
@@ -92,7 +95,7 @@ class Scheduler:
 
         With others that fit whole into what the chunk leaves: a few tokens of a prompt cost as much as many.
         """
-        budget, with_proposer = self._prefill_chunk, self._k_choice.k != 0
+        budget, with_proposer = self._prefill_chunk, self._k_choice.drafts
         while budget > 0 and (self.prefilling is not None or self._admit()):
             assert self.prefilling is not None
             row, prompt_log = len(self.running), self.prefilling.output.prompt_log
@@ -113,18 +116,18 @@ class Scheduler:
             self._sampling = SamplingBatch.of(params, [s.seed for s in running], self._decoder.device)
         context = max(self._decoder.slots.lengths[: len(running)])
         setting = RoundSetting(len(running), context, self._sampling.kind)
-        longest = max(sequence.left for sequence in running)
-        k = self._k_choice.choose([sequence.acceptance for sequence in running], longest, setting)
+        if self._k_choice.k == "auto":
+            self._guess(running)
+        outlooks = [sequence.outlook() for sequence in running]
+        proposals = self._k_choice.choose(outlooks, [sequence.guess.token_ids for sequence in running], setting)
         log = any(sequence.output.is_recorded for sequence in running)
-        return RoundPlan(running, self._sampling, setting, k, log)
+        return RoundPlan(running, self._sampling, setting, proposals, log)
 
-    def advance(self, plan: RoundPlan, outcome: Round, seconds: float) -> list[tuple[int, FinishReason | None]]:
+    def advance(self, plan: RoundPlan, outcome: Round) -> list[tuple[int, FinishReason | None]]:
         """Learn from a round, and free the rows of those it ends: what `Sequence.advance` says of each row."""
-        self._k_choice.observe(plan.setting, plan.k, seconds)
-        counts = zip(outcome.num_accepted.tolist(), outcome.num_drafted.tolist(), strict=True)
-        for sequence, (accepted, drafted), sound in zip(plan.running, counts, outcome.target_is_sound, strict=True):
-            if sound:
-                sequence.acceptance.observe(accepted, drafted)
+        self._k_choice.observe(plan.setting, plan.proposals, outcome)
+        for row in np.flatnonzero(outcome.target_is_sound).tolist():
+            plan.running[row].learn(outcome, row)
         advances = [sequence.advance(outcome, row) for row, sequence in enumerate(plan.running)]
         for row in reversed(range(len(plan.running))):
             if advances[row][1] is not None:
@@ -159,6 +162,13 @@ class Scheduler:
             self._waiting.clear()
         return left
 
+    def _guess(self, running: list[Sequence]) -> None:
+        guessing = self._k_choice.guessing
+        if guessing is not None:
+            for row, sequence in enumerate(running):
+                context = self._decoder.slots.held(row)
+                sequence.guess = guessing.guess(sequence.request.scope, context, sequence.left - 1)
+
     def _admit(self) -> bool:
         """Give the next request the row after the running ones; whether there was one, and a row."""
         row = len(self.running)
@@ -173,6 +183,7 @@ class Scheduler:
 
     def _release(self, row: int) -> None:
         """Free a row and close the gap, so that running rows stay in front, the prefilling one after them."""
+        self._remember(row)
         last = len(self.running) - 1
         if row != last:
             self._decoder.move(last, row)
@@ -181,3 +192,8 @@ class Scheduler:
         self._sampling = None
         if self.prefilling is not None:
             self._decoder.move(last + 1, last)
+
+    def _remember(self, row: int) -> None:
+        request, guessing = self.running[row].request, self._k_choice.guessing
+        if guessing is not None and request.record:
+            guessing.remember(request.scope, self._decoder.slots.held(row)[len(request.prompt_ids) :])

@@ -1,24 +1,55 @@
 """One running request as the scheduler sees it: how far it is, and whether its tokens end it."""
 
-from hotdraft.serving.decoding.adaptive_k import AcceptanceEstimate
+import numpy as np
+
+from hotdraft.serving.decoding.acceptance import AcceptanceEstimate
+from hotdraft.serving.decoding.choice import Outlook
 from hotdraft.serving.decoding.rounds import Round
+from hotdraft.serving.engine.guessing import matched
 from hotdraft.serving.engine.output import Output
 from hotdraft.serving.messages.request import FinishReason, GenerationRequest
+from hotdraft.serving.proposers.suffixes import NOTHING
 
 
 class Sequence:
     def __init__(
-        self, output: Output, *, seed: int, eos_ids: frozenset[int], acceptance: AcceptanceEstimate
+        self,
+        output: Output,
+        *,
+        seed: int,
+        eos_ids: frozenset[int],
+        acceptance: AcceptanceEstimate,
+        of_guesses: AcceptanceEstimate | None = None,
     ) -> None:
         self.request: GenerationRequest = output.request
         self.output = output
         self.seed = seed
         self.acceptance = acceptance
+        """By position in the draft model's proposals."""
+        self.of_guesses = of_guesses
+        """By kind of guess; None where nothing is guessed."""
+        self.guess = NOTHING
+        """Of the round under way."""
         self.left = output.request.params.max_tokens
         """Tokens it may still be given."""
         self.last_round: float | None = None
         """When its last tokens were there, by `time.perf_counter`."""
         self._eos_ids = frozenset() if output.request.params.ignore_eos else eos_ids
+
+    def outlook(self) -> Outlook:
+        """What the next round could propose."""
+        rates = np.empty(0) if self.of_guesses is None else self.of_guesses.rates()[list(self.guess.kinds)]
+        return Outlook(rates, self.acceptance.rates(), self.left - 1)
+
+    def learn(self, outcome: Round, row: int) -> None:
+        """What became of a round's proposals, and of the guess, proposed or not."""
+        accepted, guessed = int(outcome.num_accepted[row]), int(outcome.num_guessed[row])
+        if accepted >= guessed:
+            self.acceptance.observe(range(int(outcome.num_proposed[row]) - guessed), accepted - guessed)
+        if self.of_guesses is not None:
+            came = outcome.token_ids[row, : accepted + 1].tolist()
+            right = matched(self.guess.token_ids, came)
+            self.of_guesses.observe(self.guess.kinds[: len(came)], right)
 
     def advance(self, outcome: Round, row: int) -> tuple[int, FinishReason | None]:
         """How many of a round's tokens the request takes, and the reason if it ends with the last of them."""

@@ -10,6 +10,8 @@ its own is tried, and only what that raises is raised.
 
 import time
 
+import numpy as np
+
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.decoding.rounds import Round
 from hotdraft.serving.engine.failures import Failures
@@ -64,26 +66,26 @@ class Steps:
 
     def _round(self) -> None:
         plan = self._scheduler.plan()
-        decoding = time.perf_counter()
-        outcome = self._decoder.round(len(plan.running), plan.k, plan.sampling, log=plan.log)
+        outcome = self._decoder.round(plan.proposals, plan.sampling, log=plan.log)
         now = time.perf_counter()
         inter_token = tuple(now - s.last_round for s in plan.running if s.last_round is not None)
         for sequence in plan.running:
             sequence.last_round = now
-        seconds = now - decoding
-        advances = self._scheduler.advance(plan, outcome, seconds)
+        advances = self._scheduler.advance(plan, outcome)
         outputs = [sequence.output for sequence in plan.running]
         ended = [output for output, (_, reason) in zip(outputs, advances, strict=True) if reason is not None]
         self._ended = [output for output in self._ended if output.finish_reason is None] + ended
         accepted, new_tokens = outcome.num_accepted, sum(count for count, _ in advances)
         stats = RoundStats(
-            k=plan.k,
+            k=plan.proposals.k,
             requests=len(outputs),
-            drafted_tokens=int(outcome.num_drafted.sum()),
+            proposed_tokens=int(outcome.num_proposed.sum()),
             accepted_tokens=int(accepted.sum()),
-            accepted_per_position=tuple(int((accepted > position).sum()) for position in range(plan.k)),
+            accepted_per_position=tuple(int((accepted > position).sum()) for position in range(plan.proposals.k)),
+            guessed_tokens=int(outcome.num_guessed.sum()),
+            accepted_guesses=int(np.minimum(accepted, outcome.num_guessed).sum()),
             new_tokens=new_tokens,
-            seconds=seconds,
+            seconds=outcome.seconds.total,
             draft_version=self.draft_version,
             plain_seconds=self._scheduler.plain_seconds(plan, new_tokens),
             inter_token_seconds=inter_token,

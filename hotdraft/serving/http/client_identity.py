@@ -6,11 +6,24 @@ from ipaddress import IPv6Address, ip_address
 from starlette.requests import Request
 
 from hotdraft.pipeline.config.serving import ServerConfig
+from hotdraft.pipeline.config.settings import HotdraftConfig
+
+
+def asks_for_keys(config: ServerConfig) -> bool:
+    """Whether clients are told apart by key."""
+    return bool(config.api_keys) or config.api_key_file is not None
+
+
+def answer_scope(request: Request, config: HotdraftConfig, salt: str | None) -> str:
+    """See `GenerationRequest.scope`: all who may come without a key are one owner."""
+    apart = asks_for_keys(config.server) and not config.engine.share_answers
+    owner = client_identity(request, config.server) if apart else ""
+    return owner if salt is None else f"{owner}:{hashlib.sha256(salt.encode()).hexdigest()[:16]}"
 
 
 def client_identity(request: Request, config: ServerConfig) -> str:
     """A digest of its key, which has been checked, or its address; of an IPv6 one the network of /64."""
-    if config.api_keys or config.api_key_file is not None:
+    if asks_for_keys(config):
         key = request.headers.get("authorization", "").partition(" ")[2].strip()
         return hashlib.sha256(key.encode("latin-1")).hexdigest()[:16]
     host = request.client.host if request.client is not None else ""

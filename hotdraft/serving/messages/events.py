@@ -16,10 +16,14 @@ waited and the new one was sent away (`full`)."""
 @dataclass(frozen=True)
 class RoundStats:
     k: int
+    """Tokens proposed for the request with the most."""
     requests: int
-    drafted_tokens: int
+    proposed_tokens: int
     accepted_tokens: int
     accepted_per_position: tuple[int, ...]
+    guessed_tokens: int
+    """Of the proposed ones those that no model drafted."""
+    accepted_guesses: int
     new_tokens: int
     seconds: float
     """That the decoder took."""

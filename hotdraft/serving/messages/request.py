@@ -91,6 +91,8 @@ class GenerationRequest:
     record: bool = True
     client: str = ""
     """Tells clients apart, see `serving.http.client_identity`; empty if nobody knows."""
+    scope: str = ""
+    """Answers to requests of the same scope may be guessed from: their owner, then a colon and a salt if any."""
 
 
 @dataclass(frozen=True)
@@ -110,11 +112,14 @@ class RequestStats:
     completion_tokens: int
     rounds: int
     drafted_tokens: int
-    """k for every round, those after a rejection included."""
+    """By the draft model, those after a rejection included."""
     examined_tokens: int
     """Drafted tokens up to and including the first rejected of each round, or the last that the request took."""
     accepted_tokens: int
     """Those of them that are in the answer."""
+    guessed_tokens: int
+    """Proposed from text, without a model."""
+    accepted_guesses: int
     draft_version: int
     queued_seconds: float
     time_to_first_token: float | None

@@ -32,10 +32,14 @@ class ServingMetrics:
 
         counter, counter_by = families.counter, families.counter_by
         self._drafts = counter("vllm:spec_decode_num_drafts", "Drafts verified: one a request and round.")
-        self._draft_tokens = counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens.")
-        self._accepted_tokens = counter("vllm:spec_decode_num_accepted_tokens", "Accepted drafted tokens.")
+        self._draft_tokens = counter("vllm:spec_decode_num_draft_tokens", "Proposed tokens, drafted or guessed.")
+        self._accepted_tokens = counter("vllm:spec_decode_num_accepted_tokens", "Accepted ones of them.")
         self._accepted_per_position = counter_by(
-            "position", "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by draft position."
+            "position", "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by proposed position."
+        )
+        self._proposed = counter_by("proposer", "hotdraft_proposed_tokens", "Proposed tokens, by who did.")
+        self._accepted = counter_by(
+            "proposer", "hotdraft_accepted_tokens", "Accepted tokens, by who proposed them: draft or suffix."
         )
         self._generation_tokens = counter("vllm:generation_tokens", "Output tokens.")
         self._inter_token = families.histogram(
@@ -49,7 +53,7 @@ class ServingMetrics:
             "Time that rounds without a draft would have taken for the same tokens, by measured costs: over "
             "hotdraft_decode_seconds_total it is the speed-up.",
         )
-        self._rounds = counter_by("k", "hotdraft_rounds", "Rounds by the k chosen: drafted tokens a request.")
+        self._rounds = counter_by("k", "hotdraft_rounds", "Rounds by k: the most tokens proposed for a request.")
         self._domain_draft_tokens = counter_by(
             "domain", "hotdraft_domain_draft_tokens", "Drafted tokens of finished requests, by domain."
         )
@@ -72,11 +76,15 @@ class ServingMetrics:
             self._plain_seconds.inc(stats.plain_seconds)
         for seconds in stats.inter_token_seconds:
             self._inter_token.observe(seconds)
-        if not stats.drafted_tokens:
+        if not stats.proposed_tokens:
             return
         self._drafts.inc(stats.requests)
-        self._draft_tokens.inc(stats.drafted_tokens)
+        self._draft_tokens.inc(stats.proposed_tokens)
         self._accepted_tokens.inc(stats.accepted_tokens)
+        self._proposed(proposer="suffix").inc(stats.guessed_tokens)
+        self._accepted(proposer="suffix").inc(stats.accepted_guesses)
+        self._proposed(proposer="draft").inc(stats.proposed_tokens - stats.guessed_tokens)
+        self._accepted(proposer="draft").inc(stats.accepted_tokens - stats.accepted_guesses)
         for position, accepted in enumerate(stats.accepted_per_position):
             self._accepted_per_position(position=position).inc(accepted)
 

@@ -17,7 +17,8 @@ def check_servable(
     """Raise `ModelError` if names and configurations do not go with what `engine` says."""
     for _, config in filter(None, (target, draft)):
         check_supported(config.get_text_config(), engine.max_model_len)
-    check_context_length(target, draft, max_model_len=engine.max_model_len, max_k=engine.largest_k)
+    proposed = engine.most_proposed if draft is not None or engine.guesses else 0
+    check_context_length(target, draft, max_model_len=engine.max_model_len, proposed=proposed)
 
 
 def check_context_length(
@@ -25,11 +26,11 @@ def check_context_length(
     draft: tuple[str, PreTrainedConfig] | None,
     *,
     max_model_len: int,
-    max_k: int,
+    proposed: int,
 ) -> None:
-    """Raise `ModelError` if names and configurations do not go with `max_model_len` and `max_k` drafted tokens.
+    """Raise `ModelError` if names and configurations do not go with `max_model_len` and so many proposed tokens.
 
-    A table of positions, as GPT-2 has it, has no row for the tokens that a last round drafts past the end.
+    A table of positions, as GPT-2 has it, has no row for the tokens that a last round proposes past the end.
     Rotations have one for any position, and a target that was not made for them talks nonsense, as vLLM
     sees it too; a draft beyond what it was made for only loses acceptance, so that a warning is enough.
     """
@@ -40,18 +41,18 @@ def check_context_length(
         positions = _positions(config)
         if positions is None:
             continue
-        drafted = max_k if draft is not None and not _rotates(config) else 0
-        if max_model_len + drafted <= positions:
+        beyond = 0 if _rotates(config) else proposed
+        if max_model_len + beyond <= positions:
             continue
         says = (
             f"the {role} {name!r} has {positions} positions, and engine.max_model_len {max_model_len}"
-            + (f" with up to {drafted} drafted tokens" if drafted else "")
-            + f" needs {max_model_len + drafted}"
+            + (f" with up to {beyond} proposed tokens" if beyond else "")
+            + f" needs {max_model_len + beyond}"
         )
         if role == "draft" and _rotates(config):
             logger.warning("%s: beyond them few of its tokens will be accepted", says)
         else:
-            raise ModelError(f"{says}: set engine.max_model_len to {positions - drafted} at most")
+            raise ModelError(f"{says}: set engine.max_model_len to {positions - beyond} at most")
 
 
 def _rotates(config: PreTrainedConfig) -> bool:

@@ -90,13 +90,15 @@ class NativeRunner:
     def forward(self, window: Window, token_ids: Tensor, keep: int) -> Tensor:
         rows, count = token_ids.shape
         token_ids, positions = token_ids.contiguous(), window.positions.expand(rows, -1).contiguous()
-        logits = torch.empty(rows, keep, self.num_outputs)
+        counts = window.counts
+        logits = (torch.empty if counts is None else torch.zeros)(rows, keep, self.num_outputs)
         self._library.hd_forward(
             byref(self._model),
             self._pool.handle,
             window.rows.start,
             rows,
             count,
+            None if counts is None else counts.data_ptr(),
             token_ids.data_ptr(),
             positions.data_ptr(),
             keep,
@@ -104,14 +106,15 @@ class NativeRunner:
         )
         return logits
 
-    def draft_greedily(self, positions: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Token ids int64 [B, k], each the likeliest after those before it; whether all logits were sound [B, 1].
+    def draft_greedily(self, positions: Tensor, token_ids: Tensor, ks: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each row ks [B] token ids, int64 [B, K], the likeliest after those before; are all sound [B, 1].
 
         token_ids [B, Q], at positions [B, Q] of the first B slots, come before them.
         """
         rows, count = token_ids.shape
         token_ids, positions = token_ids.contiguous(), positions.contiguous()
-        drafted = torch.empty(rows, k, dtype=torch.int64)
+        ks, most = ks.to(torch.int32), int(ks.max())
+        drafted = torch.zeros(rows, most, dtype=torch.int64)
         sound = torch.empty(rows, 1, dtype=torch.uint8)
         vocabulary = self.head.token_ids.data_ptr() if isinstance(self.head, TrimmedHead) else None
         self._library.hd_draft(
@@ -121,7 +124,8 @@ class NativeRunner:
             count,
             token_ids.data_ptr(),
             positions.data_ptr(),
-            k,
+            ks.data_ptr(),
+            most,
             vocabulary,
             drafted.data_ptr(),
             ctypes.cast(c_void_p(sound.data_ptr()), POINTER(c_uint8)),

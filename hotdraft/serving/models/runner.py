@@ -19,6 +19,8 @@ class Window:
     """int64 [B, Q]: where each new key goes in its row."""
     key_length: int
     """Keys that attention reads, from position 0."""
+    counts: Tensor | None = None
+    """int32 [B]: of each row only so many first tokens matter; None: all do. The others may be computed as well."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,10 @@ class Runner(Protocol):
         ...
 
     def forward(self, window: Window, token_ids: Tensor, keep: int) -> Tensor:
-        """Logits [B, keep, N] of the last `keep` of token_ids [B, Q], a column for each token of the head."""
+        """Logits [B, keep, N] of the last `keep` of token_ids [B, Q], a column for each token of the head.
+
+        Of tokens that do not matter they may be any numbers.
+        """
         ...
 
     def move(self, source: int, destination: int, length: int) -> None:

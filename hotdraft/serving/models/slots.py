@@ -58,6 +58,16 @@ class Slots:
         self.tokens[: len(token_ids)].scatter_(1, positions, token_ids)
         self.device_lengths[: len(token_ids)] += counts
 
+    def write_ahead(self, token_ids: Tensor) -> None:
+        """Put token_ids [B, T] behind what the first rows hold, without committing them."""
+        rows, count = token_ids.shape
+        positions = self.device_lengths[:rows] + torch.arange(count, device=self.device)
+        self.tokens[:rows].scatter_(1, positions, token_ids)
+
+    def held(self, row: int) -> np.ndarray:
+        """int32 [n]: a row's committed tokens, a view."""
+        return self._host_tokens[row, : self.lengths[row]]
+
     def append_on_host(self, token_ids: np.ndarray, counts: Sequence[int]) -> None:
         for row, count in enumerate(counts):
             start = self.lengths[row]

@@ -111,10 +111,13 @@ def _declare(library: ctypes.CDLL) -> None:
         "hd_pool_create": (c_void_p, [c_char_p, c_int32]),
         "hd_pool_destroy": (None, [pool]),
         "hd_pool_stalls": (c_int64, [pool]),
-        "hd_forward": (None, [model, pool, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_int32, c_void_p]),
+        "hd_forward": (
+            None,
+            [model, pool, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_void_p, c_int32, c_void_p],
+        ),
         "hd_draft": (
             None,
-            [model, pool, c_int32, c_int32, c_void_p, c_void_p, c_int32, c_void_p, c_void_p, POINTER(c_uint8)],
+            [model, pool, c_int32, c_int32, *[c_void_p] * 3, c_int32, c_void_p, c_void_p, POINTER(c_uint8)],
         ),
         "hd_read_speed": (c_double, [pool, c_void_p, c_size_t]),
     }

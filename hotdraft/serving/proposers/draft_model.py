@@ -5,7 +5,8 @@ fully accepted round then needs no extra pass. After rounds that drafted nothing
 step is fed what it missed as well.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from hotdraft.serving.models.runner import Runner, Window
 from hotdraft.serving.models.slots import KEY_BLOCK, Slots
 from hotdraft.serving.models.track import Track
 from hotdraft.serving.models.trimmed_head import TrimmedHead
+from hotdraft.serving.proposers.plan import ProposalPlan
 from hotdraft.serving.sampling.draw import Drawing
 from hotdraft.serving.sampling.logits import SamplingBatch
 from hotdraft.serving.sampling.penalties import AnswerTokens
@@ -38,41 +40,56 @@ class DraftModel(Track):
     def advance(self, row: int, budget: int) -> None:
         self.read(row, budget)
 
-    def catch_up(self, rows: int, budget: int) -> bool:
+    def catch_up(self, rows: Iterable[int], budget: int) -> list[int]:
         """Far is more than the first step of a round feeds it. A round itself reads what is left, however much."""
-        behind = [row for row in range(rows) if self.unread(row) > MAX_MISSED]
+        behind = [row for row in rows if self.unread(row) > MAX_MISSED]
         for row in behind:
             self.advance(row, max(budget, MAX_MISSED))
-        return all(self.unread(row) <= MAX_MISSED for row in behind)
+        return [row for row in behind if self.unread(row) > MAX_MISSED]
 
-    def propose(self, rows: int, k: int, sampling: SamplingBatch) -> Proposal:
-        """k tokens for each row."""
-        while not self.catch_up(rows, KEY_BLOCK):
+    def propose(self, plan: ProposalPlan, sampling: SamplingBatch) -> Proposal:
+        """As many tokens for each row as are asked of it, behind those that were guessed."""
+        drafting = [row for row, count in enumerate(plan.drafted) if count]
+        while self.catch_up(drafting, KEY_BLOCK):
             pass
-        slots = self._slots
-        lengths = slots.device_lengths[:rows]
-        missed = max(map(self.unread, range(rows)))
-        key_length = slots.key_length(max(slots.lengths[:rows]) + k)
+        proposal, slots = self._draft(plan, drafting, sampling), self._slots
+        if not any(map(len, plan.guesses)):
+            return proposal
+        return proposal.after_guesses(plan.guessed_ids(slots.device), plan.num_guessed(slots.device))
+
+    def _draft(self, plan: ProposalPlan, drafting: Sequence[int], sampling: SamplingBatch) -> Proposal:
+        slots, rows = self._slots, plan.rows
+        ends = slots.device_lengths[:rows]
+        if any(map(len, plan.guesses)):
+            ends = ends + plan.num_guessed(slots.device)
+            slots.write_ahead(plan.guessed_ids(slots.device))
+        missed = max(self.unread(row) + len(plan.guesses[row]) for row in drafting)
+        longest = max(slots.lengths[row] + count for row, count in enumerate(plan.num_proposed))
+        key_length = slots.key_length(longest)
         # a prompt shorter than what is fed has its first token fed more than once, at the same position
-        positions = (lengths + torch.arange(-2 - missed, 0, device=slots.device)).clamp_min(0)
+        positions = (ends + torch.arange(-2 - missed, 0, device=slots.device)).clamp_min(0)
         fed = slots.tokens[:rows].gather(1, positions)
+        ks = torch.tensor(plan.drafted, dtype=torch.int32)
+        num_drafted = ks.to(slots.device, torch.int64)
         if isinstance(self.runner, NativeRunner) and self._is_greedy(self.runner, sampling):
-            token_ids, sound = self.runner.draft_greedily(positions, fed, k)
-            return Proposal(token_ids, token_ids.new_full((rows,), k), None, sound)
+            token_ids, sound = self.runner.draft_greedily(positions, fed, ks)
+            return Proposal(token_ids, num_drafted, None, sound)
         drawing = Drawing(sampling, AnswerTokens(*slots.answers(rows), self._vocab_size), self.vocabulary)
-        for step in range(k):
-            logits = self.runner.forward(Window(slice(0, rows), positions, key_length), fed, 1)
-            fed, positions = drawing.draw(logits), lengths + step
-        return drawing.proposal()
+        for step in range(max(plan.drafted)):
+            counts = (ks > step).int() * fed.shape[1]
+            logits = self.runner.forward(Window(slice(0, rows), positions, key_length, counts), fed, 1)
+            fed, positions = drawing.draw(logits), ends + step
+        return replace(drawing.proposal(), num_drafted=num_drafted)
 
     def _is_greedy(self, runner: NativeRunner, sampling: SamplingBatch) -> bool:
         """Whether each token is the likeliest of all that the head knows."""
         fits = self.vocabulary is not None or runner.num_outputs == self._vocab_size
         return fits and not sampling.any_sampled and not sampling.any_penalised
 
-    def observe(self, proposal: Proposal, num_accepted: Sequence[int], sound: np.ndarray) -> None:
-        for row, count in enumerate(num_accepted):  # the last token that it drafted it has not read
-            self.lengths[row] = self._slots.lengths[row] - 1 - (count == proposal.k)
+    def observe(self, plan: ProposalPlan, num_accepted: Sequence[int], sound: np.ndarray) -> None:
+        for row, (count, proposed) in enumerate(zip(num_accepted, plan.num_proposed, strict=True)):
+            if plan.drafted[row]:  # the last token that it drafted it has not read
+                self.lengths[row] = self._slots.lengths[row] - 1 - (count == proposed)
         for row in np.flatnonzero(~sound).tolist():
             self.discard(row)
 

@@ -1,10 +1,11 @@
 """The door of whatever proposes tokens for the target to verify."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
 
+from hotdraft.serving.proposers.plan import ProposalPlan
 from hotdraft.serving.sampling.logits import SamplingBatch
 from hotdraft.serving.sampling.proposal import Proposal
 
@@ -24,8 +25,8 @@ class Proposer(Protocol):
         """Read up to `budget` of them."""
         ...
 
-    def catch_up(self, rows: int, budget: int) -> bool:
-        """Read some `budget` tokens of each of the first rows it is far behind in; True if there is none now."""
+    def catch_up(self, rows: Iterable[int], budget: int) -> list[int]:
+        """Read some `budget` tokens of each of the rows it is far behind in; those in which it still is."""
         ...
 
     def rewind(self, row: int, length: int) -> None:
@@ -40,10 +41,10 @@ class Proposer(Protocol):
         """Forget what is known of a row: it may be no numbers."""
         ...
 
-    def propose(self, rows: int, k: int, sampling: SamplingBatch) -> Proposal:
-        """Up to k > 0 tokens for each of the first rows."""
+    def propose(self, plan: ProposalPlan, sampling: SamplingBatch) -> Proposal:
+        """What was guessed, and behind it up to as many tokens for each of the first rows as are asked of it."""
         ...
 
-    def observe(self, proposal: Proposal, num_accepted: Sequence[int], sound: np.ndarray) -> None:
+    def observe(self, plan: ProposalPlan, num_accepted: Sequence[int], sound: np.ndarray) -> None:
         """What became of a proposal: its accepted tokens, which the slots hold by now, and its `sound` [B]."""
         ...

@@ -61,6 +61,16 @@ class Distributions:
             kept=None if first.kept is None else _cat_kept([s.kept for s in steps if s.kept is not None]),
         )
 
+    def picked(self, positions: Tensor) -> "Distributions":
+        """Those at positions [B, S] of each row."""
+        row = torch.arange(len(positions), device=positions.device)[:, None]
+        return replace(
+            self,
+            logits=self.logits[row, positions],
+            total=None if self.total is None else self.total[row, positions],
+            kept=None if self.kept is None else (self.kept[0][row, positions], self.kept[1][row, positions]),
+        )
+
     def choose(self, sampling: SamplingBatch, positions: Tensor) -> Tensor:
         """Token ids [B, T]: the winner of a seeded row's race, of others the likeliest.
 
@@ -77,9 +87,11 @@ class Distributions:
         return self._named(sample(self._probs_at(position), uniform))
 
     def probs_of(self, token_ids: Tensor) -> Tensor:
-        """The probabilities [B, S] of token_ids [B, S] at the first S positions, tokens of the vocabulary."""
+        """The probabilities [B, S] of token_ids [B, S] at the first S positions; any if not in the vocabulary."""
         length = token_ids.shape[1]
-        column = token_ids if self.vocabulary is None else torch.searchsorted(self.vocabulary, token_ids)
+        column = token_ids
+        if self.vocabulary is not None:
+            column = torch.searchsorted(self.vocabulary, token_ids).clamp_max(len(self.vocabulary) - 1)
         column = column[..., None]
         logits = self.logits[:, :length].gather(-1, column)
         return self._probs(logits, column, self.temperature, slice(None), slice(length)).squeeze(-1)

@@ -21,13 +21,25 @@ class Proposal:
     """What the tokens were drawn from; None if they were chosen, see `is_chosen`."""
     sound: Tensor
     """bool [B, 1]: whether all of the proposer's logits were, if it has any."""
+    num_guessed: Tensor | None = None
+    """int64 [B, 1]: a row's first tokens that no distribution proposed; None: no row has any."""
 
     @classmethod
-    def nothing(cls, rows: int, device: torch.device) -> "Proposal":
-        """k = 0."""
-        token_ids = torch.zeros(rows, 0, dtype=torch.int64, device=device)
-        sound = torch.ones(rows, 1, dtype=torch.bool, device=device)
-        return cls(token_ids, token_ids.new_zeros(rows), None, sound)
+    def of_guesses(cls, token_ids: Tensor, num_guessed: Tensor) -> "Proposal":
+        """Of token_ids [B, k] each row's first num_guessed [B, 1]."""
+        return cls(token_ids, num_guessed[:, 0], None, torch.ones_like(num_guessed, dtype=torch.bool))
+
+    def after_guesses(self, token_ids: Tensor, num_guessed: Tensor) -> "Proposal":
+        """With the first num_guessed [B, 1] of token_ids [B, k] before a row's own."""
+        position = torch.arange(token_ids.shape[1], device=token_ids.device)
+        own = (position - num_guessed).clamp(0, self.k - 1)
+        return Proposal(
+            torch.where(position < num_guessed, token_ids, self.token_ids.gather(1, own)),
+            num_guessed[:, 0] + self.num_drafted,
+            None if self.distributions is None else self.distributions.picked(own),
+            self.sound,
+            num_guessed,
+        )
 
     @property
     def k(self) -> int:
@@ -37,6 +49,13 @@ class Proposal:
     def is_chosen(self) -> bool:
         """Whether each token was the only one that could come, as of greedy and seeded rows: none was drawn."""
         return self.distributions is None
+
+    @cached_property
+    def was_drawn(self) -> Tensor | None:
+        """bool [B, k]: whether a token was drawn from its distribution; None if all were."""
+        if self.num_guessed is None:
+            return None
+        return torch.arange(self.k, device=self.token_ids.device) >= self.num_guessed
 
     @cached_property
     def drafted(self) -> Tensor:

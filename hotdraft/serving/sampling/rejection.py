@@ -33,6 +33,7 @@ def rejection_sample(
     drafted: torch.Tensor,
     accept_noise: torch.Tensor,
     recover_noise: torch.Tensor,
+    was_drawn: torch.Tensor | None = None,
 ) -> Verification:
     """Tokens distributed exactly as the target's, whatever the draft proposed.
 
@@ -42,23 +43,47 @@ def rejection_sample(
 
     Shapes: target of k+1 tokens; draft of k, exactly what `draft_ids` [B, k] were drawn from, None where they
     were chosen, which is to have drawn them with probability 1; bool `drafted` [B, k], true of each row's first
-    tokens that count; accept_noise [B, k] and recover_noise [B, k+1] uniform in [0, 1).
+    tokens that count; accept_noise [B, k] and recover_noise [B, k+1] uniform in [0, 1). bool `was_drawn` [B, k] is
+    false where a token was chosen though the draft has a distribution there; None: nowhere.
     """
     batch, k = draft_ids.shape
     row = torch.arange(batch, device=draft_ids.device)
     if k == 0:
         num_accepted = torch.zeros_like(row)
         return Verification(num_accepted, sample(target.probs_at(num_accepted), recover_noise[:, 0]))
-    needed = accept_noise if draft is None else accept_noise * draft.probs_of(draft_ids)
+    needed = accept_noise
+    if draft is not None:
+        draft_probs = draft.probs_of(draft_ids)
+        needed = accept_noise * (draft_probs if was_drawn is None else torch.where(was_drawn, draft_probs, 1.0))
     num_accepted = _count_first(drafted & (needed < target.probs_of(draft_ids)))
 
     target_at_end, last = target.probs_at(num_accepted), num_accepted.clamp_max(k - 1)
-    draft_at_end = one_hot(draft_ids[row, last], target.vocab_size) if draft is None else draft.probs_at(last)
+    draft_at_end = _draft_probs_at(last, draft, draft_ids, was_drawn, target.vocab_size)
     draft_at_end = draft_at_end.masked_fill_((num_accepted == drafted.sum(-1))[:, None], 0)
     residual = (target_at_end - draft_at_end).clamp_min_(0)
     vanished = residual.sum(-1, keepdim=True) <= 0
     residual = torch.where(vanished, target_at_end, residual)
     return Verification(num_accepted, sample(residual, recover_noise[row, num_accepted]))
+
+
+def _draft_probs_at(
+    position: torch.Tensor,
+    draft: Distributions | None,
+    draft_ids: torch.Tensor,
+    was_drawn: torch.Tensor | None,
+    vocab_size: int,
+) -> torch.Tensor:
+    """What the token at `position` [B] of each row was drawn from, [B, V]."""
+    drawn = None if draft is None else draft.probs_at(position)
+    if drawn is not None and was_drawn is None:
+        return drawn
+    row = torch.arange(len(position), device=position.device)
+    chosen = one_hot(draft_ids[row, position], vocab_size).float()
+    return (
+        chosen
+        if drawn is None or was_drawn is None
+        else torch.where(was_drawn[row, position][:, None], drawn, chosen)
+    )
 
 
 def match(target_ids: torch.Tensor, draft_ids: torch.Tensor, drafted: torch.Tensor) -> Verification:

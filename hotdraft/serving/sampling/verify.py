@@ -43,7 +43,9 @@ def verify(
         accept_noise = uniform(seeds, positions[:, :-1], NoiseStream.ACCEPT)
         recover_noise = uniform(seeds, positions, NoiseStream.RECOVER)
         drawn_from = proposal.distributions
-        verification = rejection_sample(target, drawn_from, drafted_ids, drafted, accept_noise, recover_noise)
+        verification = rejection_sample(
+            target, drawn_from, drafted_ids, drafted, accept_noise, recover_noise, proposal.was_drawn
+        )
     if sampling.chosen is not None:
         matched = match(target.choose(sampling, positions), drafted_ids, drafted)
         verification = matched if sampling.all_chosen else verification.replaced(matched, sampling.chosen)

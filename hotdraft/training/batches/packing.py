@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample
+from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.training.batches.sampling import Sampling
 
 
@@ -99,7 +99,7 @@ def pack(
         columns["tail_logprob"].append(tail)
         for name in Sampling._fields:
             columns[name].append(np.full(count, getattr(sample, name)))
-        undrafted = np.where(sample.drafted_ids[:count] == NOT_DRAFTED, undrafted_weight, 1.0)
+        undrafted = np.where(sample.drafted_ids[:count] < 0, undrafted_weight, 1.0)
         columns["weight"].append(np.where(sample.rejected[:count], rejected_weight, undrafted))
         start += length
 

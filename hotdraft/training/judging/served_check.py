@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample
+from hotdraft.pipeline.replay.sample import ReplaySample
 
 TOLERANCE = 0.07
 """Acceptance rate that may be missing: serving rounds otherwise."""
@@ -46,4 +46,4 @@ def check_served(samples: Sequence[ReplaySample], chances: Sequence[np.ndarray],
 
 def _drafted_by(sample: ReplaySample, version: int) -> np.ndarray:
     """bool [N]: positions that draft `version` was asked for."""
-    return (sample.drafted_ids != NOT_DRAFTED) & (sample.draft_versions == version)
+    return (sample.drafted_ids >= 0) & (sample.draft_versions == version)

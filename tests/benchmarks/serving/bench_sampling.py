@@ -25,6 +25,7 @@ from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.messages.prompt_encoder import encode_chat
 from hotdraft.serving.messages.request import SamplingParams
+from hotdraft.serving.proposers.plan import ProposalPlan
 from hotdraft.serving.sampling.logits import SamplingBatch
 
 KINDS = {
@@ -96,7 +97,7 @@ def round_costs(decoder: SpeculativeDecoder, prompts: list[list[int]], k: int, r
             seconds = []
             for _ in range(1 + ROUNDS):
                 started = now()
-                decoder.round(rows, k, sampling, log=False)
+                decoder.round(ProposalPlan.uniform(rows, k), sampling, log=False)
                 seconds.append(now() - started)
             times[name].append(np.median(seconds[1:], axis=0))
     greedy = np.array(times["greedy"])
@@ -151,7 +152,7 @@ def answered(
     sampling = SamplingBatch.of([params] * rows, range(first_seed, first_seed + rows), decoder.device)
     counts, lengths = np.zeros((rows, 3), int), np.zeros(rows, int)
     while lengths.min() < arguments.max_tokens:
-        accepted = decoder.round(rows, k, sampling, log=False).num_accepted
+        accepted = decoder.round(ProposalPlan.uniform(rows, k), sampling, log=False).num_accepted
         going_on = lengths < arguments.max_tokens
         counts[going_on] += np.stack([accepted, np.minimum(accepted + 1, k), np.ones_like(accepted)], 1)[going_on]
         lengths += accepted + 1

@@ -11,8 +11,8 @@ from scipy.stats import chisquare
 from torch.nn.functional import one_hot
 
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
-from hotdraft.serving.decoding.adaptive_k import AdaptiveK
 from hotdraft.serving.decoding.build import build_decoder
+from hotdraft.serving.decoding.choice import ProposalChoice
 from hotdraft.serving.decoding.costs import RoundCosts
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.messages.events import RoundStats
@@ -108,7 +108,7 @@ def frequencies(
     return found, counts.accepted / max(counts.drafted, 1)
 
 
-class Unlearning(AdaptiveK):
+class Unlearning(ProposalChoice):
     """Chooses k whatever rounds take, so that every run is the same."""
 
     def observe(self, *_: object) -> None: ...
@@ -121,7 +121,7 @@ class Counts:
         self.swaps = self.drafted = self.accepted = 0
 
     def on_round(self, stats: RoundStats) -> None:
-        self.drafted += stats.drafted_tokens
+        self.drafted += stats.proposed_tokens
         self.accepted += stats.accepted_tokens
 
     def on_finish(self, *_: object) -> None: ...

@@ -18,7 +18,7 @@ from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm, load_t
 from hotdraft.pipeline.models.names import Cut, ModelError, resolve
 from hotdraft.pipeline.traffic.generators import varied
 from hotdraft.serving.benchmark.equality import first_divergence, margin
-from hotdraft.serving.decoding.adaptive_k import AdaptiveK
+from hotdraft.serving.decoding.choice import ProposalChoice
 from hotdraft.serving.decoding.costs import RoundCosts
 from hotdraft.serving.engine.load import build_engine, draft_ranking
 from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
@@ -119,7 +119,7 @@ def answers(case: Case, k: K, together: int, **engine_changes: object) -> list[l
     assert config.draft is not None
     engine = build_engine(config, None)
     if k == "auto":
-        engine.k_choice.adaptive = AdaptiveK(COSTS)
+        engine.k_choice.adaptive = ProposalChoice(COSTS, 4)
     swapper = HotSwapper(engine, fingerprint(config.draft), draft_ranking(config, engine.decoder.vocab_size))
     drafts = [swapper.stage(version, folder) for version, folder in enumerate([None, *case.adapters])]
     swaps = most_running = 0

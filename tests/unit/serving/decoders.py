@@ -8,6 +8,7 @@ from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.models.attention import ATTENTION, register_attention
+from hotdraft.serving.proposers.plan import ProposalPlan
 from hotdraft.serving.sampling.logits import SamplingBatch
 
 PROMPTS = [[1], [5, 6, 7], list(range(10, 50)), [9, 9, 9, 9, 9, 9]]
@@ -52,7 +53,7 @@ def run(decoder: SpeculativeDecoder, ks: list[int], sampling: SamplingBatch, row
     outputs: list[list[int]] = [[] for _ in range(rows)]
     turn = 0
     while min(map(len, outputs)) < NEW_TOKENS:
-        outcome = decoder.round(rows, ks[turn % len(ks)], sampling, log=False)
+        outcome = decoder.round(ProposalPlan.uniform(rows, ks[turn % len(ks)]), sampling, log=False)
         turn += 1
         for row in range(rows):
             outputs[row] += outcome.token_ids[row, : outcome.num_accepted[row] + 1].tolist()

@@ -66,7 +66,10 @@ class Speculation:
     rounds: int
     """Target forwards after the prompt, one counted for each request that takes part."""
     drafted: int
+    """All that was proposed."""
     accepted: int
+    guessed: int = 0
+    """Of the drafted those that cost no model's pass."""
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,8 @@ class HotdraftEngine:
         started = time.perf_counter()
         for number, (prompt, client) in enumerate(zip(prompts, clients, strict=True)):
             free.acquire()
-            request = GenerationRequest(f"bench{number}", tuple(prompt), params, record=mode.recording)
+            scope = f"{id(clients)}:{started}"  # what an earlier run of the same prompts was told helps none
+            request = GenerationRequest(f"bench{number}", tuple(prompt), params, record=mode.recording, scope=scope)
             client.submit(self._engine, request, free)
         for _ in range(concurrency):
             free.acquire()
@@ -117,8 +118,9 @@ class _Client:
 def _sum(stats: list[RequestStats]) -> Speculation:
     return Speculation(
         rounds=sum(item.rounds for item in stats),
-        drafted=sum(item.drafted_tokens for item in stats),
-        accepted=sum(item.accepted_tokens for item in stats),
+        drafted=sum(item.drafted_tokens + item.guessed_tokens for item in stats),
+        accepted=sum(item.accepted_tokens + item.accepted_guesses for item in stats),
+        guessed=sum(item.guessed_tokens for item in stats),
     )
 
 

@@ -80,6 +80,7 @@ class Row:
     mean_acceptance_length: float | None
     """1 + accepted / rounds."""
     drafted_per_round: float | None
+    """By the draft model."""
     decode_speed_up: Spread | None
     """As `speed_up`, without the time to the first token."""
 
@@ -126,7 +127,7 @@ def _row(engine: str, mode: Mode, concurrency: int, measurements: Sequence[Measu
         time_per_output_token=Percentiles.of(per_token) if per_token else None,
         acceptance_rate=accepted / drafted if drafted else None,
         mean_acceptance_length=1 + accepted / rounds if rounds else None,
-        drafted_per_round=drafted / rounds if rounds else None,
+        drafted_per_round=(drafted - sum(item.guessed for item in told)) / rounds if rounds else None,
         decode_speed_up=_decode_speed_up(own, plain) if mode != PLAIN else None,
     )
 

@@ -8,7 +8,7 @@ from fastapi import Request
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.serving.engine.engine import Engine
-from hotdraft.serving.http.client_identity import client_identity
+from hotdraft.serving.http.client_identity import answer_scope, client_identity
 from hotdraft.serving.http.errors import ApiError, context_length_exceeded, unknown_model
 from hotdraft.serving.http.openai.logprobs import TokenText
 from hotdraft.serving.http.openai.response_builder import ChatBuilder, TextBuilder
@@ -105,6 +105,7 @@ class RequestPreparer:
                 domain=(body.domain or domain or DEFAULT_DOMAIN) if record else UNRECORDED_DOMAIN,
                 record=record,
                 client=client_identity(client, self._config.server),
+                scope=answer_scope(client, self._config, body.cache_salt),
             )
             for index, (prompt_ids, one) in enumerate(answers)
         ]

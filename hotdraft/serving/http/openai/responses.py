@@ -34,7 +34,12 @@ class SpeculationInfo(BaseModel):
     draft_version: int
     rounds: int
     drafted_tokens: int
+    """By the draft model."""
     accepted_tokens: int
+    """Of these."""
+    guessed_tokens: int
+    """From text: `engine.proposers` has `suffix`."""
+    accepted_guesses: int
 
 
 class AssistantMessage(BaseModel):
@@ -115,8 +120,8 @@ def usage(stats: RequestStats) -> Usage:
         completion_tokens=stats.completion_tokens,
         total_tokens=stats.prompt_tokens + stats.completion_tokens,
         completion_tokens_details=CompletionTokensDetails(
-            accepted_prediction_tokens=stats.accepted_tokens,
-            rejected_prediction_tokens=stats.drafted_tokens - stats.accepted_tokens,
+            accepted_prediction_tokens=(accepted := stats.accepted_tokens + stats.accepted_guesses),
+            rejected_prediction_tokens=stats.drafted_tokens + stats.guessed_tokens - accepted,
         ),
     )
 
@@ -127,6 +132,8 @@ def speculation(stats: RequestStats) -> SpeculationInfo:
         rounds=stats.rounds,
         drafted_tokens=stats.drafted_tokens,
         accepted_tokens=stats.accepted_tokens,
+        guessed_tokens=stats.guessed_tokens,
+        accepted_guesses=stats.accepted_guesses,
     )
 
 
@@ -139,4 +146,6 @@ def combined(stats: Sequence[RequestStats], choices: int) -> RequestStats:
         rounds=sum(one.rounds for one in stats),
         drafted_tokens=sum(one.drafted_tokens for one in stats),
         accepted_tokens=sum(one.accepted_tokens for one in stats),
+        guessed_tokens=sum(one.guessed_tokens for one in stats),
+        accepted_guesses=sum(one.accepted_guesses for one in stats),
     )

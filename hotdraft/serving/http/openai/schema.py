@@ -127,7 +127,14 @@ class GenerationOptions(RequestModel):
     ignore_eos: bool | None = False
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    store: bool | None = Field(None, description="false keeps the request out of the replay buffer")
+    store: bool | None = Field(
+        None,
+        description="false keeps the request out of the replay buffer, and its answer out of what others' are "
+        "guessed from",
+    )
+    cache_salt: str | None = Field(
+        None, max_length=256, description="the answer helps to guess only those of requests with the same salt"
+    )
     metadata: Annotated[
         Annotated[dict[UnicodeText, Annotated[UnicodeText, Field(max_length=512)]], Field(max_length=MAX_METADATA)]
         | None,

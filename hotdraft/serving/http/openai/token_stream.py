@@ -102,6 +102,8 @@ def _log(request_id: str, last: OutputDelta) -> None:
         "completion_tokens": stats.completion_tokens,
         "drafted_tokens": stats.drafted_tokens,
         "accepted_tokens": stats.accepted_tokens,
+        "guessed_tokens": stats.guessed_tokens,
+        "accepted_guesses": stats.accepted_guesses,
         "draft_version": stats.draft_version,
         "queued_seconds": round(stats.queued_seconds, 4),
         "total_seconds": round(stats.total_seconds, 4),

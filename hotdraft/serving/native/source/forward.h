@@ -10,7 +10,8 @@ struct Batch {
     const int32_t *slots;
     int32_t num_outputs;         // tokens whose logits are wanted
     const int32_t *outputs;      // which
-    float *logits;               // [num_outputs][outputs of the head]
+    const int32_t *places;       // of each output among the logits
+    float *logits;               // [..][outputs of the head]
 };
 
 // Buffers of a forward of up to `MAX_TOKENS`; zero where nothing was written.

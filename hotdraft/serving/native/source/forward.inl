@@ -151,7 +151,7 @@ struct Forward : Attention {
             for (int p = 0; p < P; ++p)
                 for (int t = 0; t < T; ++t) {
                     const int64_t first = (at + p) * LANES, left = outputs - first;
-                    float *to = batch.logits + (token + t) * outputs + first;
+                    float *to = batch.logits + batch.places[token + t] * outputs + first;
                     if (left >= LANES) store(to, products[p][t]);
                     else store_some(to, products[p][t], left);
                 }

@@ -14,23 +14,23 @@ int32_t head_outputs(const hd_model &model) { return model.linears[4 * model.lay
 // Tokens that are computed together, in order: those of one slot may stand in one batch after another.
 struct Tokens {
     std::vector<int64_t> ids, positions;
-    std::vector<int32_t> slots, outputs;
+    std::vector<int32_t> slots, outputs, places;
 
-    void add(int64_t id, int64_t position, int32_t slot, bool is_output) {
-        if (is_output) outputs.push_back(int32_t(ids.size()));
+    // `place` of its logits, negative for a token whose logits are not wanted.
+    void add(int64_t id, int64_t position, int32_t slot, int32_t place) {
+        if (place >= 0) outputs.push_back(int32_t(ids.size())), places.push_back(place);
         ids.push_back(id);
         positions.push_back(position);
         slots.push_back(slot);
     }
 
-    float *compute(const hd_model &model, Pool &pool, float *logits) {
+    void compute(const hd_model &model, Pool &pool, float *logits) {
         const Scratch &scratch = pool.scratch(model);
-        const Batch batch{int32_t(ids.size()), ids.data(), positions.data(), slots.data(), int32_t(outputs.size()), outputs.data(), logits};
+        const Batch batch{int32_t(ids.size()),     ids.data(),     positions.data(), slots.data(),
+                          int32_t(outputs.size()), outputs.data(), places.data(),    logits};
         const auto forward = pool.instructions.forward;
         pool.run([&](Team &team, int32_t thread) { forward(model, batch, scratch, team, thread); });
-        logits += int64_t(outputs.size()) * head_outputs(model);
         *this = Tokens();
-        return logits;
     }
 };
 
@@ -73,34 +73,38 @@ void hd_pool_destroy(hd_pool *pool) { delete &pool_of(pool); }
 
 int64_t hd_pool_stalls(const hd_pool *pool) { return reinterpret_cast<const Pool *>(pool)->stalls(); }
 
-void hd_forward(const hd_model *model, hd_pool *pool, int32_t first_slot, int32_t rows, int32_t count, const int64_t *token_ids,
-                const int64_t *positions, int32_t keep, float *logits) {
+void hd_forward(const hd_model *model, hd_pool *pool, int32_t first_slot, int32_t rows, int32_t count, const int32_t *counts,
+                const int64_t *token_ids, const int64_t *positions, int32_t keep, float *logits) {
     Tokens tokens;
     for (int32_t row = 0; row < rows; ++row)
-        for (int32_t i = 0; i < count; ++i) {
+        for (int32_t i = 0; i < (counts ? counts[row] : count); ++i) {
             const int64_t at = int64_t(row) * count + i;
-            tokens.add(token_ids[at], positions[at], first_slot + row, i >= count - keep);
-            if (tokens.ids.size() == MAX_TOKENS) logits = tokens.compute(*model, pool_of(pool), logits);
+            const int32_t kept = i - (count - keep);
+            tokens.add(token_ids[at], positions[at], first_slot + row, kept < 0 ? -1 : row * keep + kept);
+            if (tokens.ids.size() == MAX_TOKENS) tokens.compute(*model, pool_of(pool), logits);
         }
     if (!tokens.ids.empty()) tokens.compute(*model, pool_of(pool), logits);
 }
 
 void hd_draft(const hd_model *model, hd_pool *pool, int32_t rows, int32_t count, const int64_t *token_ids, const int64_t *positions,
-              int32_t k, const int64_t *vocabulary, int64_t *drafted, uint8_t *sound) {
+              const int32_t *ks, int32_t most, const int64_t *vocabulary, int64_t *drafted, uint8_t *sound) {
     const int32_t outputs = head_outputs(*model);
     std::vector<float> &logits = pool_of(pool).logits;
     logits.resize(size_t(rows) * outputs);
     std::vector<int64_t> fed(token_ids, token_ids + int64_t(rows) * count), at(positions, positions + int64_t(rows) * count);
+    std::vector<int32_t> counts(rows);
     std::fill(sound, sound + rows, 1);
-    for (int32_t step = 0; step < k; ++step) {
+    for (int32_t step = 0; step < most; ++step) {
         const int32_t width = step ? 1 : count;
-        hd_forward(model, pool, 0, rows, width, fed.data(), at.data(), 1, logits.data());
+        for (int32_t row = 0; row < rows; ++row) counts[row] = ks[row] > step ? width : 0;
+        hd_forward(model, pool, 0, rows, width, counts.data(), fed.data(), at.data(), 1, logits.data());
         for (int32_t row = 0; row < rows; ++row) {
+            at[row] = positions[int64_t(row) * count + count - 1] + step + 1;
+            if (!counts[row]) continue;
             bool is_sound = true;
             const int32_t column = pool_of(pool).instructions.likeliest(&logits[size_t(row) * outputs], outputs, &is_sound);
             sound[row] &= is_sound;
-            drafted[int64_t(row) * k + step] = fed[row] = vocabulary ? vocabulary[column] : column;
-            at[row] = positions[int64_t(row) * count + count - 1] + step + 1;
+            drafted[int64_t(row) * most + step] = fed[row] = vocabulary ? vocabulary[column] : column;
         }
     }
 }

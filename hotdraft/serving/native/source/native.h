@@ -49,14 +49,14 @@ void hd_pool_destroy(hd_pool *pool);
 int64_t hd_pool_stalls(const hd_pool *pool);
 
 // Logits [rows][keep][outputs of the head] of the last `keep` of token_ids [rows][count], each at its position of its
-// slot, the first row's being `first_slot`.
-void hd_forward(const hd_model *model, hd_pool *pool, int32_t first_slot, int32_t rows, int32_t count,
+// slot, the first row's being `first_slot`. Of each row only the first counts [rows] are computed; null: all.
+void hd_forward(const hd_model *model, hd_pool *pool, int32_t first_slot, int32_t rows, int32_t count, const int32_t *counts,
                 const int64_t *token_ids, const int64_t *positions, int32_t keep, float *logits);
 
-// k tokens [rows][k] that follow token_ids [rows][count], each the likeliest after those before it. `vocabulary` names
-// the outputs of the head, or is null. sound [rows]: whether all logits were numbers.
+// ks [rows] tokens, of drafted [rows][most], that follow token_ids [rows][count], each the likeliest after those before
+// it. `vocabulary` names the outputs of the head, or is null. sound [rows]: whether all logits were numbers.
 void hd_draft(const hd_model *model, hd_pool *pool, int32_t rows, int32_t count, const int64_t *token_ids,
-              const int64_t *positions, int32_t k, const int64_t *vocabulary, int64_t *drafted, uint8_t *sound);
+              const int64_t *positions, const int32_t *ks, int32_t most, const int64_t *vocabulary, int64_t *drafted, uint8_t *sound);
 
 // Bytes a second that `threads` reach in reading `bytes` at `data` once, as a pass over weights does.
 double hd_read_speed(hd_pool *pool, const void *data, size_t bytes);

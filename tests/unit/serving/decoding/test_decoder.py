@@ -8,6 +8,7 @@ from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.models.transformers_runner import TransformersRunner
 from hotdraft.serving.proposers.draft_model import MAX_MISSED
+from hotdraft.serving.proposers.plan import ProposalPlan
 from tests.unit.serving.decoders import (
     GREEDY,
     NEW_TOKENS,
@@ -49,8 +50,8 @@ def test_a_draft_with_a_part_of_the_vocabulary(tiny_target: str, k: int) -> None
     outputs: list[list[int]] = [[] for _ in PROMPTS]
     counts = set()
     while min(map(len, outputs)) < NEW_TOKENS - k:
-        outcome = decoder.round(len(PROMPTS), k, batch([GREEDY] * len(PROMPTS)), log=False)
-        assert np.isin(outcome.drafted_ids[:, :k], known).all()
+        outcome = decoder.round(ProposalPlan.uniform(len(PROMPTS), k), batch([GREEDY] * len(PROMPTS)), log=False)
+        assert np.isin(outcome.proposed_ids[:, :k], known).all()
         for row, output in enumerate(outputs):
             new = outcome.token_ids[row, : outcome.num_accepted[row] + 1].tolist()
             following = reference[row][len(output) : len(output) + k]
@@ -88,7 +89,7 @@ def test_a_draft_that_is_the_target_is_always_accepted(
     start(decoder, PROMPTS)
     sampling = batch([GREEDY] * len(PROMPTS))
     for k in (3, *[0] * gap, 4, 2, 0, 1):
-        outcome = decoder.round(len(PROMPTS), k, sampling, log=False)
+        outcome = decoder.round(ProposalPlan.uniform(len(PROMPTS), k), sampling, log=False)
         assert outcome.num_accepted.tolist() == [k] * len(PROMPTS)
 
 
@@ -102,7 +103,7 @@ def test_after_a_gap_the_draft_proposes_what_it_would_have(
     late = [11, 12, 13]
     for count, rounds in ((3, MAX_MISSED - 10), (4, 15)):  # the last row misses less
         for _ in range(rounds):
-            decoder.round(count, 0, batch([GREEDY] * count), log=False)
+            decoder.round(ProposalPlan.uniform(count, 0), batch([GREEDY] * count), log=False)
         if count == 3:
             decoder.load(3, late)
             assert decoder.prefill(3, 100, with_proposer=False)
@@ -112,9 +113,9 @@ def test_after_a_gap_the_draft_proposes_what_it_would_have(
     fresh = make_decoder(tiny_target, tiny_draft)
     start(fresh, committed)
     for k in (4, 2):
-        found = decoder.round(4, k, batch([GREEDY] * 4), log=False)
-        wanted = fresh.round(4, k, batch([GREEDY] * 4), log=False)
-        assert found.drafted_ids.tolist() == wanted.drafted_ids.tolist()
+        found = decoder.round(ProposalPlan.uniform(4, k), batch([GREEDY] * 4), log=False)
+        wanted = fresh.round(ProposalPlan.uniform(4, k), batch([GREEDY] * 4), log=False)
+        assert found.proposed_ids.tolist() == wanted.proposed_ids.tolist()
         assert found.token_ids.tolist() == wanted.token_ids.tolist()
 
 
@@ -131,7 +132,10 @@ def test_rewinding_forgets(tiny_target: str, kept: int) -> None:
     for row, length in enumerate(lengths):
         decoder.rewind(row, length + kept)
     for k in (3, 0, 4):
-        assert decoder.round(4, k, batch([GREEDY] * 4), log=False).num_accepted.tolist() == [k] * 4
+        assert (
+            decoder.round(ProposalPlan.uniform(4, k), batch([GREEDY] * 4), log=False).num_accepted.tolist()
+            == [k] * 4
+        )
     for row, length in enumerate(lengths):
         assert decoder.slots.tokens[row, length : length + kept + 10].tolist() == reference[row][: kept + 10]
 
@@ -144,7 +148,7 @@ def test_a_probe_disturbs_nobody(tiny_target: str) -> None:
         expected = load_causal_lm(tiny_target)(ids).logits[0, -5:]
     for k in (3, 0, 4):
         torch.testing.assert_close(decoder.proposer.logits(ids, 5), expected, atol=1e-5, rtol=1e-5)
-        outcome = decoder.round(len(PROMPTS), k, batch([GREEDY] * len(PROMPTS)), log=False)
+        outcome = decoder.round(ProposalPlan.uniform(len(PROMPTS), k), batch([GREEDY] * len(PROMPTS)), log=False)
         assert outcome.num_accepted.tolist() == [k] * len(PROMPTS)
 
 
@@ -153,9 +157,9 @@ def test_a_round_that_could_leave_its_slot_is_refused(tiny_target: str) -> None:
     longest = decoder.slots.max_length - 4
     start(decoder, [[3] * longest])
     sampling = batch([GREEDY])
-    assert decoder.round(1, 3, sampling, log=False).num_accepted.tolist() == [3]
+    assert decoder.round(ProposalPlan.uniform(1, 3), sampling, log=False).num_accepted.tolist() == [3]
     with pytest.raises(AssertionError, match="fit their slots"):
-        decoder.round(1, 0, sampling, log=False)
+        decoder.round(ProposalPlan.uniform(1, 0), sampling, log=False)
 
 
 def test_sampled_text_depends_on_the_seed_alone(tiny_target: str, tiny_draft: str) -> None:
@@ -176,7 +180,7 @@ def test_move_takes_a_request_along(tiny_target: str, tiny_draft: str) -> None:
     decoder = make_decoder(tiny_target, tiny_draft)
     start(decoder, PROMPTS)
     sampling = batch([GREEDY] * 4)
-    first = decoder.round(4, 2, sampling, log=False)
+    first = decoder.round(ProposalPlan.uniform(4, 2), sampling, log=False)
     decoder.move(3, 0)
     outputs = run(decoder, [2], batch([GREEDY]), 1)[0]
     committed = first.token_ids[3, : first.num_accepted[3] + 1].tolist()
@@ -188,7 +192,7 @@ def test_target_log_is_the_targets_distribution(tiny_target: str, tiny_draft: st
     decoder = make_decoder(tiny_target, tiny_draft)
     start(decoder, PROMPTS[1:2])
     # a hot temperature: what is logged must not depend on it
-    outcome = decoder.round(1, 2, batch([SamplingParams(temperature=5.0, top_k=4)]), log=True)
+    outcome = decoder.round(ProposalPlan.uniform(1, 2), batch([SamplingParams(temperature=5.0, top_k=4)]), log=True)
     context = torch.tensor([PROMPTS[1]])
     with torch.no_grad():
         logits = load_causal_lm(tiny_target)(context).logits[0, -1]

@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM
 from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.messages.request import SamplingParams
+from hotdraft.serving.proposers.plan import ProposalPlan
 from hotdraft.serving.sampling.distributions import Distributions
 from hotdraft.serving.sampling.logits import SamplingBatch
 from tests.models import disturbed, tiny_llama
@@ -52,8 +53,8 @@ def drawn(decoder: SpeculativeDecoder, params: SamplingParams, k: int, first_see
         seeds = range(first_seed + turn * ROWS, first_seed + (turn + 1) * ROWS)
         sampling = SamplingBatch.of([params] * ROWS, seeds, decoder.device)
         for _ in range(2):
-            outcome = decoder.round(ROWS, k, sampling, log=False)
-            assert np.isin(outcome.drafted_ids[:, :k], KNOWN).all()
+            outcome = decoder.round(ProposalPlan.uniform(ROWS, k), sampling, log=False)
+            assert np.isin(outcome.proposed_ids[:, :k], KNOWN).all()
             accepted, rounds = accepted + int(outcome.num_accepted.sum()), rounds + ROWS
         start = len(PROMPT)
         counts += torch.histogramdd(

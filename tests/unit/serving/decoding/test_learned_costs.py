@@ -5,25 +5,22 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from hotdraft.serving.decoding.adaptive_k import AcceptanceEstimate, AdaptiveK
+from hotdraft.serving.decoding.choice import Outlook, ProposalChoice
 from hotdraft.serving.decoding.costs import RoundCosts
 from hotdraft.serving.decoding.learned_costs import LearnedCosts, RoundSetting
+from hotdraft.serving.decoding.rounds import RoundSeconds
 
 MAX_K = 4
 GREEDY, FILTERED = (False,), (True,)
-MEASURED = RoundCosts({rows: [1 + 0.11 * k for k in range(MAX_K + 1)] for rows in (1, 8)}, {1: 0.08, 8: 0.08})
+STEP = 0.08
+MEASURED = RoundCosts({rows: [1 + 0.03 * k for k in range(MAX_K + 1)] for rows in (1, 8)}, {1: STEP, 8: STEP})
 
 Truth = Callable[[RoundSetting, int], float]
 """Seconds of a round."""
 
 
-class Known(AcceptanceEstimate):
-    def __init__(self, acceptance: float) -> None:
-        super().__init__(MAX_K)
-        self._rate = acceptance
-
-    def rates(self) -> np.ndarray:
-        return np.full(MAX_K, self._rate)
+def outlook(acceptance: float) -> Outlook:
+    return Outlook(np.empty(0), np.full(MAX_K, acceptance), 99)
 
 
 def measured(setting: RoundSetting, k: int) -> float:
@@ -35,27 +32,46 @@ def dear(setting: RoundSetting, k: int) -> float:
     return measured(setting, k) + (0.6 * (k + 1) if setting.kind == FILTERED else 0.0)
 
 
+def spent(truth: Truth, setting: RoundSetting, k: int) -> RoundSeconds:
+    """All but the drafting that was measured is verifying."""
+    return RoundSeconds(k * STEP, truth(setting, k) - k * STEP)
+
+
 def serve(
-    adaptive: AdaptiveK, truth: Truth, setting: RoundSetting, acceptance: float, rounds: int, noise: float = 0.0
+    adaptive: ProposalChoice,
+    truth: Truth,
+    setting: RoundSetting,
+    acceptance: float,
+    rounds: int,
+    noise: float = 0.0,
+    *,
+    apart: bool = True,
 ) -> list[int]:
     """Each round's k. With `noise` seconds vary by that much, and one round in fifty pauses."""
-    random, known, ks = np.random.default_rng(5), Known(acceptance), []
+    random, ks = np.random.default_rng(5), []
     for _ in range(rounds):
-        k = adaptive.choose([known] * setting.rows, 100, setting)
-        pause = 8.0 if noise and random.random() < 0.02 else 0.0
-        adaptive.observe(setting, k, truth(setting, k) * float(np.exp(noise * random.normal())) + pause)
+        chosen = adaptive.choose([outlook(acceptance)] * setting.rows, setting).drafted
+        assert len(set(chosen)) == 1, "rows that are alike draft alike"
+        k, pause = chosen[0], 8.0 if noise and random.random() < 0.02 else 0.0
+        proposing, verifying = (part * float(np.exp(noise * random.normal())) for part in spent(truth, setting, k))
+        seconds = RoundSeconds(proposing, verifying + pause)
+        adaptive.observe(setting, chosen, chosen, seconds if apart else RoundSeconds(None, seconds.total))
         ks.append(k)
     return ks
 
 
+def expected_tokens(acceptance: float) -> list[float]:
+    return [sum(acceptance**i for i in range(k + 1)) for k in range(MAX_K + 1)]
+
+
 def best_k(truth: Truth, setting: RoundSetting, acceptance: float) -> int:
-    tokens = Known(acceptance).expected_tokens()
+    tokens = expected_tokens(acceptance)
     return int(np.argmax([tokens[k] / truth(setting, k) for k in range(MAX_K + 1)]))
 
 
 def efficiency(truth: Truth, setting: RoundSetting, acceptance: float, ks: list[int]) -> float:
     """Tokens a second over those of the best fixed k."""
-    tokens, best = Known(acceptance).expected_tokens(), best_k(truth, setting, acceptance)
+    tokens, best = expected_tokens(acceptance), best_k(truth, setting, acceptance)
     speed = sum(tokens[k] for k in ks) / sum(truth(setting, k) for k in ks)
     return float(speed / (tokens[best] / truth(setting, best)))
 
@@ -63,7 +79,7 @@ def efficiency(truth: Truth, setting: RoundSetting, acceptance: float, ks: list[
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 def test_drafting_ends_where_it_costs_more_than_was_measured(noise: float) -> None:
     filtered, greedy = RoundSetting(8, 200, FILTERED), RoundSetting(8, 200, GREEDY)
-    adaptive = AdaptiveK(MEASURED)
+    adaptive = ProposalChoice(MEASURED, MAX_K)
     assert best_k(measured, filtered, 0.35) > 0 == best_k(dear, filtered, 0.35), "the profile would draft"
     serve(adaptive, dear, filtered, 0.35, 300, noise)
     assert efficiency(dear, filtered, 0.35, serve(adaptive, dear, filtered, 0.35, 1000, noise)) > 0.96
@@ -76,7 +92,7 @@ def test_drafting_ends_where_it_costs_more_than_was_measured(noise: float) -> No
 
 def test_kinds_that_take_turns_keep_their_own_costs() -> None:
     filtered, greedy = RoundSetting(8, 200, FILTERED), RoundSetting(8, 200, GREEDY)
-    adaptive = AdaptiveK(MEASURED)
+    adaptive = ProposalChoice(MEASURED, MAX_K)
     ks: dict[RoundSetting, list[int]] = {filtered: [], greedy: []}
     for turn in range(1200):
         setting = filtered if turn % 2 else greedy
@@ -89,7 +105,7 @@ def test_a_long_context_is_another_setting() -> None:
     def truth(setting: RoundSetting, k: int) -> float:
         return measured(setting, k) * (1 + k * setting.context / 4000)
 
-    adaptive = AdaptiveK(MEASURED)
+    adaptive = ProposalChoice(MEASURED, MAX_K)
     for context in (100, 4000, 100):
         setting = RoundSetting(4, context, GREEDY)
         ks = serve(adaptive, truth, setting, 0.6, 600)[100:]
@@ -97,7 +113,7 @@ def test_a_long_context_is_another_setting() -> None:
 
 
 def test_a_machine_that_slows_down_changes_no_choice() -> None:
-    setting, adaptive = RoundSetting(8, 200, GREEDY), AdaptiveK(MEASURED)
+    setting, adaptive = RoundSetting(8, 200, GREEDY), ProposalChoice(MEASURED, MAX_K)
     before = serve(adaptive, measured, setting, 0.6, 1000)[500:]
     after = serve(adaptive, lambda s, k: 2.5 * measured(s, k), setting, 0.6, 1000)
     best = best_k(measured, setting, 0.6)
@@ -105,18 +121,35 @@ def test_a_machine_that_slows_down_changes_no_choice() -> None:
         assert np.mean([abs(k - best) <= 1 for k in ks]) > 0.9
 
 
+def test_what_a_device_cannot_tell_apart_is_split_as_was_measured() -> None:
+    setting, adaptive = RoundSetting(8, 200, GREEDY), ProposalChoice(MEASURED, MAX_K)
+    ks = serve(adaptive, lambda s, k: 2.5 * measured(s, k), setting, 0.6, 600, apart=False)
+    assert efficiency(measured, setting, 0.6, ks[100:]) > 0.96
+
+
 def test_costs_that_are_as_measured_are_left_alone() -> None:
-    costs = LearnedCosts(MEASURED)
+    costs = LearnedCosts(MEASURED, MAX_K)
     for setting in (RoundSetting(1), RoundSetting(8, 300, FILTERED)):
         for k in range(MAX_K + 1):
-            costs.observe(setting, k, measured(setting, k))
-        assert costs.seconds(setting).tolist() == pytest.approx([measured(setting, k) for k in range(MAX_K + 1)])
+            costs.observe(setting, k, [k] * setting.rows, spent(measured, setting, k))
+        assert costs.verifying(setting).tolist() == pytest.approx(
+            [MEASURED.verify_seconds(setting.rows, t) for t in range(MAX_K + 1)]
+        )
+        assert costs.drafting(setting).tolist() == pytest.approx([STEP * k for k in range(MAX_K + 1)])
+
+
+def test_a_step_of_few_rows_says_what_one_of_all_costs() -> None:
+    by_rows = RoundCosts({1: [1.0, 1.1], 8: [2.0, 2.4]}, {1: 0.1, 8: 0.8})
+    costs, setting = LearnedCosts(by_rows, 1), RoundSetting(8)
+    for _ in range(50):  # drafting takes twice as long as was measured, here of one row of eight
+        costs.observe(setting, 1 / 8, [1, *[0] * 7], RoundSeconds(0.2, 2.05))
+    assert costs.drafting(setting)[1] == pytest.approx(1.6, rel=0.02)
 
 
 def test_one_pause_teaches_little() -> None:
-    setting, costs = RoundSetting(8, 200, GREEDY), LearnedCosts(MEASURED)
+    setting, costs = RoundSetting(8, 200, GREEDY), LearnedCosts(MEASURED, MAX_K)
     for _ in range(50):
-        costs.observe(setting, 2, measured(setting, 2))
-    before = costs.seconds(setting)
-    costs.observe(setting, 2, 1000.0)
-    assert (costs.seconds(setting) < 1.1 * before).all()
+        costs.observe(setting, 2, [2] * 8, spent(measured, setting, 2))
+    before = costs.verifying(setting)
+    costs.observe(setting, 2, [2] * 8, RoundSeconds(0.16, 1000.0))
+    assert (costs.verifying(setting) < 1.1 * before).all()

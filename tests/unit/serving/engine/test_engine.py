@@ -146,7 +146,7 @@ class Heard:
 
     def on_round(self, stats: RoundStats) -> None:
         self.new_tokens += stats.new_tokens
-        self.drafted += stats.drafted_tokens
+        self.drafted += stats.proposed_tokens
 
     def on_finish(self, request: GenerationRequest, stats: RequestStats, finish_reason: str) -> None:
         self.finished.append(f"{request.request_id} {finish_reason}")

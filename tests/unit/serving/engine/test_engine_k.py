@@ -1,15 +1,17 @@
 """k may be anything, chosen by anybody, changed at any time: it changes no token."""
 
 import time
+from collections.abc import Sequence
 
 import pytest
 import torch
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.names import ModelError
-from hotdraft.serving.decoding.adaptive_k import AdaptiveK
+from hotdraft.serving.decoding.choice import ProposalChoice
 from hotdraft.serving.decoding.costs import RoundCosts
 from hotdraft.serving.decoding.learned_costs import RoundSetting
+from hotdraft.serving.decoding.rounds import RoundSeconds
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.messages.events import RoundStats
@@ -30,15 +32,17 @@ class Ks:
     def on_swap(self, *_: object) -> None: ...
 
 
-class Fixed(AdaptiveK):
+class Fixed(ProposalChoice):
     """Learns no costs, but notes what it was told."""
 
     def __init__(self, costs: RoundCosts) -> None:
-        super().__init__(costs)
+        super().__init__(costs, costs.most)
         self.told: list[tuple[RoundSetting, int, float]] = []
 
-    def observe(self, setting: RoundSetting, k: int, seconds: float) -> None:
-        self.told.append((setting, k, seconds))
+    def observe(
+        self, setting: RoundSetting, num_proposed: Sequence[int], drafted: Sequence[int], seconds: RoundSeconds
+    ) -> None:
+        self.told.append((setting, max(num_proposed), seconds.total))
 
 
 def test_every_round_tells_what_it_cost(config: HotdraftConfig) -> None:

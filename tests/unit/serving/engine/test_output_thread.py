@@ -69,7 +69,7 @@ def tell(
     outputs: OutputThread, of: Output, text: str, reason: FinishReason | None = None, taken: int | None = None
 ) -> None:
     token_ids = TOKENIZER(text).input_ids
-    stats = RoundStats(len(token_ids) - 1, 1, 0, 0, (), len(token_ids), 0.1, 1)
+    stats = RoundStats(len(token_ids) - 1, 1, 0, 0, (), 0, 0, len(token_ids), 0.1, 1)
     advance = (len(token_ids) if taken is None else taken, reason)
     outputs.round(stats, a_round(token_ids, log=True), [of], [advance])
 
@@ -159,7 +159,7 @@ def test_a_row_that_cannot_be_told_ends_alone_and_its_client_hears_it(text: str)
     rows = [Output(wanted, diary.client("a"), broken), output(diary, "b")]
     token_ids = TOKENIZER(text).input_ids
     both = join(a_round(token_ids, log=True), a_round(token_ids, log=True))
-    stats = RoundStats(len(token_ids) - 1, 2, 0, 0, (), 2 * len(token_ids), 0.1, 1)
+    stats = RoundStats(len(token_ids) - 1, 2, 0, 0, (), 0, 0, 2 * len(token_ids), 0.1, 1)
     outputs.round(stats, both, rows, [(len(token_ids), "length")] * 2)
     told = [entry for entry in diary.heard if "told" in entry]
     assert told == ["a told: '' error", f"b told: {text!r} length"]
@@ -173,7 +173,14 @@ def join(one: Round, other: Round) -> Round:
     logs = [one.target_log, other.target_log]
     fields = {
         name: np.concatenate([getattr(one, name), getattr(other, name)])
-        for name in ("token_ids", "num_accepted", "drafted_ids", "target_is_sound", "draft_is_sound")
+        for name in (
+            "token_ids",
+            "num_accepted",
+            "proposed_ids",
+            "num_guessed",
+            "target_is_sound",
+            "draft_is_sound",
+        )
     }
     log = TargetLog(
         *(np.concatenate([getattr(log, name) for log in logs])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.serving.decoding.adaptive_k import AdaptiveK
+from hotdraft.serving.decoding.choice import ProposalChoice
 from hotdraft.serving.decoding.costs import RoundCosts
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.engine.engine import Engine
@@ -111,7 +111,7 @@ def test_requests_go_on_while_the_draft_catches_up(config: HotdraftConfig, tiny_
         engine.step()
     length = engine.decoder.slots.lengths[0]
     # drafting pays, as costs are, but auto might change its mind in any round
-    engine.k_choice.adaptive = AdaptiveK(RoundCosts({1: [1.0, 1.1, 1.2]}, {1: 0.1}))
+    engine.k_choice.adaptive = ProposalChoice(RoundCosts({1: [1.0, 1.0, 1.0]}, {1: 0.1}), 2)
     engine.k = how
     draft, target = watch(engine.decoder, "proposer"), watch(engine.decoder, "target")
     for turn in range(1, 3):
@@ -125,29 +125,3 @@ def test_requests_go_on_while_the_draft_catches_up(config: HotdraftConfig, tiny_
     while not client.done.is_set():
         engine.step()
     assert client.ids == greedy(tiny_target, prompt, 20)
-
-
-def test_auto_drafts_as_much_as_it_chose_once_the_draft_has_caught_up(config: HotdraftConfig) -> None:
-    """Were it asked anew, a k that is only tried now and then would find the draft behind for ever."""
-    engine = build(config, k=2)
-    engine.k = 0
-    ask(engine, request("r", tuple(range(1, 101)), max_tokens=20))
-    while not engine.scheduler.running:
-        engine.step()
-    engine.k_choice.adaptive = Once(2)
-    engine.k = "auto"
-    target = watch(engine.decoder, "target")
-    for _ in range(5):
-        engine.step()
-    assert target == [1, 1, 3, 1, 1]
-
-
-class Once(AdaptiveK):
-    """Chooses a k once, and then nothing but 0."""
-
-    def __init__(self, k: int) -> None:
-        super().__init__(RoundCosts({1: [1.0, 1.1, 1.2]}, {1: 0.1}))
-        self.choices = [k]
-
-    def choose(self, *args: object) -> int:
-        return self.choices.pop() if self.choices else 0

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from hotdraft.serving.decoding.adaptive_k import AcceptanceEstimate
+from hotdraft.serving.decoding.acceptance import AcceptanceEstimate, by_position
 from hotdraft.serving.engine.k_choice import KChoice
 from hotdraft.serving.engine.output import Output
 from hotdraft.serving.engine.scheduler import QueueFullError, Scheduler
@@ -45,8 +45,8 @@ class Rows:
     def discard(self, row: int) -> None:
         self.prompts[row] = None
 
-    def catch_up(self, rows: int, budget: int) -> bool:
-        return not self.is_behind
+    def catch_up(self, rows: list[int], budget: int) -> list[int]:
+        return rows if self.is_behind else []
 
 
 @pytest.fixture
@@ -65,7 +65,9 @@ def wait(scheduler: Scheduler, *lengths: int, max_tokens: int = 100) -> list[Seq
     for n, length in enumerate(lengths):
         request = GenerationRequest(str(n), (1 + n,) * length, SamplingParams(max_tokens=max_tokens))
         output = Output(request, lambda delta: None, tiny_tokenizer().backend_tokenizer)
-        sequences.append(Sequence(output, seed=n, eos_ids=frozenset(), acceptance=AcceptanceEstimate(4)))
+        sequences.append(
+            Sequence(output, seed=n, eos_ids=frozenset(), acceptance=AcceptanceEstimate(by_position(4)))
+        )
         scheduler.add(sequences[-1])
     return sequences
 
@@ -106,8 +108,8 @@ def test_a_row_that_ends_is_filled_by_the_last_and_the_prompt_under_way_moves_up
     scheduler.read_prompts()
     assert in_rows(scheduler, rows) == [0]
     plan = scheduler.plan()
-    assert (len(plan.running), plan.k, plan.log) == (1, 2, True)
-    assert scheduler.advance(plan, a_round([5, 6, 7]), 0.1) == [(1, "length")]
+    assert (len(plan.running), plan.proposals.k, plan.log) == (1, 2, True)
+    assert scheduler.advance(plan, a_round([5, 6, 7])) == [(1, "length")]
     assert in_rows(scheduler, rows) == []
     assert scheduler.prefilling is not None
 
@@ -139,4 +141,4 @@ def test_nothing_is_drafted_while_the_proposer_is_far_behind(scheduler: Schedule
     wait(scheduler, 2)
     scheduler.read_prompts()
     for rows.is_behind, k in ((True, 0), (True, 0), (False, 2)):
-        assert scheduler.plan().k == k
+        assert scheduler.plan().proposals.k == k

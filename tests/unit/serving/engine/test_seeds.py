@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hotdraft.serving.messages.request import SamplingParams
+from hotdraft.serving.proposers.plan import ProposalPlan
 from tests.unit.serving.decoders import GREEDY, PROMPTS, batch, greedy_reference, make_decoder, run, start
 
 SEEDED = {
@@ -70,7 +71,7 @@ def test_a_draft_that_is_the_target_is_always_right(tiny_target: str) -> None:
     decoder = make_decoder(tiny_target, tiny_target)
     start(decoder, PROMPTS)
     for _ in range(4):
-        outcome = decoder.round(4, 4, batch([*SEEDED.values(), GREEDY], SEEDS), log=False)
+        outcome = decoder.round(ProposalPlan.uniform(4, 4), batch([*SEEDED.values(), GREEDY], SEEDS), log=False)
         assert outcome.num_accepted.tolist() == [4] * 4
 
 
@@ -95,7 +96,7 @@ def test_without_a_seed_more_is_accepted(tiny_target: str, tiny_draft: str) -> N
                 decoder.rewind(row, len(prompt))
             accepted += int(
                 decoder.round(
-                    4, 1, batch([params] * 4, range(4 * turn, 4 * turn + 4)), log=False
+                    ProposalPlan.uniform(4, 1), batch([params] * 4, range(4 * turn, 4 * turn + 4)), log=False
                 ).num_accepted.sum()
             )
         rates.append(accepted / 1200)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hotdraft.serving.decoding.adaptive_k import AcceptanceEstimate
+from hotdraft.serving.decoding.acceptance import AcceptanceEstimate, by_position
 from hotdraft.serving.engine.output import Output
 from hotdraft.serving.engine.sequence import Sequence
 from hotdraft.serving.messages.request import GenerationRequest, OutputDelta, SamplingParams
@@ -15,7 +15,7 @@ EOS = 256
 def sequence(**params: object) -> Sequence:
     request = GenerationRequest("r", (1, 2), SamplingParams(**{"max_tokens": 100, **params}))
     output = Output(request, unheard, tiny_tokenizer().backend_tokenizer)
-    return Sequence(output, seed=0, eos_ids=frozenset({EOS}), acceptance=AcceptanceEstimate(4))
+    return Sequence(output, seed=0, eos_ids=frozenset({EOS}), acceptance=AcceptanceEstimate(by_position(4)))
 
 
 def unheard(delta: OutputDelta) -> None:

@@ -112,6 +112,8 @@ class ScriptedEngine:
             drafted_tokens=6,
             examined_tokens=5,
             accepted_tokens=4,
+            guessed_tokens=2,
+            accepted_guesses=1,
             draft_version=self.draft_version,
             queued_seconds=0.0,
             time_to_first_token=0.1,

@@ -75,9 +75,11 @@ def round_stats(**changes: object) -> RoundStats:
     values = {
         "k": 3,
         "requests": 2,
-        "drafted_tokens": 6,
+        "proposed_tokens": 6,
         "accepted_tokens": 4,
         "accepted_per_position": (2, 1, 1),
+        "guessed_tokens": 2,
+        "accepted_guesses": 1,
         "new_tokens": 6,
         "seconds": 0.1,
         "draft_version": 1,
@@ -93,6 +95,8 @@ def request_stats(**changes: object) -> RequestStats:
         "drafted_tokens": 6,
         "examined_tokens": 5,
         "accepted_tokens": 4,
+        "guessed_tokens": 2,
+        "accepted_guesses": 1,
         "draft_version": 1,
         "queued_seconds": 0.5,
         "time_to_first_token": 1.0,
@@ -134,6 +138,8 @@ def test_names_without_traffic(metrics: ServingMetrics) -> None:
         "vllm:request_params_max_tokens": "histogram",
         "vllm:kv_cache_usage_perc": "gauge",
         "hotdraft_rounds": "counter",
+        "hotdraft_proposed_tokens": "counter",
+        "hotdraft_accepted_tokens": "counter",
         "hotdraft_domain_draft_tokens": "counter",
         "hotdraft_domain_accepted_tokens": "counter",
         "hotdraft_replay_requests": "gauge",
@@ -174,9 +180,9 @@ def test_what_computes_the_models(metrics: ServingMetrics) -> None:
 def test_rounds(metrics: ServingMetrics) -> None:
     metrics.on_round(round_stats(inter_token_seconds=(0.03,)))
     metrics.on_round(
-        round_stats(requests=1, drafted_tokens=3, new_tokens=2, accepted_tokens=1, accepted_per_position=(1, 0, 0))
+        round_stats(requests=1, proposed_tokens=3, new_tokens=2, accepted_tokens=1, accepted_per_position=(1, 0, 0))
     )
-    metrics.on_round(round_stats(k=0, new_tokens=2, drafted_tokens=0, accepted_tokens=0, accepted_per_position=()))
+    metrics.on_round(round_stats(k=0, new_tokens=2, proposed_tokens=0, accepted_tokens=0, accepted_per_position=()))
     values = read(metrics)
     assert values["vllm:spec_decode_num_drafts_total"] == 3, "one a request and round, none at k = 0"
     assert values["vllm:generation_tokens_total"] == 6 + 2 + 2, "plain rounds generate too"
@@ -185,6 +191,8 @@ def test_rounds(metrics: ServingMetrics) -> None:
     assert values["vllm:inter_token_latency_seconds_count"] == 1
     assert values["vllm:inter_token_latency_seconds_sum"] == pytest.approx(0.03)
     assert values["vllm:spec_decode_num_draft_tokens_total"] == 9
+    assert [values[f"hotdraft_proposed_tokens_total/{who}"] for who in ("draft", "suffix")] == [5, 4]
+    assert [values[f"hotdraft_accepted_tokens_total/{who}"] for who in ("draft", "suffix")] == [3, 2]
     assert values["vllm:spec_decode_num_accepted_tokens_total"] == 5
     assert values["vllm:spec_decode_num_accepted_tokens_per_pos_total/0"] == 3
     assert values["vllm:spec_decode_num_accepted_tokens_per_pos_total/1"] == 1

@@ -38,7 +38,7 @@ def build(config: HotdraftConfig, target: str, draft: str | None, **engine: Any)
 @pytest.mark.parametrize("k", [2, "auto"])
 def test_a_request_may_use_all_positions_of_a_table(config: HotdraftConfig, table: str, k: Any) -> None:
     longest = POSITIONS - 4
-    engine = build(config, table, table, k=k, max_k=4, max_model_len=longest)
+    engine = build(config, table, table, k=k, max_k=4, max_guess=4, max_model_len=longest)
     engine.start()
     prompts = [(1, 2, 3), (7,) * (longest - 1), (9,) * 30]
     clients = [ask(engine, request(f"r{len(p)}", p, max_tokens=longest - len(p))) for p in prompts]
@@ -87,18 +87,18 @@ def rotated(**rope: Any) -> PreTrainedConfig:
     ids=["plain", "linear", "yarn", "yarn without factor", "llama3"],
 )
 def test_a_rotating_target_serves_what_it_was_made_for(config: PreTrainedConfig, longest: int) -> None:
-    check_context_length(("t", config), ("d", config), max_model_len=longest, max_k=4)
+    check_context_length(("t", config), ("d", config), max_model_len=longest, proposed=4)
     with pytest.raises(ModelError, match=f"engine.max_model_len {longest + 1} needs .* to {longest} at most"):
-        check_context_length(("t", config), None, max_model_len=longest + 1, max_k=0)
+        check_context_length(("t", config), None, max_model_len=longest + 1, proposed=0)
 
 
 def test_a_rotating_draft_is_only_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     target = AutoConfig.for_model("llama", max_position_embeddings=500)
     with caplog.at_level(logging.WARNING):
-        check_context_length(("t", target), ("d", LLAMA), max_model_len=200, max_k=4)
+        check_context_length(("t", target), ("d", LLAMA), max_model_len=200, proposed=4)
     assert "the draft 'd' has 100 positions" in caplog.text
 
 
 def test_a_model_without_a_limit_is_not_asked(tmp_path: Path) -> None:
     bloom = AutoConfig.for_model("bloom")
-    check_context_length(("t", bloom), ("d", bloom), max_model_len=10**6, max_k=4)
+    check_context_length(("t", bloom), ("d", bloom), max_model_len=10**6, proposed=4)

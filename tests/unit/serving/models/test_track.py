@@ -10,6 +10,7 @@ from hotdraft.serving.models.fused_runner import FusedRunner
 from hotdraft.serving.models.native_runner import NativeRunner
 from hotdraft.serving.models.runner import Window
 from hotdraft.serving.proposers.draft_model import DraftModel
+from hotdraft.serving.proposers.plan import ProposalPlan
 from tests.unit.serving.decoders import GREEDY, batch, make_decoder
 
 PROMPT = list(range(1, 61))
@@ -33,8 +34,8 @@ def swap(decoder: SpeculativeDecoder, seed: int) -> None:
 
 
 def drafted(decoder: SpeculativeDecoder, rows: int) -> list[list[int]]:
-    outcome = decoder.round(rows, 4, batch([GREEDY] * rows), log=False)
-    ids: list[list[int]] = outcome.drafted_ids[:, :4].tolist()
+    outcome = decoder.round(ProposalPlan.uniform(rows, 4), batch([GREEDY] * rows), log=False)
+    ids: list[list[int]] = outcome.proposed_ids[:, :4].tolist()
     return ids
 
 

@@ -8,6 +8,7 @@ import torch
 
 from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.serving.messages.request import SamplingParams
+from hotdraft.serving.proposers.plan import ProposalPlan
 from hotdraft.serving.sampling.penalties import AnswerTokens, count_drafted, penalise
 from tests.unit.serving.decoders import (
     GREEDY,
@@ -94,7 +95,7 @@ def test_a_draft_that_is_the_target_is_penalised_alike(tiny_target: str, sampled
     decoder = make_decoder(tiny_target, tiny_target)
     start(decoder, PROMPTS)
     for k in (3, 0, 4, 2, 1, 4):
-        outcome = decoder.round(len(PROMPTS), k, batch([params] * len(PROMPTS)), log=False)
+        outcome = decoder.round(ProposalPlan.uniform(len(PROMPTS), k), batch([params] * len(PROMPTS)), log=False)
         assert outcome.num_accepted.tolist() == [k] * len(PROMPTS)
 
 
@@ -103,14 +104,14 @@ def test_so_is_one_that_knows_only_what_is_said(tiny_target: str, reference: lis
     decoder = make_decoder(tiny_target, tiny_target, draft_vocabulary=said)
     start(decoder, PROMPTS)
     for k in (3, 0, 4, 2, 1, 4):
-        outcome = decoder.round(len(PROMPTS), k, batch(PARAMS), log=False)
+        outcome = decoder.round(ProposalPlan.uniform(len(PROMPTS), k), batch(PARAMS), log=False)
         assert outcome.num_accepted.tolist() == [k] * len(PROMPTS)
 
 
 def test_counts_follow_a_request_to_another_slot(tiny_target: str, tiny_draft: str, reference) -> None:
     decoder = make_decoder(tiny_target, tiny_draft)
     start(decoder, PROMPTS)
-    first = decoder.round(4, 2, batch(PARAMS), log=False)
+    first = decoder.round(ProposalPlan.uniform(4, 2), batch(PARAMS), log=False)
     for kept in (2, 3):
         decoder.move(kept, kept - 2)
     said = [first.token_ids[row, : first.num_accepted[row] + 1].tolist() for row in (2, 3)]
@@ -123,8 +124,8 @@ def test_the_log_is_unpenalised(tiny_target: str, tiny_draft: str) -> None:
     for params in (PARAMS[0], GREEDY):
         decoder = make_decoder(tiny_target, tiny_draft)
         start(decoder, [PROMPTS[2]])
-        decoder.round(1, 0, batch([GREEDY]), log=False)
-        outcome = decoder.round(1, 0, batch([params]), log=True)
+        decoder.round(ProposalPlan.uniform(1, 0), batch([GREEDY]), log=False)
+        outcome = decoder.round(ProposalPlan.uniform(1, 0), batch([params]), log=True)
         assert outcome.target_log is not None
         logs.append(outcome.target_log)
     np.testing.assert_array_equal(logs[0].top_ids, logs[1].top_ids)

@@ -67,7 +67,7 @@ class Server:
     ) -> None:  # fmt: skip
         """Requests that finish now with about `rate` of 100 examined tokens accepted."""
         for accepted in np.random.default_rng(seed).normal(100 * rate, 15, requests).clip(0, 100):
-            stats = RequestStats(9, 9, 4, 200, 100, int(accepted), 0, 0.0, 0.0, seconds)
+            stats = RequestStats(9, 9, 4, 200, 100, int(accepted), 0, 0, 0, 0.0, 0.0, seconds)
             request = GenerationRequest("r", (1,), SamplingParams(), domain, record, client)
             self.watch.on_finish(request, stats, "length")
 

@@ -9,6 +9,7 @@ from hotdraft.pipeline.replay.sample import MIN_LOG_MASS, NOT_DRAFTED
 from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.models.attention import ATTENTION, register_attention
+from hotdraft.serving.proposers.plan import ProposalPlan
 from hotdraft.serving.sampling.logits import SamplingBatch
 from hotdraft.training.batches.replay_data import DataError
 from hotdraft.training.scoring.target_scores import ScoredText, score
@@ -69,7 +70,7 @@ def test_scores_are_those_that_the_decoder_logs(tiny_target, top_k):
         while not decoder.prefill(row, 64, with_proposer=False):
             pass
     sampling = SamplingBatch.of([SamplingParams(temperature=0)] * 2, [0, 1], torch.device("cpu"))
-    rounds = [decoder.round(2, 0, sampling, log=True) for _ in range(24)]
+    rounds = [decoder.round(ProposalPlan.uniform(2, 0), sampling, log=True) for _ in range(24)]
     texts = [
         text(f"r{row}", prompt, [outcome.token_ids[row, 0] for outcome in rounds])
         for row, prompt in enumerate(prompts)

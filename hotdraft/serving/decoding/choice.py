@@ -1,0 +1,134 @@
+"""Choosing what a round proposes: the most tokens a second that acceptance and costs allow.
+
+Of a row for which m tokens are guessed from text and then j drafted, the round yields
+1 + g1 + g1 g2 + ... + g1...gm (1 + a1 + ... + a1...aj) - ... tokens on average, where g and a are the chances that
+a token is accepted if those before it were (Leviathan et al., 2023, equation 1, without its assumption that all are
+equal). Rows choose for themselves; they share the steps of the draft model and the target's pass.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from hotdraft.serving.decoding.costs import RoundCosts
+from hotdraft.serving.decoding.learned_costs import LearnedCosts, RoundSetting
+from hotdraft.serving.decoding.rounds import RoundSeconds
+
+MIN_GAIN = 1.02
+"""Speed-up over plain decoding that proposals must promise: costs are measured with noise."""
+EXPLORATION = 0.01
+"""Share of time spent on drafting one token more than is best, without which nothing new is learnt."""
+SEARCHES = 4
+"""Looks for the best plan at the speed that the last one promised; two nearly always agree."""
+
+
+class Outlook(NamedTuple):
+    """What a row could propose."""
+
+    guessed: np.ndarray
+    """The chance of each token guessed from text."""
+    drafted: np.ndarray
+    """Likewise of each that the draft model would propose, [max_k]."""
+    most: int
+    """Tokens that it may propose at most."""
+
+
+class Choice(NamedTuple):
+    """Of each row."""
+
+    guessed: list[int]
+    drafted: list[int]
+
+
+class ProposalChoice:
+    """Chooses by costs measured once and corrected by every round since."""
+
+    def __init__(self, costs: RoundCosts, max_k: int) -> None:
+        self.costs = costs
+        self._max_k = max_k
+        self._learned = LearnedCosts(costs, max_k)
+        self._allowance = 0.0
+        """Seconds that may be lost to exploration."""
+
+    def choose(self, rows: Sequence[Outlook], setting: RoundSetting | None = None) -> Choice:
+        """For a round over `rows`."""
+        setting = setting or RoundSetting(len(rows))
+        verifying, drafting = self._learned.least(setting)
+        tokens = _tokens(rows, self._max_k, self.costs.most)
+        # a step of the draft is paid once for all rows that still draft, and some more for each
+        one = self._learned.share_of_one(len(rows))
+        each = drafting * (1 - one) / max(len(rows) - 1, 1)
+        steps = drafting - len(rows) * each
+        length = np.add.outer(np.arange(tokens.shape[1]), np.arange(tokens.shape[2])).clip(max=self.costs.most)
+        costs = (verifying[length] - verifying[0]) / len(rows) + each
+        plain = speed = MIN_GAIN * len(rows) / verifying[0]
+        guessed = drafted = np.zeros(len(rows), int)
+        everybody = np.arange(len(rows))
+        for _ in range(SEARCHES):
+            worth = tokens - speed * costs
+            by_drafted = worth.max(1)
+            gains = np.maximum.accumulate(by_drafted, 1).sum(0) - speed * steps
+            drafted = by_drafted[:, : gains.argmax() + 1].argmax(1)
+            guessed = worth[everybody, :, drafted].argmax(1)
+            seconds = verifying[0] + steps[drafted.max()] + costs[guessed, drafted].sum()
+            found = tokens[everybody, guessed, drafted].sum() / seconds
+            if found <= speed * 1.001:
+                break
+            speed = found
+        if speed == plain:
+            guessed, drafted, seconds = np.zeros_like(guessed), np.zeros_like(drafted), verifying[0]
+        return Choice(guessed.tolist(), self._explored(tokens, costs, steps, guessed, drafted, speed, seconds))
+
+    def plain_seconds(self, setting: RoundSetting) -> float:
+        """What a round that proposes nothing is expected to take."""
+        return float(self._learned.verifying(setting)[0])
+
+    def observe(
+        self, setting: RoundSetting, num_proposed: Sequence[int], drafted: Sequence[int], seconds: RoundSeconds
+    ) -> None:
+        """A round that proposed so many tokens in each row, of which some drafted, took `seconds`."""
+        self._learned.observe(setting, sum(num_proposed) / len(num_proposed), drafted, seconds)
+
+    def _explored(
+        self,
+        tokens: np.ndarray,
+        costs: np.ndarray,
+        steps: np.ndarray,
+        guessed: np.ndarray,
+        drafted: np.ndarray,
+        speed: float,
+        seconds: float,
+    ) -> list[int]:
+        """`drafted`, now and then with one token more in the rows that draft most."""
+        # bounded: what a long good spell saves up must not be lost at once when acceptance falls
+        self._allowance = min(self._allowance + EXPLORATION * seconds, float(steps[-1] + costs[0, -1]))
+        most = drafted.max()
+        if most == self._max_k:
+            return drafted.tolist()
+        everybody = np.arange(len(drafted))
+        further = drafted + (drafted == most)
+        further = np.where(np.isfinite(tokens[everybody, guessed, further]), further, drafted)
+        if (further == drafted).all():
+            return drafted.tolist()
+        price = steps[most + 1] - steps[most] + (costs[guessed, further] - costs[guessed, drafted]).sum()
+        loss = float(seconds + price - tokens[everybody, guessed, further].sum() / speed)
+        if loss > self._allowance:
+            return drafted.tolist()
+        self._allowance -= max(loss, 0.0)
+        return further.tolist()
+
+
+def _tokens(rows: Sequence[Outlook], max_k: int, most: int) -> np.ndarray:
+    """Tokens [B, M+1, max_k+1] that a row yields with m guessed and j drafted; -inf where it may not."""
+    longest = max(len(row.guessed) for row in rows)
+    yields = np.full((len(rows), longest + 1, max_k + 1), -np.inf)
+    for index, row in enumerate(rows):
+        reached = np.concatenate([[1.0], row.guessed.cumprod()])
+        drafted = np.concatenate([[0.0], row.drafted.cumprod().cumsum()])
+        guessed = reached.cumsum()
+        yields[index, : len(guessed), : len(drafted)] = guessed[:, None] + reached[:, None] * drafted
+        allowed = min(row.most, most)
+        for count in range(max(0, allowed - max_k), len(guessed)):
+            yields[index, count, max(allowed - count, -1) + 1 :] = -np.inf
+    return yields

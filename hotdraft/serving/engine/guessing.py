@@ -1,0 +1,46 @@
+"""What is guessed from text for the engine's requests, and the answers that are remembered for it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hotdraft.pipeline.config.serving import EngineConfig
+from hotdraft.serving.decoding.acceptance import AcceptanceEstimate
+from hotdraft.serving.proposers.suffixes import Guess, assumed_rates, guess
+from hotdraft.serving.proposers.text_memory import TextMemory
+
+MEMORY = 0.998
+"""Weight of the past in the acceptance of guesses, of which there are many kinds."""
+
+
+class Guessing:
+    """The engine's thread guesses and remembers."""
+
+    def __init__(self, memory: TextMemory, max_guess: int) -> None:
+        self.memory = memory
+        self.max_guess = max_guess
+        self._acceptance = AcceptanceEstimate(assumed_rates(), MEMORY)
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> "Guessing":
+        return cls(TextMemory(config.text_memory_mb << 20), config.max_guess)
+
+    def new_estimate(self) -> AcceptanceEstimate:
+        """For a request that has yet to begin."""
+        return AcceptanceEstimate(self._acceptance, MEMORY)
+
+    def guess(self, scope: str, context: np.ndarray, most: int) -> Guess:
+        """Up to `most` tokens after `context` [n] of a request of that scope."""
+        return guess(context, self.memory.of(scope), min(most, self.max_guess))
+
+    def remember(self, scope: str, answer: np.ndarray) -> None:
+        """An answer [n] that others of its scope may be like."""
+        self.memory.remember(scope, answer)
+
+
+def matched(token_ids: Sequence[int], came: Sequence[int]) -> int:
+    """How many tokens of a guess are those that came."""
+    count = 0
+    while count < min(len(token_ids), len(came)) and token_ids[count] == came[count]:
+        count += 1
+    return count

@@ -1,0 +1,45 @@
+"""Who is to propose how much in a round."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ProposalPlan:
+    """Of each of B rows: tokens guessed from text, then so many that the draft model puts behind them."""
+
+    guesses: Sequence[Sequence[int]]
+    drafted: Sequence[int]
+
+    @classmethod
+    def uniform(cls, rows: int, k: int) -> "ProposalPlan":
+        """k drafted tokens in each row."""
+        return cls([()] * rows, [k] * rows)
+
+    @property
+    def rows(self) -> int:
+        return len(self.drafted)
+
+    @property
+    def num_proposed(self) -> list[int]:
+        """Of each row."""
+        return [len(guess) + count for guess, count in zip(self.guesses, self.drafted, strict=True)]
+
+    @property
+    def k(self) -> int:
+        """Tokens that the row with the most proposes."""
+        return max(self.num_proposed)
+
+    def guessed_ids(self, device: torch.device) -> Tensor:
+        """int64 [B, k], 0 where nothing is guessed."""
+        token_ids = torch.zeros(self.rows, self.k, dtype=torch.int64)
+        for row, guess in enumerate(self.guesses):
+            token_ids[row, : len(guess)] = torch.tensor(guess, dtype=torch.int64)
+        return token_ids.to(device)
+
+    def num_guessed(self, device: torch.device) -> Tensor:
+        """int64 [B, 1]."""
+        return torch.tensor([[len(guess)] for guess in self.guesses], device=device)

@@ -1,0 +1,63 @@
+"""Recent answers of many scopes within a bound: no scope sees another's, nor drives another's out."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from hotdraft.serving.proposers.recent_text import BYTES_A_TOKEN, END, RecentText
+
+MAX_SCOPES = 64
+"""Beyond which the one that was not used for longest is forgotten, of the owner that has most."""
+
+
+class TextMemory:
+    """Scopes share the bound evenly, by powers of 2: few are moved when another comes."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._capacity = num_bytes // BYTES_A_TOKEN
+        self._scopes: OrderedDict[str, RecentText] = OrderedDict()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(text.num_bytes for text in self._scopes.values())
+
+    def of(self, scope: str) -> RecentText | None:
+        """None for one that is not known."""
+        return self._scopes.get(scope)
+
+    def remember(self, scope: str, token_ids: Sequence[int] | np.ndarray) -> None:
+        """Add an answer."""
+        if not len(token_ids):
+            return
+        if scope not in self._scopes:
+            self._admit(scope)
+        self._scopes.move_to_end(scope)
+        self._scopes[scope].append(token_ids)
+
+    def _admit(self, scope: str) -> None:
+        if len(self._scopes) == MAX_SCOPES:
+            del self._scopes[self._least_used()]
+        self._scopes[scope] = RecentText(share := self._capacity >> len(self._scopes).bit_length())
+        for name, text in self._scopes.items():
+            if text.capacity > share:
+                self._scopes[name] = _shrunk(text, share)
+
+    def _least_used(self) -> str:
+        owners = [_owner(scope) for scope in self._scopes]
+        return next(
+            scope for scope in self._scopes if owners.count(_owner(scope)) == max(map(owners.count, owners))
+        )
+
+
+def _owner(scope: str) -> str:
+    return scope.partition(":")[0]
+
+
+def _shrunk(text: RecentText, capacity: int) -> RecentText:
+    smaller = RecentText(capacity)
+    kept = text.newest(capacity)
+    for part in np.split(kept, np.flatnonzero(kept == END) + 1):
+        if len(part):
+            smaller.append(part[part != END])
+    return smaller

@@ -25,6 +25,7 @@ from hotdraft.serving.http.admin.history import history_router
 from hotdraft.serving.http.admin.routes import admin_router
 from hotdraft.serving.http.app import create_app
 from hotdraft.serving.http.banner import banner
+from hotdraft.serving.http.client_identity import are_apart
 from hotdraft.serving.http.connections import Connections, connection_limit
 from hotdraft.serving.http.dashboard.router import dashboard_router
 from hotdraft.serving.http.drain import DrainingServer
@@ -60,6 +61,8 @@ def serve(
     buffer = ReplayBuffer.of(config)
     engine = build_engine(config, buffer, on_step)
     on_step("opening the stores")
+    if engine.k_choice.guessing is not None and not are_apart(config):
+        engine.k_choice.guessing.recall(buffer)
     replay_watch = ReplayWatch(ReplayBuffer.of(config), writer=buffer)
     tracker = ServingTracker(config)
     registry, records, controls = AdapterRegistry(config), JobRecords(config.run_dir), ControlFile(config.run_dir)

@@ -9,12 +9,12 @@ from hotdraft.pipeline.config.serving import KSetting
 
 
 class SpeculativeConfig(Section):
-    model: str
+    model: str | None = None
     """The draft: hub id, local folder, or the name of one that ships with hotdraft."""
     num_speculative_tokens: KSetting = "auto"
     """Drafted tokens a round; auto is what is fastest at the moment."""
-    method: Literal["draft_model"] = "draft_model"
-    """How tokens are proposed: by a smaller model."""
+    method: Literal["draft_model", "suffix", "ngram"] = "draft_model"
+    """How tokens are proposed: by a smaller model as well as from text, or, as the others say, from text alone."""
 
 
 def read_speculative(text: str) -> dict[str, Any]:
@@ -25,4 +25,9 @@ def read_speculative(text: str) -> dict[str, Any]:
         said = "; ".join(": ".join([*map(str, one["loc"][:1]), one["msg"]]) for one in error.errors())
         allowed = ", ".join(SpeculativeConfig.model_fields)
         raise ConfigError(f"--speculative-config: {said} (a JSON object of {allowed})") from error
-    return {"draft": told.model, "engine": {"k": told.num_speculative_tokens}}
+    if told.method == "draft_model":
+        if told.model is None:
+            raise ConfigError("--speculative-config: model: the draft_model method needs one")
+        return {"draft": told.model, "engine": {"k": told.num_speculative_tokens}}
+    most = {} if told.num_speculative_tokens == "auto" else {"max_guess": told.num_speculative_tokens}
+    return {"draft": None, "engine": {"k": "auto", "proposers": ["suffix"], **most}}

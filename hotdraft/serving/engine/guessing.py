@@ -1,14 +1,21 @@
 """What is guessed from text for the engine's requests, and the answers that are remembered for it."""
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
 
 from hotdraft.pipeline.config.serving import EngineConfig
+from hotdraft.pipeline.replay.buffer import ReplayBuffer
+from hotdraft.pipeline.replay.schema import pieces
 from hotdraft.serving.decoding.acceptance import AcceptanceEstimate
 from hotdraft.serving.proposers.suffixes import Guess, assumed_rates, guess
 from hotdraft.serving.proposers.text_memory import TextMemory
 
+logger = logging.getLogger(__name__)
+
+RECALLED = 512
+"""Recorded answers that a server begins with."""
 MEMORY = 0.998
 """Weight of the past in the acceptance of guesses, of which there are many kinds."""
 
@@ -36,6 +43,17 @@ class Guessing:
     def remember(self, scope: str, answer: np.ndarray) -> None:
         """An answer [n] that others of its scope may be like."""
         self.memory.remember(scope, answer)
+
+    def recall(self, buffer: ReplayBuffer) -> None:
+        """Remember the newest recorded answers, whose owners nobody knows; none where the buffer cannot be read."""
+        rows = buffer.rows()
+        try:
+            newest = rows.table(range(max(0, len(rows) - RECALLED), len(rows)))
+        except OSError as error:
+            logger.warning("recorded answers are not guessed from, the replay buffer cannot be read: %s", error)
+            return
+        for answer in pieces(newest["output_ids"]):
+            self.remember("", answer)
 
 
 def matched(token_ids: Sequence[int], came: Sequence[int]) -> int:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
+
 from hotdraft.serving.decoding.acceptance import AcceptanceEstimate, by_position
 from hotdraft.serving.decoding.choice import Outlook, ProposalChoice
 from hotdraft.serving.decoding.costs import RoundCosts, profile_costs, rows_to_measure
@@ -11,6 +13,13 @@ from hotdraft.serving.decoding.learned_costs import RoundSetting
 from hotdraft.serving.decoding.rounds import Round
 from hotdraft.serving.engine.guessing import Guessing
 from hotdraft.serving.proposers.plan import ProposalPlan
+
+WORTH_READING = 0.15
+"""Accepted drafted tokens a round from which on the draft reads every prompt: reading takes time too."""
+TRIED = 4
+"""Else it reads one prompt in so many."""
+MEMORY = 0.998
+"""Weight of the past, by round of a request."""
 
 
 class KChoice:
@@ -26,6 +35,10 @@ class KChoice:
         self._k = k if decoder.proposer is not None or (guessing is not None and k == "auto") else 0
         self._chunk = chunk
         self._acceptance = AcceptanceEstimate(by_position(decoder.max_k))
+        self._gained = 1.0
+        """Accepted drafted tokens a round, of requests whose prompt the draft has read."""
+        self._asked = 0
+        """Requests."""
 
     @property
     def k(self) -> int | Literal["auto"]:
@@ -39,10 +52,12 @@ class KChoice:
             raise ValueError(f"k must be 'auto' or between 0 and {self._decoder.max_k}, not {k}")
         self._k = k
 
-    @property
-    def drafts(self) -> bool:
-        """Whether anything is drafted at all."""
-        return self._k != 0 and self._decoder.proposer is not None
+    def is_drafted(self) -> bool:
+        """Whether the next request is to be drafted for as long as k is auto."""
+        if self._decoder.proposer is None:
+            return False
+        self._asked += 1
+        return self._k != "auto" or self._gained > WORTH_READING or self._asked % TRIED == 0
 
     def measure_costs(self) -> RoundCosts:
         """Learn what rounds cost on this machine, by rows and tokens; only while no request runs. Takes seconds."""
@@ -71,10 +86,14 @@ class KChoice:
         """Of a round that proposes nothing, by all that was learnt; None as long as nothing was measured."""
         return None if self.adaptive is None else self.adaptive.plain_seconds(setting)
 
-    def observe(self, setting: RoundSetting, plan: ProposalPlan, outcome: Round) -> None:
-        """What a round took."""
+    def observe(
+        self, setting: RoundSetting, plan: ProposalPlan, outcome: Round, is_drafted: Sequence[bool]
+    ) -> None:
+        """What a round took and gave; `is_drafted` [B] as was said of each request."""
         if self.adaptive is not None:
             self.adaptive.observe(setting, plan.num_proposed, plan.drafted, outcome.seconds)
+        for gained in (outcome.num_accepted - outcome.num_guessed)[np.array(is_drafted)].tolist():
+            self._gained = MEMORY * self._gained + (1 - MEMORY) * max(gained, 0)
 
     def _caught_up(self, plan: ProposalPlan) -> ProposalPlan:
         drafting = [row for row, count in enumerate(plan.drafted) if count]

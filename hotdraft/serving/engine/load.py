@@ -44,6 +44,8 @@ def build_engine(
 
 
 def _build(config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callable[[str], object]) -> Engine:
+    if config.draft is not None and "draft" not in config.engine.proposers:
+        raise ModelError("engine.proposers leaves the draft out: set draft to null as well")
     if config.engine.threads is not None:
         torch.set_num_threads(config.engine.threads)
     register_attention()
@@ -61,7 +63,7 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callabl
     on_step(f"loading {config.target}")
     target = load_causal_lm(config.target, dtype=dtype, device=device, attn_implementation=ATTENTION)
     draft = None
-    if config.draft is not None and "draft" in config.engine.proposers:
+    if config.draft is not None:
         on_step(f"loading {config.draft}")
         draft = load_causal_lm(config.draft, dtype=dtype, device=device, attn_implementation=ATTENTION)
     eos_ids, sampling_defaults = _eos_ids(target, tokenizer.eos_token_id), _sampling_defaults(target)

@@ -95,10 +95,11 @@ class Scheduler:
 
         With others that fit whole into what the chunk leaves: a few tokens of a prompt cost as much as many.
         """
-        budget, with_proposer = self._prefill_chunk, self._k_choice.drafts
+        budget = self._prefill_chunk
         while budget > 0 and (self.prefilling is not None or self._admit()):
             assert self.prefilling is not None
             row, prompt_log = len(self.running), self.prefilling.output.prompt_log
+            with_proposer = self.prefilling.is_drafted and self._k_choice.k != 0
             unread = self._decoder.unread(row, with_proposer=with_proposer)
             if budget < min(self._prefill_chunk, unread):
                 return
@@ -125,7 +126,8 @@ class Scheduler:
 
     def advance(self, plan: RoundPlan, outcome: Round) -> list[tuple[int, FinishReason | None]]:
         """Learn from a round, and free the rows of those it ends: what `Sequence.advance` says of each row."""
-        self._k_choice.observe(plan.setting, plan.proposals, outcome)
+        drafted = [sequence.is_drafted for sequence in plan.running]
+        self._k_choice.observe(plan.setting, plan.proposals, outcome, drafted)
         for row in np.flatnonzero(outcome.target_is_sound).tolist():
             plan.running[row].learn(outcome, row)
         advances = [sequence.advance(outcome, row) for row, sequence in enumerate(plan.running)]
@@ -176,6 +178,7 @@ class Scheduler:
             if not self._waiting or row == self._decoder.slots.num_slots:
                 return False
             self.prefilling = self._waiting.popleft()
+        self.prefilling.is_drafted = self._k_choice.is_drafted()
         output = self.prefilling.output
         output.admitted = time.perf_counter()
         self._decoder.load(row, output.request.prompt_ids, read_whole=output.prompt_log is not None)

@@ -28,6 +28,8 @@ class Sequence:
         """By position in the draft model's proposals."""
         self.of_guesses = of_guesses
         """By kind of guess; None where nothing is guessed."""
+        self.is_drafted = True
+        """Whether the draft model is asked for it."""
         self.guess = NOTHING
         """Of the round under way."""
         self.left = output.request.params.max_tokens
@@ -39,7 +41,7 @@ class Sequence:
     def outlook(self) -> Outlook:
         """What the next round could propose."""
         rates = np.empty(0) if self.of_guesses is None else self.of_guesses.rates()[list(self.guess.kinds)]
-        return Outlook(rates, self.acceptance.rates(), self.left - 1)
+        return Outlook(rates, self.acceptance.rates() if self.is_drafted else np.empty(0), self.left - 1)
 
     def learn(self, outcome: Round, row: int) -> None:
         """What became of a round's proposals, and of the guess, proposed or not."""

@@ -14,10 +14,14 @@ def asks_for_keys(config: ServerConfig) -> bool:
     return bool(config.api_keys) or config.api_key_file is not None
 
 
+def are_apart(config: HotdraftConfig) -> bool:
+    """Whether nothing may be guessed from answers to another client."""
+    return asks_for_keys(config.server) and not config.engine.share_answers
+
+
 def answer_scope(request: Request, config: HotdraftConfig, salt: str | None) -> str:
     """See `GenerationRequest.scope`: all who may come without a key are one owner."""
-    apart = asks_for_keys(config.server) and not config.engine.share_answers
-    owner = client_identity(request, config.server) if apart else ""
+    owner = client_identity(request, config.server) if are_apart(config) else ""
     return owner if salt is None else f"{owner}:{hashlib.sha256(salt.encode()).hexdigest()[:16]}"
 
 

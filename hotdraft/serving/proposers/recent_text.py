@@ -50,7 +50,7 @@ class RecentText:
         return self._tokens[np.arange(self.length - count, self.length) % self.capacity]
 
     def found(self, first: int, second: int, most: int, margin: int) -> np.ndarray:
-        """Where the pair ends, the newest first, up to `most` places that have `margin` tokens around them.
+        """Where the pair ends, the newest first, up to `most` places that still have `margin` tokens before them.
 
         What merely has the hash of the pair is found as well.
         """
@@ -61,7 +61,7 @@ class RecentText:
         return self._tokens[positions % self.capacity]
 
     def _chain(self, first: int, second: int, most: int, margin: int) -> Iterator[int]:
-        oldest = max(0, self.length - self.capacity) + margin
+        oldest = max(0, self.length - self.capacity + margin)
         position = int(self._latest[self._hashes(np.array([first]), np.array([second]))[0]]) - 1
         for _ in range(most):
             if position < oldest:

@@ -1,6 +1,7 @@
 """At a temperature, speculation draws from the target's own distribution, whichever draft is live."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -12,12 +13,15 @@ from torch.nn.functional import one_hot
 
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
 from hotdraft.serving.decoding.build import build_decoder
-from hotdraft.serving.decoding.choice import ProposalChoice
+from hotdraft.serving.decoding.choice import Choice, Outlook, ProposalChoice
 from hotdraft.serving.decoding.costs import RoundCosts
+from hotdraft.serving.decoding.learned_costs import RoundSetting
 from hotdraft.serving.engine.engine import Engine
+from hotdraft.serving.engine.guessing import Guessing
 from hotdraft.serving.messages.events import RoundStats
 from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
 from hotdraft.serving.models.attention import ATTENTION, register_attention
+from hotdraft.serving.proposers.text_memory import TextMemory
 from hotdraft.serving.updates.hot_swap import HotSwapper
 from tests.integration.adapters import write_adapter
 from tests.integration.conftest import disturbed
@@ -31,11 +35,12 @@ PLAIN = SamplingParams(max_tokens=LENGTH, temperature=0.8, ignore_eos=True)
 PENALISED = replace(PLAIN, presence_penalty=0.5, frequency_penalty=-1.5)
 """Which makes an answer repeat itself."""
 PROMPT = (1, 2, 3, 4)
+FILTERED = replace(PLAIN, top_p=0.9)
 RANK = 4
 KNOWN = torch.tensor([0, 2, 3, 5, 8, 10])
 """All that a trimmed draft knows."""
 MAX_K = 3
-COSTS = RoundCosts({64: [1.0, 1.2, 1.4, 1.6]}, {64: 0.15})
+COSTS = RoundCosts({64: [1.0, 1.05, 1.1, 1.15]}, {64: 0.15})
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +62,20 @@ def exact_marginals(target: str, params: SamplingParams) -> torch.Tensor:
             logits = model(contexts).logits[:, -1].double()
         counts = one_hot(contexts[:, len(PROMPT) :], VOCABULARY).sum(1)
         logits -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
-        probs = (logits / params.temperature).softmax(-1)
+        probs = nucleus((logits / params.temperature).softmax(-1), params.top_p)
         joint = weights[:, None] * probs
         marginals.append(joint.sum(0))
         tokens = torch.arange(VOCABULARY).repeat(len(contexts))[:, None]
         contexts = torch.cat([contexts.repeat_interleave(VOCABULARY, 0), tokens], 1)
         weights = joint.flatten()
     return torch.stack(marginals)
+
+
+def nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The fewest likeliest tokens that hold `top_p` of probs [N, V], normalised."""
+    ordered, token_ids = probs.sort(-1, descending=True)
+    kept = torch.zeros_like(probs).scatter(-1, token_ids, ordered * (ordered.cumsum(-1) - ordered < top_p))
+    return kept / kept.sum(-1, keepdim=True)
 
 
 def frequencies(
@@ -74,6 +86,7 @@ def frequencies(
     adapters: list[Path],
     params: SamplingParams,
     seeded: bool,
+    guessing: bool,
     first_seed: int,
 ) -> tuple[torch.Tensor, float]:
     """How often each token came at each position, [LENGTH, V], and the acceptance rate; a swap every 20 turns."""
@@ -87,8 +100,9 @@ def frequencies(
         log_top_k=4,
         draft_vocabulary=KNOWN if trimmed else None,
     )
-    engine = Engine(decoder, tiny_tokenizer(), k=k, max_queue=SAMPLES)
-    engine.k_choice.adaptive = Unlearning(COSTS)
+    guesses = Guessing(TextMemory(1 << 16), MAX_K) if guessing else None
+    engine = Engine(decoder, tiny_tokenizer(), k=k, max_queue=SAMPLES, guessing=guesses)
+    engine.k_choice.adaptive = AnyMixture(COSTS, MAX_K) if guessing else Unlearning(COSTS, MAX_K)
     swapper = HotSwapper(engine, fingerprint(draft), KNOWN if trimmed else None)
     drafts = [swapper.stage(version, folder) for version, folder in enumerate([None, *adapters])]
     seeds = range(first_seed, first_seed + SAMPLES)
@@ -104,6 +118,10 @@ def frequencies(
 
     outputs = torch.tensor(run(engine, requests, swap_now_and_then))
     assert counts.swaps >= 5
+    if guessing:
+        assert counts.guessed > 500
+        assert 0.05 < counts.right / counts.guessed < 0.95
+        assert counts.drafted - counts.guessed > 500
     found = torch.stack([outputs[:, position].bincount(minlength=VOCABULARY) for position in range(LENGTH)])
     return found, counts.accepted / max(counts.drafted, 1)
 
@@ -114,15 +132,30 @@ class Unlearning(ProposalChoice):
     def observe(self, *_: object) -> None: ...
 
 
+class AnyMixture(Unlearning):
+    """Lets each row propose any mixture of what it could: nothing, guesses, drafts, drafts behind guesses."""
+
+    def __init__(self, costs: RoundCosts, max_k: int) -> None:
+        super().__init__(costs, max_k)
+        self._random = random.Random(3)
+
+    def choose(self, rows: Sequence[Outlook], setting: RoundSetting | None = None) -> Choice:
+        most = [min(MAX_K, row.most) for row in rows]
+        guessed = [self._random.randint(0, min(len(row.guessed), up)) for row, up in zip(rows, most, strict=True)]
+        return Choice(guessed, [self._random.randint(0, up - own) for own, up in zip(guessed, most, strict=True)])
+
+
 class Counts:
     """An `EngineListener`."""
 
     def __init__(self) -> None:
-        self.swaps = self.drafted = self.accepted = 0
+        self.swaps = self.drafted = self.accepted = self.guessed = self.right = 0
 
     def on_round(self, stats: RoundStats) -> None:
         self.drafted += stats.proposed_tokens
         self.accepted += stats.accepted_tokens
+        self.guessed += stats.guessed_tokens
+        self.right += stats.accepted_guesses
 
     def on_finish(self, *_: object) -> None: ...
 
@@ -131,15 +164,20 @@ class Counts:
 
 
 @pytest.mark.parametrize(
-    ("k", "trimmed", "params", "seeded"),
+    ("k", "trimmed", "params", "seeded", "guessing"),
     [
-        (0, False, PLAIN, False),
-        (3, False, PLAIN, False),
-        ("auto", True, PLAIN, False),
-        (0, False, PENALISED, True),
-        (3, False, PENALISED, False),
-        (3, True, PENALISED, False),
-        (3, True, PENALISED, True),
+        (0, False, PLAIN, False, False),
+        (3, False, PLAIN, False, False),
+        ("auto", True, PLAIN, False, False),
+        (0, False, PENALISED, True, False),
+        (3, False, PENALISED, False, False),
+        (3, True, PENALISED, False, False),
+        (3, True, PENALISED, True, False),
+        ("auto", False, PLAIN, False, True),
+        ("auto", True, PLAIN, False, True),
+        ("auto", True, PENALISED, False, True),
+        ("auto", False, PLAIN, True, True),
+        ("auto", True, FILTERED, False, True),
     ],
 )
 def test_tokens_come_as_often_as_the_target_says(
@@ -149,10 +187,13 @@ def test_tokens_come_as_often_as_the_target_says(
     trimmed: bool,
     params: SamplingParams,
     seeded: bool,
+    guessing: bool,
 ) -> None:
     target, draft = pair
     adapters = [write_adapter(tmp_path / f"a{seed}", draft, seed=seed, rank=RANK) for seed in (1, 2)]
-    found, rate = frequencies(target, draft, k, trimmed, adapters, params, seeded, first_seed=30_000 if k else 0)
+    found, rate = frequencies(
+        target, draft, k, trimmed, adapters, params, seeded, guessing, first_seed=30_000 if k else 0
+    )
     assert k == 0 or 0.2 < rate < 0.9, "a draft that is never or always right shows little"
     for position, (observed, exact) in enumerate(zip(found, exact_marginals(target, params), strict=True)):
         expected = SAMPLES * exact.numpy()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from hotdraft.pipeline.replay.sample import GUESSED
 from hotdraft.serving.engine.output import Output
 from hotdraft.serving.messages.request import GenerationRequest, OutputDelta, SamplingParams, TokenLogprob
 from tests.models import tiny_tokenizer
@@ -99,6 +100,20 @@ def test_an_end_from_outside_sends_what_was_held() -> None:
     spoken.output.send("cancelled")
     assert spoken.texts == ["a ", "<en"]
     assert spoken.deltas[-1].finish_reason == spoken.output.finish_reason == "cancelled"
+
+
+def test_what_was_guessed_is_counted_apart() -> None:
+    spoken = Spoken(max_tokens=9)
+    spoken.output.take(a_round([70, 71, 72, 73], accepted=2, guessed=1, log=True), 0, 3, 3)
+    spoken.output.take(a_round([73, 74, 75], accepted=0, guessed=2, log=True), 0, 1, 3)
+    stats = spoken.output.stats()
+    assert (stats.guessed_tokens, stats.accepted_guesses) == (1 + 2, 1)
+    assert (stats.drafted_tokens, stats.examined_tokens, stats.accepted_tokens) == (2, 2, 1)
+    sample = spoken.output.sample()
+    assert sample is not None
+    assert sample.drafted_ids.tolist() == [GUESSED, 9, 9, GUESSED]
+    assert sample.accepted.tolist() == [False, True, False, False]
+    assert sample.rejected.tolist() == [False, False, True, False]
 
 
 def test_counts_and_the_recorded_sample_agree() -> None:

@@ -62,7 +62,7 @@ def serve(
     engine = build_engine(config, buffer, on_step)
     on_step("opening the stores")
     if engine.k_choice.guessing is not None and not are_apart(config):
-        engine.k_choice.guessing.recall(buffer)
+        engine.k_choice.guessing.recall(buffer, engine.decoder.vocab_size)
     replay_watch = ReplayWatch(ReplayBuffer.of(config), writer=buffer)
     tracker = ServingTracker(config)
     registry, records, controls = AdapterRegistry(config), JobRecords(config.run_dir), ControlFile(config.run_dir)

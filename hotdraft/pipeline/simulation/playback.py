@@ -34,6 +34,7 @@ class Outcome:
     accepted: int = 0
     draft_version: int = 0
     """Adapter version that drafted when the request finished; 0 is none."""
+    accepted_guesses: int = 0
     error: str | None = None
 
 
@@ -117,6 +118,7 @@ async def send(client: httpx.AsyncClient, model: str, request: int, prompt: Prom
         rounds=counts["rounds"],
         drafted=counts["drafted_tokens"],
         accepted=counts["accepted_tokens"],
+        accepted_guesses=counts["accepted_guesses"],
         draft_version=counts["draft_version"],
     )
 

@@ -19,9 +19,10 @@ def acceptance_rate(outcomes: Sequence[Outcome]) -> float | None:
 
 
 def mean_acceptance_length(outcomes: Sequence[Outcome]) -> float | None:
-    """Tokens a round: 1 + accepted / rounds; None without rounds."""
+    """Tokens a round: 1 + accepted / rounds, what was guessed from text included; None without rounds."""
     rounds = sum(outcome.rounds for outcome in outcomes)
-    return 1 + sum(outcome.accepted for outcome in outcomes) / rounds if rounds else None
+    accepted = sum(outcome.accepted + outcome.accepted_guesses for outcome in outcomes)
+    return 1 + accepted / rounds if rounds else None
 
 
 def drafted_per_round(outcomes: Sequence[Outcome]) -> float:

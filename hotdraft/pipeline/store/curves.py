@@ -30,6 +30,7 @@ class _Sums:
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    accepted_guesses: int = 0
     tokens: int = 0
     batches: int = 0
     """Rounds of all their requests together."""
@@ -85,9 +86,13 @@ class ServedCurves:
         rounds: int = 0,
         drafted: int = 0,
         accepted: int = 0,
+        accepted_guesses: int = 0,
         tokens: int = 0,
     ) -> None:
-        """Add to the sums of the current interval. Cheap, from any thread."""
+        """Add to the sums of the current interval. Cheap, from any thread.
+
+        `drafted` and `accepted` are the draft model's, whose acceptance this follows; guesses make rounds longer.
+        """
         with self._lock:
             window = self._window
             self._requests += requests
@@ -95,6 +100,7 @@ class ServedCurves:
             window.rounds += rounds
             window.drafted += drafted
             window.accepted += accepted
+            window.accepted_guesses += accepted_guesses
             window.tokens += tokens
             if domain is not None and drafted:
                 name = self._domains.name(domain)
@@ -161,7 +167,9 @@ class ServedCurves:
             tokens_per_second=window.tokens / max(time.monotonic() - window.opened, 1e-6),
             draft_version=self._version,
             acceptance_rate=window.accepted / window.drafted if window.drafted else None,
-            mean_acceptance_length=1 + window.accepted / window.rounds if window.rounds else None,
+            mean_acceptance_length=(
+                1 + (window.accepted + window.accepted_guesses) / window.rounds if window.rounds else None
+            ),
             speedup=window.plain_seconds / window.seconds if window.seconds else None,
             mean_k=window.drafted_k / window.batches if window.batches else None,
             plain_share=window.plain / window.batches if window.batches else None,

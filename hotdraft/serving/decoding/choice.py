@@ -1,9 +1,10 @@
 """Choosing what a round proposes: the most tokens a second that acceptance and costs allow.
 
-Of a row for which m tokens are guessed from text and then j drafted, the round yields
-1 + g1 + g1 g2 + ... + g1...gm (1 + a1 + ... + a1...aj) - ... tokens on average, where g and a are the chances that
-a token is accepted if those before it were (Leviathan et al., 2023, equation 1, without its assumption that all are
-equal). Rows choose for themselves; they share the steps of the draft model and the target's pass.
+For a row with m tokens guessed from text and j drafted behind them a round yields
+1 + g₁ + … + g₁…g_m + g₁…g_m (a₁ + … + a₁…a_j) tokens on average, where g and a are the chances that a token is
+accepted if those before it were (Leviathan et al., 2023, equation 1, without its assumption that all are equal).
+Rows choose for themselves; they share the steps of the draft model and the target's pass. The best ratio of tokens
+to time is found as Dinkelbach does: what is best at a speed promises a higher one, until it promises the same.
 """
 
 from collections.abc import Sequence

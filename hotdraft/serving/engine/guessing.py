@@ -44,7 +44,7 @@ class Guessing:
         """An answer [n] that others of its scope may be like."""
         self.memory.remember(scope, answer)
 
-    def recall(self, buffer: ReplayBuffer) -> None:
+    def recall(self, buffer: ReplayBuffer, vocab_size: int) -> None:
         """Remember the newest recorded answers, whose owners nobody knows; none where the buffer cannot be read."""
         rows = buffer.rows()
         try:
@@ -53,7 +53,8 @@ class Guessing:
             logger.warning("recorded answers are not guessed from, the replay buffer cannot be read: %s", error)
             return
         for answer in pieces(newest["output_ids"]):
-            self.remember("", answer)
+            if len(answer) and answer.max() < vocab_size:  # another model's may have more tokens
+                self.remember("", answer)
 
 
 def matched(token_ids: Sequence[int], came: Sequence[int]) -> int:

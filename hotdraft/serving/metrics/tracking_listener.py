@@ -22,6 +22,7 @@ class TrackingListener:
             rounds=stats.rounds,
             drafted=stats.drafted_tokens,
             accepted=stats.accepted_tokens,
+            accepted_guesses=stats.accepted_guesses,
         )
         if self._clock.is_of_one_version(stats):
             self._curves.served(

@@ -1,10 +1,10 @@
-"""What proposers are worth: tokens a second of the choice among them, of each alone and of none, on several traffics.
+"""What proposers are worth: tokens a second of the choice among them, of each alone and of none, by traffic.
 
     python -m tests.benchmarks.serving.bench_proposers --config configs/smollm2.yaml --requests 60 --json out.json
 
-All engines live in one process and answer the same blocks of requests in turn, in an order drawn anew for each block;
-each remembers its own answers. Ratios are of blocks, with their quartiles. `sql` is the built-in text-to-SQL traffic,
-`edits` a document that is changed in turns, `mixed` many kinds of question, `file` what `--prompts` has.
+All engines live in one process and answer the same blocks of requests in turn, in an order drawn anew for each
+block; each remembers its own answers. Ratios are of blocks, with their quartiles. `sql` is the built-in text-to-SQL
+traffic, `edits` a document that is changed in turns, `mixed` many kinds of question, `file` what `--prompts` has.
 """
 
 import argparse
@@ -38,9 +38,12 @@ ENGINES: dict[str, dict[str, object]] = {
     "plain": {"k": 0},
 }
 EDITS = (
-    "Replace the word 'team' by 'group'.", "Add a sentence about the budget at the end.", "Make the first sentence shorter.",
-    "Put the second sentence into the past tense.", "Remove every adjective from the last sentence.",
-)  # fmt: skip
+    "Replace the word 'team' by 'group'.",
+    "Add a sentence about the budget at the end.",
+    "Make the first sentence shorter.",
+    "Put the second sentence into the past tense.",
+    "Remove every adjective from the last sentence.",
+)
 
 
 def main() -> None:
@@ -91,9 +94,10 @@ def edits(count: int, seed: int) -> list[list[dict[str, str]]]:
         if index % len(EDITS) == 0:
             place, month, number = random_.choice(places), random_.choice(months), random_.randint(3, 40)
             document = (
-                f"The team in {place} met in {month} to plan the new warehouse. {number} people took part, and the team "
-                f"agreed on a careful schedule. The old building will be sold by the end of the year. Deliveries from "
-                f"{place} to the northern region continue without any change. A final report is due in {month}."
+                f"The team in {place} met in {month} to plan the new warehouse. {number} people took part, and the "
+                f"team agreed on a careful schedule. The old building will be sold by the end of the year. "
+                f"Deliveries from {place} to the northern region continue without any change. A final report is "
+                f"due in {month}."
             )
         wanted = f"{EDITS[index % len(EDITS)]} Answer with the whole text.\n\n{document}"
         asked.append([{"role": "user", "content": wanted}])

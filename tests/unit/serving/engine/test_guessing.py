@@ -75,8 +75,9 @@ def test_an_answer_that_is_not_to_be_kept_or_is_anothers_helps_nobody(
     assert (answered(engine, tiny_target).rounds < alone) == helps
 
 
+@pytest.mark.parametrize(("vocab_size", "helps"), [(257, True), (2, False)], ids=["same", "another model's"])
 def test_a_restarted_server_begins_with_what_was_recorded(
-    config: HotdraftConfig, tiny_target: str, tmp_path: object
+    config: HotdraftConfig, tiny_target: str, tmp_path: object, vocab_size: int, helps: bool
 ) -> None:
     buffer = ReplayBuffer(str(tmp_path))
     engine = build(config, buffer)
@@ -86,8 +87,9 @@ def test_a_restarted_server_begins_with_what_was_recorded(
     engine.recorder.close()
     restarted = build(config)
     assert restarted.k_choice.guessing is not None
-    restarted.between_rounds(lambda: restarted.k_choice.guessing.recall(ReplayBuffer(str(tmp_path)))).result()
-    assert answered(restarted, tiny_target).rounds < alone
+    recall = restarted.k_choice.guessing.recall
+    restarted.between_rounds(lambda: recall(ReplayBuffer(str(tmp_path)), vocab_size)).result()
+    assert (answered(restarted, tiny_target).rounds < alone) == helps
     restarted.stop()
 
 
@@ -102,7 +104,7 @@ def test_a_buffer_that_cannot_be_read_is_no_reason_not_to_serve(caplog: pytest.L
         def table(self, rows: range) -> None:
             raise OSError("away")
 
-    Guessing(TextMemory(1 << 16), 8).recall(Away())  # type: ignore[arg-type]
+    Guessing(TextMemory(1 << 16), 8).recall(Away(), 257)  # type: ignore[arg-type]
     assert "recorded answers are not guessed from" in caplog.text
 
 

@@ -302,3 +302,37 @@ def test_its_linears_are_all_but_the_head_by_the_models_own_names() -> None:
         weights = {name: weight for linear in runner.linears for name, weight in linear.weights().items()}
         assert set(weights) == names - {"lm_head.weight", "model.embed_tokens.weight"}
         assert all(torch.equal(weight, model.get_parameter(name)) for name, weight in weights.items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_different_lengths_are_computed_as_if_they_were_alone(kind: str, ids: Tensor) -> None:
+    model, counts = make("llama"), [3, 0, 5]
+    positions = torch.arange(5).expand(3, -1)
+    with torch.inference_mode():
+        ragged = KINDS[kind](copy.deepcopy(model)).forward(
+            Window(slice(0, 3), positions, 32, torch.tensor(counts, dtype=torch.int32)), ids[:3, :5], 5
+        )
+        for row, count in enumerate(counts):
+            if count:
+                window = Window(slice(row, row + 1), positions[:1, :count], 32)
+                alone = KINDS[kind](copy.deepcopy(model)).forward(window, ids[row : row + 1, :count], count)
+                torch.testing.assert_close(ragged[row, :count], alone[0])
+
+
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+def test_drafts_of_different_lengths_are_those_of_single_steps(instructions: str, ids: Tensor) -> None:
+    model, ks = make("qwen2"), [2, 0, 3]
+    positions = torch.arange(4).expand(3, -1)
+    with torch.inference_mode():
+        runner = natively(instructions)(copy.deepcopy(model))
+        assert isinstance(runner, NativeRunner)
+        drafted, sound = runner.draft_greedily(positions, ids[:3, :4], torch.tensor(ks))
+        assert sound.all()
+        stepping = natively(instructions)(copy.deepcopy(model))
+        for row, k in enumerate(ks):
+            fed, at = ids[row : row + 1, :4], positions[:1]
+            for step in range(k):
+                fed = stepping.forward(Window(slice(row, row + 1), at, 32), fed, 1).argmax(-1)
+                at = torch.tensor([[4 + step]])
+                assert drafted[row, step] == fed
+            assert not drafted[row, k:].any()

@@ -77,7 +77,7 @@ std::vector<float> run(const char *instructions, hd_format format, bool half, in
     std::vector<int64_t> ids(SLOTS * 50), positions(SLOTS * 50);
     for (size_t i = 0; i < ids.size(); ++i) ids[i] = int64_t(i * 37 % VOCABULARY), positions[i] = int64_t(i % 50);
     std::vector<float> all(SLOTS * 50 * VOCABULARY);
-    hd_forward(&model, pool, 0, SLOTS, 50, ids.data(), positions.data(), 50, all.data());
+    hd_forward(&model, pool, 0, SLOTS, 50, nullptr, ids.data(), positions.data(), 50, all.data());
     hd_move(&model, 0, 1, 33);
     hd_clear(&model, 2);
     for (int row = 0; row < SLOTS; ++row)
@@ -85,10 +85,13 @@ std::vector<float> run(const char *instructions, hd_format format, bool half, in
     std::vector<int64_t> drafted(SLOTS * 4), vocabulary(VOCABULARY);
     for (int i = 0; i < VOCABULARY; ++i) vocabulary[i] = VOCABULARY - 1 - i;
     std::vector<uint8_t> sound(SLOTS);
-    hd_draft(&model, pool, SLOTS, 2, ids.data(), positions.data(), 4, vocabulary.data(), drafted.data(), sound.data());
+    std::vector<int32_t> ks(SLOTS, 4);
+    ks[0] = 0, ks[1] = 2;
+    hd_draft(&model, pool, SLOTS, 2, ids.data(), positions.data(), ks.data(), 4, vocabulary.data(), drafted.data(), sound.data());
     all.insert(all.end(), drafted.begin(), drafted.end());
     std::vector<float> last(2 * 2 * VOCABULARY);
-    hd_forward(&model, pool, 1, 2, 3, ids.data(), positions.data() + 3, 2, last.data());
+    const int32_t counts[] = {3, 2};
+    hd_forward(&model, pool, 1, 2, 3, counts, ids.data(), positions.data() + 3, 2, last.data());
     all.insert(all.end(), last.begin(), last.end());
     hd_read_speed(pool, model.keys_values, hd_slot_bytes(&model));
     hd_pool_destroy(pool);

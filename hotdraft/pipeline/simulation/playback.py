@@ -34,8 +34,9 @@ class Outcome:
     accepted: int = 0
     draft_version: int = 0
     """Adapter version that drafted when the request finished; 0 is none."""
-    accepted_guesses: int = 0
     error: str | None = None
+    accepted_guesses: int = 0
+    """Of tokens that no model drafted."""
 
 
 @dataclass(frozen=True)

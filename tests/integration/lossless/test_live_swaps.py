@@ -63,7 +63,7 @@ class Rounds:
         self.accepted: Counter[int] = Counter()
 
     def on_round(self, stats: RoundStats) -> None:
-        self.drafted[stats.draft_version] += stats.drafted_tokens
+        self.drafted[stats.draft_version] += stats.proposed_tokens
         self.accepted[stats.draft_version] += stats.accepted_tokens
 
     def on_finish(self, *_: object) -> None: ...

@@ -54,7 +54,7 @@ class FakeHotdraft(BaseHTTPRequestHandler):
         if body["messages"][-1]["content"] == "fail":
             return self.answer({"error": {"message": "scripted failure"}}, status=500)
         swapped = len(self.bodies) > self.swap_after
-        counts = {"rounds": 5, "drafted_tokens": 20, "accepted_tokens": 14 if swapped else 4}
+        counts = {"rounds": 5, "drafted_tokens": 20, "accepted_tokens": 14 if swapped else 4, "accepted_guesses": 0}
         return self.answer(
             {"usage": {"completion_tokens": 10}, "hotdraft": {"draft_version": int(swapped), **counts}}
         )

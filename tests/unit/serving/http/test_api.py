@@ -37,13 +37,15 @@ def test_chat_completion(client: openai.OpenAI, engine: ScriptedEngine) -> None:
     assert reply.usage.prompt_tokens == 4
     assert reply.usage.completion_tokens == 5
     assert reply.usage.total_tokens == 9
-    assert reply.usage.completion_tokens_details.accepted_prediction_tokens == 4
-    assert reply.usage.completion_tokens_details.rejected_prediction_tokens == 2
+    assert reply.usage.completion_tokens_details.accepted_prediction_tokens == 4 + 1
+    assert reply.usage.completion_tokens_details.rejected_prediction_tokens == 2 + 1
     assert reply.model_extra["hotdraft"] == {
         "draft_version": 7,
         "rounds": 2,
         "drafted_tokens": 6,
         "accepted_tokens": 4,
+        "guessed_tokens": 2,
+        "accepted_guesses": 1,
     }
     request = engine.requests[0]
     assert [WORDS[token] for token in request.prompt_ids] == ["user:", "hello", "there", "assistant:"]
@@ -143,7 +145,7 @@ def test_stream_usage(client: openai.OpenAI, endpoint: str) -> None:
     assert chunks[-2].choices[0].finish_reason == "stop"
     assert chunks[-1].choices == []
     assert chunks[-1].usage.completion_tokens == 5
-    assert chunks[-1].usage.completion_tokens_details.rejected_prediction_tokens == 2
+    assert chunks[-1].usage.completion_tokens_details.rejected_prediction_tokens == 2 + 1
     assert chunks[-1].model_extra["hotdraft"]["draft_version"] == 7
 
 

@@ -58,3 +58,31 @@ def test_a_network_of_one_subscriber_is_one_client(one, other, same):
 def test_a_peer_without_an_address_is_some_client():
     assert identity("") == ""
     assert client_identity(Request({"type": "http", "client": None, "headers": []}), ServerConfig()) == ""
+
+
+@pytest.mark.parametrize(
+    ("keys", "share", "apart"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_answers_help_to_guess_those_of_the_same_key_and_salt(keys: bool, share: bool, apart: bool) -> None:
+    engine = ScriptedEngine()
+    server = {"api_keys": "key-one,key-two"} if keys else {}
+    config = HotdraftConfig(target="tiny-chat", server=server, engine={"share_answers": share})
+    accepted = ["key-one", "key-two"] if keys else []
+    app = create_app(engine, config, metrics=ServingMetrics(engine, "tiny-chat"), api_keys=accepted)
+    with served(app) as url:
+        for key, salt in (
+            ("key-one", None),
+            ("key-two", None),
+            ("key-one", "s"),
+            ("key-one", "s"),
+            ("key-one", "t"),
+        ):
+            body = {"model": "tiny-chat", "messages": USER, "cache_salt": salt}
+            headers = {"Authorization": f"Bearer {key}"}
+            assert httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers).status_code == 200
+    one, two, salted, again, other = (request.scope for request in engine.requests)
+    assert (one != two) == apart
+    assert len({one, salted, other}) == 3
+    assert salted == again
+    assert {scope.partition(":")[0] for scope in (salted, other)} == {one}, "a salt makes no other owner"
+    assert not {"key", "s", "t"} & {one, *salted.split(":")}

@@ -26,6 +26,8 @@ from hotdraft.pipeline.traffic.generators.arithmetic import arithmetic
 from hotdraft.pipeline.traffic.generators.text_to_sql import text_to_sql
 from hotdraft.pipeline.traffic.generators.varied import varied
 from hotdraft.pipeline.traffic.prompts import read_traffic
+from hotdraft.serving.decoding.choice import Choice, Outlook, ProposalChoice
+from hotdraft.serving.decoding.learned_costs import RoundSetting
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.messages.prompt_encoder import encode_chat
@@ -36,7 +38,9 @@ ENGINES: dict[str, dict[str, object]] = {
     "draft": {"proposers": ["draft"]},
     "suffix": {"proposers": ["suffix"]},
     "plain": {"k": 0},
+    "one k": {"proposers": ["draft"]},
 }
+"""`one k` drafts as `draft` does, but as many tokens for every request of a round."""
 EDITS = (
     "Replace the word 'team' by 'group'.",
     "Add a sentence about the budget at the end.",
@@ -52,13 +56,17 @@ def main() -> None:
     config = load_config(arguments.config)
     tokenizer = load_tokenizer(resolve(config.target))
     engines = {}
-    for name, changes in ENGINES.items():
+    for name in arguments.engines:
+        changes = ENGINES[name]
         section = config.engine.model_copy(
             update={"k": "auto", "threads": arguments.threads, "num_slots": max(arguments.together, 1), **changes}
         )
         draft = config.draft if "draft" in section.proposers and section.k != 0 else None
         engines[name] = build_engine(config.model_copy(update={"engine": section, "draft": draft}), None)
         engines[name].start()
+        known = engines[name].k_choice.adaptive
+        if name == "one k" and known is not None:
+            engines[name].k_choice.adaptive = OneK(known.costs, config.engine.max_k)
     report: dict[str, object] = {"settings": {name: str(value) for name, value in vars(arguments).items()}}
     for traffic, conversations in traffics(arguments).items():
         prompts = [tuple(encode_chat(tokenizer, messages)) for messages in conversations]
@@ -70,6 +78,22 @@ def main() -> None:
         engine.stop()
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+class OneK(ProposalChoice):
+    """The best k that all rows could share, and now and then one more."""
+
+    def choose(self, rows: Sequence[Outlook], setting: RoundSetting | None = None) -> Choice:
+        drafting = [row.drafted for row in rows if len(row.drafted)]
+        if not drafting:
+            return Choice([0] * len(rows), [0] * len(rows))
+        mean = np.mean([np.pad(each.cumprod(), (1, 0), constant_values=1).cumsum() for each in drafting], axis=0)
+        first = (
+            np.diff(mean) / np.diff(mean, prepend=0.0)[:-1]
+        )  # of rows whose tokens come as often as all rows' do
+        alike = Outlook(np.empty(0), first, max(row.most for row in rows))
+        k = super().choose([alike] * len(rows), setting).drafted[0]
+        return Choice([0] * len(rows), [min(k, row.most, len(row.drafted)) for row in rows])
 
 
 def traffics(arguments: argparse.Namespace) -> dict[str, list[list[dict[str, str]]]]:
@@ -170,6 +194,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--engines", nargs="*", choices=list(ENGINES), default=["choice", "draft", "suffix", "plain"]
+    )
     parser.add_argument("--traffic", nargs="*", choices=["sql", "arithmetic", "mixed", "edits", "file"])
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--json", type=Path)

@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerBase
 
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
+from hotdraft.serving.decoding.guessing import Guessing
 from hotdraft.serving.engine.failures import Failures, brief
-from hotdraft.serving.engine.guessing import Guessing
 from hotdraft.serving.engine.k_choice import KChoice
 from hotdraft.serving.engine.output import Output
 from hotdraft.serving.engine.output_thread import OutputThread

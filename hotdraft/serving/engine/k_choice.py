@@ -9,9 +9,9 @@ from hotdraft.serving.decoding.acceptance import AcceptanceEstimate, by_position
 from hotdraft.serving.decoding.choice import Outlook, ProposalChoice
 from hotdraft.serving.decoding.costs import RoundCosts, profile_costs, rows_to_measure
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
+from hotdraft.serving.decoding.guessing import Guessing
 from hotdraft.serving.decoding.learned_costs import RoundSetting
 from hotdraft.serving.decoding.rounds import Round
-from hotdraft.serving.engine.guessing import Guessing
 from hotdraft.serving.proposers.plan import ProposalPlan
 
 WORTH_READING = 0.15

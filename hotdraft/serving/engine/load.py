@@ -22,9 +22,9 @@ from hotdraft.pipeline.models.names import ModelError, local_folder
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.system.freed_memory import give_back
 from hotdraft.serving.decoding.build import build_decoder
+from hotdraft.serving.decoding.guessing import Guessing
 from hotdraft.serving.engine.aside import aside
 from hotdraft.serving.engine.engine import Engine
-from hotdraft.serving.engine.guessing import Guessing
 from hotdraft.serving.engine.recorder import Recorder
 from hotdraft.serving.models.attention import ATTENTION, register_attention
 from hotdraft.serving.models.context_length import check_servable

@@ -4,8 +4,8 @@ import numpy as np
 
 from hotdraft.serving.decoding.acceptance import AcceptanceEstimate
 from hotdraft.serving.decoding.choice import Outlook
+from hotdraft.serving.decoding.guessing import matched
 from hotdraft.serving.decoding.rounds import Round
-from hotdraft.serving.engine.guessing import matched
 from hotdraft.serving.engine.output import Output
 from hotdraft.serving.messages.request import FinishReason, GenerationRequest
 from hotdraft.serving.proposers.suffixes import NOTHING

@@ -15,9 +15,9 @@ from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
 from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.decoding.choice import Choice, Outlook, ProposalChoice
 from hotdraft.serving.decoding.costs import RoundCosts
+from hotdraft.serving.decoding.guessing import Guessing
 from hotdraft.serving.decoding.learned_costs import RoundSetting
 from hotdraft.serving.engine.engine import Engine
-from hotdraft.serving.engine.guessing import Guessing
 from hotdraft.serving.messages.events import RoundStats
 from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
 from hotdraft.serving.models.attention import ATTENTION, register_attention

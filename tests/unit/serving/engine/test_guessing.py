@@ -12,9 +12,9 @@ from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.replay.sample import GUESSED, missed
 from hotdraft.serving.decoding.choice import Choice, Outlook, ProposalChoice
 from hotdraft.serving.decoding.costs import RoundCosts
+from hotdraft.serving.decoding.guessing import Guessing
 from hotdraft.serving.decoding.learned_costs import RoundSetting
 from hotdraft.serving.engine.engine import Engine
-from hotdraft.serving.engine.guessing import Guessing
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.messages.request import RequestStats
 from hotdraft.serving.proposers.text_memory import TextMemory

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 
+import numpy as np
 import torch
 
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
@@ -57,9 +58,14 @@ class RoundCosts:
         return value(low) + (value(high) - value(low)) * (rows - low) / (high - low)
 
 
+def numbers_to_measure(most: int) -> list[int]:
+    """0, 1, 2, 4, … and `most`: between them costs lie about on a straight line."""
+    return sorted({0, most, *(2**power for power in range(most.bit_length()) if 2**power < most)})
+
+
 def rows_to_measure(num_slots: int) -> list[int]:
     """1, 2, 4, … and `num_slots`."""
-    return sorted({*(2**power for power in range(num_slots.bit_length()) if 2**power < num_slots), num_slots})
+    return numbers_to_measure(num_slots)[1:]
 
 
 def profile_costs(decoder: SpeculativeDecoder, rows: Sequence[int], most: int) -> RoundCosts:
@@ -86,8 +92,10 @@ def profile_costs(decoder: SpeculativeDecoder, rows: Sequence[int], most: int) -
     verifying, draft_steps = {}, {}
     for count in rows:
         sampling = SamplingBatch.of([SamplingParams(temperature=0)] * count, range(count), decoder.device)
-        guesses = [ProposalPlan([(0,) * tokens] * count, [0] * count) for tokens in range(most + 1)]
-        verifying[count] = [seconds(count, partial(decoder.round, plan, sampling, log=False)) for plan in guesses]
+        numbers = numbers_to_measure(most)
+        guesses = [ProposalPlan([(0,) * tokens] * count, [0] * count) for tokens in numbers]
+        measured = [seconds(count, partial(decoder.round, plan, sampling, log=False)) for plan in guesses]
+        verifying[count] = np.interp(range(most + 1), numbers, measured).tolist()
         propose = partial(decoder.propose, ProposalPlan.uniform(count, steps), sampling)
         draft_steps[count] = seconds(count, propose) / steps if steps else 0.0
     return RoundCosts(verifying, draft_steps)

@@ -40,6 +40,8 @@ class Choice(NamedTuple):
 
     guessed: list[int]
     drafted: list[int]
+    floors: list[float] | None = None
+    """See `ProposalPlan.floors`."""
 
 
 class ProposalChoice:
@@ -79,7 +81,9 @@ class ProposalChoice:
             speed = found
         if speed == plain:
             guessed, drafted, seconds = np.zeros_like(guessed), np.zeros_like(drafted), verifying[0]
-        return Choice(guessed.tolist(), self._explored(tokens, costs, steps, guessed, drafted, speed, seconds))
+        explored = self._explored(tokens, costs, steps, guessed, drafted, speed, seconds)
+        step = float(costs[0, 1] + steps[1] / len(rows)) if self._max_k else 0.0
+        return Choice(guessed.tolist(), explored, _floors(rows, guessed, speed * step))
 
     def plain_seconds(self, setting: RoundSetting) -> float:
         """What a round that proposes nothing is expected to take."""
@@ -118,6 +122,15 @@ class ProposalChoice:
             return drafted.tolist()
         self._allowance -= max(loss, 0.0)
         return further.tolist()
+
+
+def _floors(rows: Sequence[Outlook], guessed: np.ndarray, price: float) -> list[float]:
+    """See `ProposalPlan.floors`, where another drafted token costs as much time as `price` tokens take."""
+    floors = []
+    for row, count in zip(rows, guessed, strict=True):
+        worth = row.guessed[:count].prod() * row.drafted.mean() if len(row.drafted) else 0.0
+        floors.append(float(price / worth) if worth > 0 else np.inf)
+    return floors
 
 
 def _tokens(rows: Sequence[Outlook], max_k: int, most: int) -> np.ndarray:

@@ -138,7 +138,7 @@ class SpeculativeDecoder:
         self.slots.append_on_host(outcome.token_ids, [count + 1 for count in num_accepted])
         self.target.lengths[:rows] = [length - 1 for length in self.slots.lengths[:rows]]
         if any(plan.drafted) and self.proposer is not None:
-            self.proposer.observe(plan, num_accepted, outcome.draft_is_sound)
+            self.proposer.observe(plan, outcome.num_proposed.tolist(), num_accepted, outcome.draft_is_sound)
         for row in np.flatnonzero(~outcome.target_is_sound).tolist():
             self.discard(row)
         return replace(

@@ -8,7 +8,7 @@ import numpy as np
 from hotdraft.pipeline.config.serving import EngineConfig
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.replay.schema import pieces
-from hotdraft.serving.decoding.acceptance import AcceptanceEstimate
+from hotdraft.serving.proposers.acceptance import AcceptanceEstimate
 from hotdraft.serving.proposers.suffixes import Guess, assumed_rates, guess
 from hotdraft.serving.proposers.text_memory import TextMemory
 

@@ -1,24 +1,25 @@
 """What the next round proposes: k drafted tokens as somebody set, or what is fastest by all that was learnt."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
-from hotdraft.serving.decoding.acceptance import AcceptanceEstimate, by_position
 from hotdraft.serving.decoding.choice import Outlook, ProposalChoice
 from hotdraft.serving.decoding.costs import RoundCosts, profile_costs, rows_to_measure
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.decoding.guessing import Guessing
 from hotdraft.serving.decoding.learned_costs import RoundSetting
 from hotdraft.serving.decoding.rounds import Round
+from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, by_position
 from hotdraft.serving.proposers.plan import ProposalPlan
 
 WORTH_READING = 0.15
 """Accepted drafted tokens a round from which on the draft reads every prompt: reading takes time too."""
 TRIED = 4
 """Else it reads one prompt in so many."""
-MEMORY = 0.998
+MEMORY = 0.99
 """Weight of the past, by round of a request."""
 
 
@@ -78,20 +79,24 @@ class KChoice:
         if k != "auto":
             return self._caught_up(ProposalPlan.uniform(len(outlooks), k))
         assert self.adaptive is not None
-        guessed, drafted = self.adaptive.choose(outlooks, setting)
+        guessed, drafted, floors = self.adaptive.choose(outlooks, setting)
         kept = [guess[:count] for guess, count in zip(guesses, guessed, strict=True)]
-        return self._caught_up(ProposalPlan(kept, drafted))
+        proposer = self._decoder.proposer
+        if floors is not None and proposer is not None and proposer.stops_early and not any(setting.kind):
+            most, longest = self._decoder.max_k, self.adaptive.costs.most
+            room = [min(row.most, longest) - len(guess) for row, guess in zip(outlooks, kept, strict=True)]
+            drafted = [min(most, left) if count else 0 for left, count in zip(room, drafted, strict=True)]
+        return self._caught_up(ProposalPlan(kept, drafted, floors))
 
     def plain_round_seconds(self, setting: RoundSetting) -> float | None:
         """Of a round that proposes nothing, by all that was learnt; None as long as nothing was measured."""
         return None if self.adaptive is None else self.adaptive.plain_seconds(setting)
 
-    def observe(
-        self, setting: RoundSetting, plan: ProposalPlan, outcome: Round, is_drafted: Sequence[bool]
-    ) -> None:
+    def observe(self, setting: RoundSetting, outcome: Round, is_drafted: Sequence[bool]) -> None:
         """What a round took and gave; `is_drafted` [B] as was said of each request."""
         if self.adaptive is not None:
-            self.adaptive.observe(setting, plan.num_proposed, plan.drafted, outcome.seconds)
+            drafted = (outcome.num_proposed - outcome.num_guessed).tolist()
+            self.adaptive.observe(setting, outcome.num_proposed.tolist(), drafted, outcome.seconds)
         for gained in (outcome.num_accepted - outcome.num_guessed)[np.array(is_drafted)].tolist():
             self._gained = MEMORY * self._gained + (1 - MEMORY) * max(gained, 0)
 
@@ -100,4 +105,5 @@ class KChoice:
         if not drafting:
             return plan
         behind = set(self._decoder.catch_up(drafting, self._chunk))
-        return ProposalPlan(plan.guesses, [0 if row in behind else count for row, count in enumerate(plan.drafted)])
+        drafted = [0 if row in behind else count for row, count in enumerate(plan.drafted)]
+        return replace(plan, drafted=drafted)

@@ -127,9 +127,9 @@ class Scheduler:
     def advance(self, plan: RoundPlan, outcome: Round) -> list[tuple[int, FinishReason | None]]:
         """Learn from a round, and free the rows of those it ends: what `Sequence.advance` says of each row."""
         drafted = [sequence.is_drafted for sequence in plan.running]
-        self._k_choice.observe(plan.setting, plan.proposals, outcome, drafted)
+        self._k_choice.observe(plan.setting, outcome, drafted)
         for row in np.flatnonzero(outcome.target_is_sound).tolist():
-            plan.running[row].learn(outcome, row)
+            plan.running[row].learn(outcome, row, plan.proposals.drafted[row])
         advances = [sequence.advance(outcome, row) for row, sequence in enumerate(plan.running)]
         for row in reversed(range(len(plan.running))):
             if advances[row][1] is not None:

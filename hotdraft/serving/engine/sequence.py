@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from hotdraft.serving.decoding.acceptance import AcceptanceEstimate
 from hotdraft.serving.decoding.choice import Outlook
 from hotdraft.serving.decoding.guessing import matched
 from hotdraft.serving.decoding.rounds import Round
 from hotdraft.serving.engine.output import Output
 from hotdraft.serving.messages.request import FinishReason, GenerationRequest
+from hotdraft.serving.proposers.acceptance import AcceptanceEstimate
 from hotdraft.serving.proposers.suffixes import NOTHING
 
 
@@ -43,11 +43,14 @@ class Sequence:
         rates = np.empty(0) if self.of_guesses is None else self.of_guesses.rates()[list(self.guess.kinds)]
         return Outlook(rates, self.acceptance.rates() if self.is_drafted else np.empty(0), self.left - 1)
 
-    def learn(self, outcome: Round, row: int) -> None:
-        """What became of a round's proposals, and of the guess, proposed or not."""
+    def learn(self, outcome: Round, row: int, planned: int) -> None:
+        """What became of a round's proposals, and of the guess, proposed or not.
+
+        Of drafted tokens that were `planned`, one that the draft stopped before counts as refused.
+        """
         accepted, guessed = int(outcome.num_accepted[row]), int(outcome.num_guessed[row])
         if accepted >= guessed:
-            self.acceptance.observe(range(int(outcome.num_proposed[row]) - guessed), accepted - guessed)
+            self.acceptance.observe(range(planned), accepted - guessed)
         if self.of_guesses is not None:
             came = outcome.token_ids[row, : accepted + 1].tolist()
             right = matched(self.guess.token_ids, came)

@@ -77,11 +77,11 @@ class Steps:
         self._ended = [output for output in self._ended if output.finish_reason is None] + ended
         accepted, new_tokens = outcome.num_accepted, sum(count for count, _ in advances)
         stats = RoundStats(
-            k=plan.proposals.k,
+            k=(most := int(outcome.num_proposed.max())),
             requests=len(outputs),
             proposed_tokens=int(outcome.num_proposed.sum()),
             accepted_tokens=int(accepted.sum()),
-            accepted_per_position=tuple(int((accepted > position).sum()) for position in range(plan.proposals.k)),
+            accepted_per_position=tuple(int((accepted > position).sum()) for position in range(most)),
             guessed_tokens=int(outcome.num_guessed.sum()),
             accepted_guesses=int(np.minimum(accepted, outcome.num_guessed).sum()),
             new_tokens=new_tokens,

@@ -1,8 +1,8 @@
 """Llama-like decoders by the native library: one call a forward, at the speed that memory allows."""
 
 import ctypes
-from ctypes import POINTER, byref, c_uint8, c_void_p
-from typing import Any
+from ctypes import POINTER, byref
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from hotdraft.serving.models.llama_like import is_llama_like, rotations
 from hotdraft.serving.models.runner import Computation, Window
 from hotdraft.serving.models.trimmed_head import TrimmedHead
 from hotdraft.serving.native.bindings import (
+    DraftingStruct,
     Format,
     LinearStruct,
     ModelStruct,
@@ -39,6 +40,19 @@ def why_not_native(model: PreTrainedModel) -> str | None:
     if config.hidden_act != "silu":
         return f"{config.hidden_act} is not known natively"
     return None
+
+
+class GreedyDraft(NamedTuple):
+    """Tokens that a model follows B rows with."""
+
+    token_ids: Tensor
+    """int64 [B, K]."""
+    num_drafted: Tensor
+    """int32 [B]: how many of a row's tokens count."""
+    confidences: Tensor
+    """uint8 [B, K]: the model's own chance of each, in parts of `CONFIDENCES`."""
+    sound: Tensor
+    """uint8 [B, 1]: whether all logits were numbers."""
 
 
 class NativeRunner:
@@ -106,17 +120,34 @@ class NativeRunner:
         )
         return logits
 
-    def draft_greedily(self, positions: Tensor, token_ids: Tensor, ks: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each row ks [B] token ids, int64 [B, K], the likeliest after those before; are all sound [B, 1].
+    def draft_greedily(
+        self, positions: Tensor, token_ids: Tensor, ks: Tensor, rates: Tensor, floors: Tensor
+    ) -> GreedyDraft:
+        """Of each row ks [B] tokens, the likeliest after those before; token_ids [B, Q] come before them.
 
-        token_ids [B, Q], at positions [B, Q] of the first B slots, come before them.
+        They are at positions [B, Q] of the first B slots. A row ends early once the chance that all its tokens are
+        accepted falls below floors [B]; rates [CONFIDENCES] are those of a token by the model's chance for it.
         """
         rows, count = token_ids.shape
         token_ids, positions = token_ids.contiguous(), positions.contiguous()
-        ks, most = ks.to(torch.int32), int(ks.max())
-        drafted = torch.zeros(rows, most, dtype=torch.int64)
-        sound = torch.empty(rows, 1, dtype=torch.uint8)
-        vocabulary = self.head.token_ids.data_ptr() if isinstance(self.head, TrimmedHead) else None
+        most = int(ks.max())
+        draft = GreedyDraft(
+            token_ids=torch.zeros(rows, most, dtype=torch.int64),
+            num_drafted=ks.to(torch.int32).clone(),
+            confidences=torch.zeros(rows, most, dtype=torch.uint8),
+            sound=torch.empty(rows, 1, dtype=torch.uint8),
+        )
+        rates, floors = rates.float().contiguous(), floors.float().contiguous()
+        drafting = DraftingStruct(
+            most=most,
+            ks=draft.num_drafted.data_ptr(),
+            rates=rates.data_ptr(),
+            floors=floors.data_ptr(),
+            vocabulary=self.head.token_ids.data_ptr() if isinstance(self.head, TrimmedHead) else None,
+            drafted=draft.token_ids.data_ptr(),
+            confidences=draft.confidences.data_ptr(),
+            sound=draft.sound.data_ptr(),
+        )
         self._library.hd_draft(
             byref(self._model),
             self._pool.handle,
@@ -124,13 +155,9 @@ class NativeRunner:
             count,
             token_ids.data_ptr(),
             positions.data_ptr(),
-            ks.data_ptr(),
-            most,
-            vocabulary,
-            drafted.data_ptr(),
-            ctypes.cast(c_void_p(sound.data_ptr()), POINTER(c_uint8)),
+            byref(drafting),
         )
-        return drafted, sound.bool()
+        return draft
 
     def read_speed(self, size: int = 768 << 20, repeats: int = 5) -> float:
         """Bytes a second of reading `size` bytes once with the runner's threads, the best of `repeats`."""

@@ -4,7 +4,7 @@ It is compiled when hotdraft is installed, where there is a compiler; what serve
 """
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint8, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_void_p
 from enum import IntEnum
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -40,6 +40,18 @@ class ModelStruct(ctypes.Structure):
         *((name, c_void_p) for name in ("norms", "head_norms", "cos", "sin", "embedding")),
         ("linears", POINTER(POINTER(LinearStruct))),
         ("keys_values", c_void_p),
+    ]
+
+
+CONFIDENCES = 8
+"""`HD_CONFIDENCES` of `native.h`."""
+
+
+class DraftingStruct(ctypes.Structure):
+    _fields_ = [
+        ("most", c_int32),
+        ("reserved", c_int32),
+        *((name, c_void_p) for name in ("ks", "rates", "floors", "vocabulary", "drafted", "confidences", "sound")),
     ]
 
 
@@ -117,7 +129,7 @@ def _declare(library: ctypes.CDLL) -> None:
         ),
         "hd_draft": (
             None,
-            [model, pool, c_int32, c_int32, *[c_void_p] * 3, c_int32, c_void_p, c_void_p, POINTER(c_uint8)],
+            [model, pool, c_int32, c_int32, c_void_p, c_void_p, POINTER(DraftingStruct)],
         ),
         "hd_read_speed": (c_double, [pool, c_void_p, c_size_t]),
     }

@@ -17,6 +17,8 @@ from hotdraft.serving.models.runner import Runner, Window
 from hotdraft.serving.models.slots import KEY_BLOCK, Slots
 from hotdraft.serving.models.track import Track
 from hotdraft.serving.models.trimmed_head import TrimmedHead
+from hotdraft.serving.native.bindings import CONFIDENCES
+from hotdraft.serving.proposers.acceptance import AcceptanceEstimate
 from hotdraft.serving.proposers.plan import ProposalPlan
 from hotdraft.serving.sampling.draw import Drawing
 from hotdraft.serving.sampling.logits import SamplingBatch
@@ -24,6 +26,8 @@ from hotdraft.serving.sampling.penalties import AnswerTokens
 from hotdraft.serving.sampling.proposal import Proposal
 from hotdraft.serving.sampling.soundness import are_sound
 
+MEMORY = 0.998
+"""Weight of the past, by judged token, in what confidence is worth."""
 MAX_MISSED = 32
 """Tokens that the first step reads at most beside its own two."""
 
@@ -36,6 +40,12 @@ class DraftModel(Track):
         self.vocabulary = runner.head.token_ids if isinstance(runner.head, TrimmedHead) else None
         """int64 [N]: the tokens of the head, if it is not the whole vocabulary."""
         self._vocab_size = vocab_size
+        fits = self.vocabulary is not None or getattr(runner, "num_outputs", None) == vocab_size
+        self.stops_early = isinstance(runner, NativeRunner) and fits
+        self._by_confidence = AcceptanceEstimate(np.linspace(0.15, 0.95, CONFIDENCES), MEMORY)
+        """By eighths of the chance that the draft itself gave a token, of greedy rows."""
+        self._confidences: list[list[int]] | None = None
+        """Of the tokens drafted last."""
 
     def advance(self, row: int, budget: int) -> None:
         self.read(row, budget)
@@ -71,9 +81,14 @@ class DraftModel(Track):
         fed = slots.tokens[:rows].gather(1, positions)
         ks = torch.tensor(plan.drafted, dtype=torch.int32)
         num_drafted = ks.to(slots.device, torch.int64)
-        if isinstance(self.runner, NativeRunner) and self._is_greedy(self.runner, sampling):
-            token_ids, sound = self.runner.draft_greedily(positions, fed, ks)
-            return Proposal(token_ids, num_drafted, None, sound)
+        greedy = not sampling.any_sampled and not sampling.any_penalised
+        if isinstance(self.runner, NativeRunner) and self.stops_early and greedy:
+            floors = torch.zeros(rows) if plan.floors is None else torch.tensor(plan.floors)
+            rates = torch.from_numpy(self._by_confidence.rates())
+            draft = self.runner.draft_greedily(positions, fed, ks, rates, floors)
+            self._confidences = draft.confidences.tolist()
+            return Proposal(draft.token_ids, draft.num_drafted.long(), None, draft.sound.bool())
+        self._confidences = None
         drawing = Drawing(sampling, AnswerTokens(*slots.answers(rows), self._vocab_size), self.vocabulary)
         for step in range(max(plan.drafted)):
             counts = (ks > step).int() * fed.shape[1]
@@ -81,15 +96,17 @@ class DraftModel(Track):
             fed, positions = drawing.draw(logits), ends + step
         return replace(drawing.proposal(), num_drafted=num_drafted)
 
-    def _is_greedy(self, runner: NativeRunner, sampling: SamplingBatch) -> bool:
-        """Whether each token is the likeliest of all that the head knows."""
-        fits = self.vocabulary is not None or runner.num_outputs == self._vocab_size
-        return fits and not sampling.any_sampled and not sampling.any_penalised
-
-    def observe(self, plan: ProposalPlan, num_accepted: Sequence[int], sound: np.ndarray) -> None:
-        for row, (count, proposed) in enumerate(zip(num_accepted, plan.num_proposed, strict=True)):
-            if plan.drafted[row]:  # the last token that it drafted it has not read
-                self.lengths[row] = self._slots.lengths[row] - 1 - (count == proposed)
+    def observe(
+        self, plan: ProposalPlan, num_proposed: Sequence[int], num_accepted: Sequence[int], sound: np.ndarray
+    ) -> None:
+        for row, (count, proposed) in enumerate(zip(num_accepted, num_proposed, strict=True)):
+            if not plan.drafted[row]:
+                continue
+            # the last token that it drafted it has not read
+            self.lengths[row] = self._slots.lengths[row] - 1 - (count == proposed)
+            guessed = len(plan.guesses[row])
+            if self._confidences is not None and count >= guessed:
+                self._by_confidence.observe(self._confidences[row][: proposed - guessed], count - guessed)
         for row in np.flatnonzero(~sound).tolist():
             self.discard(row)
 

@@ -13,6 +13,9 @@ class ProposalPlan:
 
     guesses: Sequence[Sequence[int]]
     drafted: Sequence[int]
+    floors: Sequence[float] | None = None
+    """The chance that all of a row's drafted tokens are accepted, below which no more are worth their cost; None:
+    all that is planned is drafted."""
 
     @classmethod
     def uniform(cls, rows: int, k: int) -> "ProposalPlan":

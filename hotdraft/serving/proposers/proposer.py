@@ -13,6 +13,9 @@ from hotdraft.serving.sampling.proposal import Proposal
 class Proposer(Protocol):
     """Proposes for the rows of the slots it was made over. Whatever it proposes costs speed, never correctness."""
 
+    stops_early: bool
+    """Whether it proposes less than planned in greedy rows, where what comes next is not worth its cost."""
+
     def load(self, row: int, same: np.ndarray) -> None:
         """A request begins in a row; `same` [num_slots] is what `Slots.load` returned."""
         ...
@@ -45,6 +48,8 @@ class Proposer(Protocol):
         """What was guessed, and behind it up to as many tokens for each of the first rows as are asked of it."""
         ...
 
-    def observe(self, plan: ProposalPlan, num_accepted: Sequence[int], sound: np.ndarray) -> None:
+    def observe(
+        self, plan: ProposalPlan, num_proposed: Sequence[int], num_accepted: Sequence[int], sound: np.ndarray
+    ) -> None:
         """What became of a proposal: its accepted tokens, which the slots hold by now, and its `sound` [B]."""
         ...

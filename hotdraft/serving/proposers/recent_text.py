@@ -1,8 +1,11 @@
 """Recent answers, findable by how they go on after two tokens: chains of hashed pairs over a ring, as in LZ77."""
 
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
+
+T = TypeVar("T", int, np.ndarray)
 
 END = -1
 """Stands behind each text."""
@@ -35,7 +38,8 @@ class RecentText:
         positions = self.length + np.arange(len(text))
         self._tokens[positions % self.capacity] = text
         self._previous[positions[:1] % self.capacity] = 0
-        pairs, ends = self._hashes(text[:-1], text[1:]), positions[1:]
+        wide, ends = text.astype(np.uint64), positions[1:]
+        pairs = _hash(wide[:-1], wide[1:], len(self._latest)).astype(np.int64)
         order = np.argsort(pairs, kind="stable")
         again = np.flatnonzero(pairs[order][1:] == pairs[order][:-1])
         before = self._latest[pairs]
@@ -62,15 +66,15 @@ class RecentText:
 
     def _chain(self, first: int, second: int, most: int, margin: int) -> Iterator[int]:
         oldest = max(0, self.length - self.capacity + margin)
-        position = int(self._latest[self._hashes(np.array([first]), np.array([second]))[0]]) - 1
+        position = int(self._latest[_hash(first, second, len(self._latest))]) - 1
         for _ in range(most):
             if position < oldest:
                 return
             yield position
             position = int(self._previous[position % self.capacity]) - 1
 
-    def _hashes(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        mixed = first.astype(np.uint64) * np.uint64(MULTIPLIERS[0]) ^ second.astype(np.uint64) * np.uint64(
-            MULTIPLIERS[1]
-        )
-        return ((mixed ^ mixed >> np.uint64(15)) % np.uint64(len(self._latest))).astype(np.int64)
+
+def _hash(first: T, second: T, size: int) -> T:
+    """Of a pair of tokens, or of many."""
+    mixed = first * MULTIPLIERS[0] ^ second * MULTIPLIERS[1]
+    return (mixed ^ mixed >> 15) % size

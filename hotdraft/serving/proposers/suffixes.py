@@ -4,6 +4,7 @@ Oliaro et al., "SuffixDecoding: Extreme Speculative Decoding for Emerging AI App
 (Saxena, 2023) is its case of a request's own text alone.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from typing import NamedTuple
 
@@ -49,15 +50,17 @@ def guess(context: np.ndarray, recent: RecentText | None, most: int) -> Guess:
     places, matched = max(shared, own, key=lambda found: found[1])
     token_ids, kinds = [], []
     for step in range(most):
-        votes = Counter(place[step] for place in places)
-        if not votes:
+        if not places:
             break
-        token, count = votes.most_common(1)[0]
+        token, count = places[0][step], 1
+        if len(places) > 1:
+            [(token, count)] = Counter(place[step] for place in places).most_common(1)
         if token == END:
             break
         token_ids.append(token)
         kinds.append(_kind(matched + step, count / len(places)))
-        places = [place for place in places if place[step] == token]
+        if count < len(places):
+            places = [place for place in places if place[step] == token]
     return Guess(tuple(token_ids), tuple(kinds))
 
 
@@ -95,5 +98,4 @@ def _longest(tokens: np.ndarray, context: np.ndarray) -> Found:
 
 
 def _kind(matched: int, agreement: float) -> int:
-    by_length = int(np.searchsorted(LENGTHS, matched, side="right"))
-    return by_length * (len(AGREEMENTS) + 1) + int(np.searchsorted(AGREEMENTS, agreement, side="right"))
+    return bisect_right(LENGTHS, matched) * (len(AGREEMENTS) + 1) + bisect_right(AGREEMENTS, agreement)

@@ -26,7 +26,7 @@ struct Instructions {
     bool int8;
     void (*forward)(const hd_model &model, const Batch &batch, const Scratch &scratch, Team &team, int32_t thread);
     int64_t (*own_bytes)(const hd_model &model);
-    int32_t (*likeliest)(const float *logits, int32_t count, bool *sound);
+    int32_t (*likeliest)(const float *logits, int32_t count, float *chance, bool *sound);
     float (*sum)(const char *data, int64_t bytes);
 };
 

@@ -166,9 +166,9 @@ void forward(const hd_model &model, const Batch &batch, const Scratch &scratch, 
     if (batch.num_outputs) forward.head();
 }
 
-// The first of the largest; `sound` is left alone unless some logit is no number, or all are -inf.
-int32_t likeliest(const float *logits, int32_t count, bool *sound) {
-    Floats most = splat(-INFINITE);
+// The first of the largest, and its chance; `sound` is left alone unless some logit is no number, or all are -inf.
+int32_t likeliest(const float *logits, int32_t count, float *chance, bool *sound) {
+    Floats most = splat(-INFINITE), sums = splat(0);
     int32_t at = 0;
     for (; at + LANES <= count; at += LANES) {
         const Floats x = load(logits + at);
@@ -178,6 +178,10 @@ int32_t likeliest(const float *logits, int32_t count, bool *sound) {
     for (int lane = 0; lane < LANES; ++lane) best = most[lane] != most[lane] ? most[lane] : best;
     for (; at < count; ++at) best = logits[at] > best || logits[at] != logits[at] ? logits[at] : best;
     if (!(best - best == 0)) *sound = false;
+    for (at = 0; at + LANES <= count; at += LANES) sums += exponential(load(logits + at) - best);
+    float sum = total(sums);
+    for (; at < count; ++at) sum += exponential(splat(logits[at] - best))[0];
+    *chance = 1 / sum;
     for (at = 0; at < count; ++at)
         if (logits[at] == best) return at;
     return 0;

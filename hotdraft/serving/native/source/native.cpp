@@ -87,24 +87,31 @@ void hd_forward(const hd_model *model, hd_pool *pool, int32_t first_slot, int32_
 }
 
 void hd_draft(const hd_model *model, hd_pool *pool, int32_t rows, int32_t count, const int64_t *token_ids, const int64_t *positions,
-              const int32_t *ks, int32_t most, const int64_t *vocabulary, int64_t *drafted, uint8_t *sound) {
-    const int32_t outputs = head_outputs(*model);
+              const hd_drafting *drafting) {
+    const int32_t outputs = head_outputs(*model), most = drafting->most;
     std::vector<float> &logits = pool_of(pool).logits;
     logits.resize(size_t(rows) * outputs);
     std::vector<int64_t> fed(token_ids, token_ids + int64_t(rows) * count), at(positions, positions + int64_t(rows) * count);
     std::vector<int32_t> counts(rows);
-    std::fill(sound, sound + rows, 1);
+    std::vector<float> reached(rows, 1);
+    std::fill(drafting->sound, drafting->sound + rows, 1);
     for (int32_t step = 0; step < most; ++step) {
         const int32_t width = step ? 1 : count;
-        for (int32_t row = 0; row < rows; ++row) counts[row] = ks[row] > step ? width : 0;
+        for (int32_t row = 0; row < rows; ++row) counts[row] = drafting->ks[row] > step ? width : 0;
         hd_forward(model, pool, 0, rows, width, counts.data(), fed.data(), at.data(), 1, logits.data());
         for (int32_t row = 0; row < rows; ++row) {
             at[row] = positions[int64_t(row) * count + count - 1] + step + 1;
             if (!counts[row]) continue;
             bool is_sound = true;
-            const int32_t column = pool_of(pool).instructions.likeliest(&logits[size_t(row) * outputs], outputs, &is_sound);
-            sound[row] &= is_sound;
-            drafted[int64_t(row) * most + step] = fed[row] = vocabulary ? vocabulary[column] : column;
+            float chance;
+            const int32_t column = pool_of(pool).instructions.likeliest(&logits[size_t(row) * outputs], outputs, &chance, &is_sound);
+            const int64_t place = int64_t(row) * most + step;
+            drafting->sound[row] &= is_sound;
+            drafting->drafted[place] = fed[row] = drafting->vocabulary ? drafting->vocabulary[column] : column;
+            const int confidence = is_sound ? std::min(int(chance * HD_CONFIDENCES), HD_CONFIDENCES - 1) : 0;
+            drafting->confidences[place] = uint8_t(confidence);
+            reached[row] *= drafting->rates[confidence];
+            if (reached[row] < drafting->floors[row]) drafting->ks[row] = step + 1;
         }
     }
 }

@@ -53,10 +53,22 @@ int64_t hd_pool_stalls(const hd_pool *pool);
 void hd_forward(const hd_model *model, hd_pool *pool, int32_t first_slot, int32_t rows, int32_t count, const int32_t *counts,
                 const int64_t *token_ids, const int64_t *positions, int32_t keep, float *logits);
 
-// ks [rows] tokens, of drafted [rows][most], that follow token_ids [rows][count], each the likeliest after those before
-// it. `vocabulary` names the outputs of the head, or is null. sound [rows]: whether all logits were numbers.
+constexpr int HD_CONFIDENCES = 8;
+
+struct hd_drafting {
+    int32_t most, reserved;
+    int32_t *ks;                // [rows]: tokens at most; as many as were drafted when it is done
+    const float *rates;         // [HD_CONFIDENCES]: how often a token is accepted, by eighths of the model's own chance for it
+    const float *floors;        // [rows]: a row ends once all its tokens are accepted less often than that
+    const int64_t *vocabulary;  // names of the head's outputs, or null
+    int64_t *drafted;           // [rows][most]
+    uint8_t *confidences;       // [rows][most], in eighths
+    uint8_t *sound;             // [rows]: whether all logits were numbers
+};
+
+// Tokens that follow token_ids [rows][count], each the likeliest after those before it.
 void hd_draft(const hd_model *model, hd_pool *pool, int32_t rows, int32_t count, const int64_t *token_ids,
-              const int64_t *positions, const int32_t *ks, int32_t most, const int64_t *vocabulary, int64_t *drafted, uint8_t *sound);
+              const int64_t *positions, const hd_drafting *drafting);
 
 // Bytes a second that `threads` reach in reading `bytes` at `data` once, as a pass over weights does.
 double hd_read_speed(hd_pool *pool, const void *data, size_t bytes);

@@ -31,7 +31,9 @@ class Oracle:
         sound = torch.ones(rows, 1, dtype=torch.bool)
         return Proposal(torch.tensor(ids), torch.tensor(self.counts[-1]), None, sound)
 
-    def observe(self, plan: ProposalPlan, num_accepted: Sequence[int], sound: np.ndarray) -> None:
+    def observe(
+        self, plan: ProposalPlan, num_proposed: Sequence[int], num_accepted: Sequence[int], sound: np.ndarray
+    ) -> None:
         assert sound.all()
         self.accepted.append(list(num_accepted))
 

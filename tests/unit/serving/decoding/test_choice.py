@@ -5,9 +5,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from hotdraft.serving.decoding.acceptance import AcceptanceEstimate, by_position
 from hotdraft.serving.decoding.choice import Choice, Outlook, ProposalChoice
 from hotdraft.serving.decoding.costs import RoundCosts
+from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, by_position
 
 MAX_K = 4
 NO_GUESS = np.empty(0)
@@ -162,12 +162,12 @@ def test_never_proposes_what_the_request_may_not_take(most: int) -> None:
 def test_a_sure_guess_saves_the_draft_its_work_and_a_poor_one_is_left() -> None:
     costs = linear_costs(0.2, most=8)
     choice = ProposalChoice(costs, MAX_K)
-    assert choice.choose([outlook(0.6, np.full(8, 0.95))]) == Choice([8], [0])
+    assert choice.choose([outlook(0.6, np.full(8, 0.95))])[:2] == Choice([8], [0])[:2]
     assert choice.choose([outlook(0.9, np.full(8, 0.1))]).guessed == [0]
-    assert choice.choose([outlook(0.0, np.full(8, 0.01))]) == Choice([0], [0])
+    assert choice.choose([outlook(0.0, np.full(8, 0.01))])[:2] == Choice([0], [0])[:2]
     # a draft that costs nearly nothing goes on where the guess ends
     cheap = ProposalChoice(linear_costs(0.01, most=8), MAX_K)
-    assert cheap.choose([outlook(0.8, np.full(2, 0.95))]) == Choice([2], [4])
+    assert cheap.choose([outlook(0.8, np.full(2, 0.95))])[:2] == Choice([2], [4])[:2]
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -219,3 +219,18 @@ def test_a_request_begins_with_what_all_traffic_taught() -> None:
     for _ in range(20):
         second.observe(range(4), 0)
     assert second.rates()[0] < first.rates()[0], "and then learns for itself"
+
+
+def test_a_draft_need_not_go_on_where_that_costs_more_than_it_brings() -> None:
+    costs = linear_costs(0.1, 0.02, most=8)
+    sure, unsure = (ProposalChoice(costs, MAX_K).choose([outlook(rate)]) for rate in (0.9, 0.45))
+    assert sure.floors is not None
+    assert unsure.floors is not None
+    # one more token costs 0.12 of a plain round and brings its rate of acceptance, at the speed that is reached
+    best = speed(costs, [outlook(0.9)], Choice([0], [4]))
+    assert sure.floors[0] == pytest.approx(0.12 * best / 0.9, rel=0.01)
+    assert unsure.floors[0] < 1
+    behind = ProposalChoice(costs, MAX_K).choose([outlook(0.9, np.full(2, 0.9))])
+    assert behind.guessed == [2]
+    assert behind.floors is not None
+    assert behind.floors[0] > sure.floors[0], "what stands behind guesses is reached less often"

@@ -99,7 +99,7 @@ def test_adaptive_k_changes_no_token(config: HotdraftConfig, tiny_target: str, d
         assert client.ids == greedy(tiny_target, prompt, 10 + 12 * n)
         assert stats.accepted_tokens <= stats.examined_tokens <= stats.drafted_tokens
         if draft == "itself":
-            assert stats.accepted_tokens > stats.completion_tokens / 2
+            assert stats.accepted_tokens >= stats.completion_tokens / 2, "unsure of itself, it drafts one token"
     engine.stop()
     assert heard.seen <= {0, 1, 2, 3}
     assert len(heard.seen) > 1

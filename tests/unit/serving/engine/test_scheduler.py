@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from hotdraft.serving.decoding.acceptance import AcceptanceEstimate, by_position
 from hotdraft.serving.engine.k_choice import KChoice
 from hotdraft.serving.engine.output import Output
 from hotdraft.serving.engine.scheduler import QueueFullError, Scheduler
 from hotdraft.serving.engine.sequence import Sequence
 from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
+from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, by_position
 from tests.models import tiny_tokenizer
 from tests.unit.serving.rounds import a_round
 

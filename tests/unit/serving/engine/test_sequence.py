@@ -2,10 +2,10 @@
 
 import pytest
 
-from hotdraft.serving.decoding.acceptance import AcceptanceEstimate, by_position
 from hotdraft.serving.engine.output import Output
 from hotdraft.serving.engine.sequence import Sequence
 from hotdraft.serving.messages.request import GenerationRequest, OutputDelta, SamplingParams
+from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, by_position
 from tests.models import tiny_tokenizer
 from tests.unit.serving.rounds import a_round
 

@@ -17,7 +17,7 @@ from hotdraft.serving.models.llama_like import is_llama_like
 from hotdraft.serving.models.native_runner import NativeRunner
 from hotdraft.serving.models.runner import Runner, Window
 from hotdraft.serving.models.transformers_runner import TransformersRunner
-from hotdraft.serving.native.bindings import Format, NativeError, ThreadPool, find_instructions
+from hotdraft.serving.native.bindings import CONFIDENCES, Format, NativeError, ThreadPool, find_instructions
 from hotdraft.serving.native.linear import NativeLinear
 from hotdraft.serving.native.memory import WeightMemory
 from tests.models import tiny_neox
@@ -326,8 +326,12 @@ def test_drafts_of_different_lengths_are_those_of_single_steps(instructions: str
     with torch.inference_mode():
         runner = natively(instructions)(copy.deepcopy(model))
         assert isinstance(runner, NativeRunner)
-        drafted, sound = runner.draft_greedily(positions, ids[:3, :4], torch.tensor(ks))
+        rates = torch.ones(CONFIDENCES)
+        drafted, counts, _, sound = runner.draft_greedily(
+            positions, ids[:3, :4], torch.tensor(ks), rates, torch.zeros(3)
+        )
         assert sound.all()
+        assert counts.tolist() == ks
         stepping = natively(instructions)(copy.deepcopy(model))
         for row, k in enumerate(ks):
             fed, at = ids[row : row + 1, :4], positions[:1]
@@ -336,3 +340,29 @@ def test_drafts_of_different_lengths_are_those_of_single_steps(instructions: str
                 at = torch.tensor([[4 + step]])
                 assert drafted[row, step] == fed
             assert not drafted[row, k:].any()
+
+
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+def test_a_draft_ends_where_it_is_not_sure_enough(instructions: str, ids: Tensor) -> None:
+    model, positions = make("llama"), torch.arange(4)[None]
+    with torch.inference_mode():
+        whole = natively(instructions)(copy.deepcopy(model))
+        stepping = natively(instructions)(copy.deepcopy(model))
+        assert isinstance(whole, NativeRunner)
+        rates = torch.linspace(0.1, 0.9, CONFIDENCES)
+        drafted, counts, confidences, _ = whole.draft_greedily(
+            positions, ids[:1, :4], torch.tensor([6]), rates, torch.zeros(1)
+        )
+        assert counts.tolist() == [6]
+        fed, at, reached = ids[:1, :4], positions, 1.0
+        for step in range(6):
+            probs = stepping.forward(Window(slice(0, 1), at, 32), fed, 1).softmax(-1)
+            chance, fed = probs.max(-1)
+            at = torch.tensor([[4 + step]])
+            assert drafted[0, step] == fed
+            confidence = int(confidences[0, step])
+            assert confidence == min(int(chance * CONFIDENCES), CONFIDENCES - 1)
+            reached *= float(rates[confidence])
+            floor = torch.tensor([1.001 * reached])
+            again = whole.draft_greedily(positions, ids[:1, :4], torch.tensor([6]), rates, floor)
+            assert again.num_drafted.tolist() == [step + 1]

@@ -87,7 +87,10 @@ std::vector<float> run(const char *instructions, hd_format format, bool half, in
     std::vector<uint8_t> sound(SLOTS);
     std::vector<int32_t> ks(SLOTS, 4);
     ks[0] = 0, ks[1] = 2;
-    hd_draft(&model, pool, SLOTS, 2, ids.data(), positions.data(), ks.data(), 4, vocabulary.data(), drafted.data(), sound.data());
+    const std::vector<float> rates(HD_CONFIDENCES, 0.5f), floors(SLOTS, 0.2f);
+    std::vector<uint8_t> confidences(SLOTS * 4);
+    const hd_drafting drafting{4, 0, ks.data(), rates.data(), floors.data(), vocabulary.data(), drafted.data(), confidences.data(), sound.data()};
+    hd_draft(&model, pool, SLOTS, 2, ids.data(), positions.data(), &drafting);
     all.insert(all.end(), drafted.begin(), drafted.end());
     std::vector<float> last(2 * 2 * VOCABULARY);
     const int32_t counts[] = {3, 2};

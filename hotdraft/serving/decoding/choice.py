@@ -82,8 +82,9 @@ class ProposalChoice:
         if speed == plain:
             guessed, drafted, seconds = np.zeros_like(guessed), np.zeros_like(drafted), verifying[0]
         explored = self._explored(tokens, costs, steps, guessed, drafted, speed, seconds)
-        step = float(costs[0, 1] + steps[1] / len(rows)) if self._max_k else 0.0
-        return Choice(guessed.tolist(), explored, _floors(rows, guessed, speed * step))
+        return Choice(
+            guessed.tolist(), explored, _floors(rows, guessed, speed * self._seconds_of_one_more(setting))
+        )
 
     def plain_seconds(self, setting: RoundSetting) -> float:
         """What a round that proposes nothing is expected to take."""
@@ -94,6 +95,15 @@ class ProposalChoice:
     ) -> None:
         """A round that proposed so many tokens in each row, of which some drafted, took `seconds`."""
         self._learned.observe(setting, sum(num_proposed) / len(num_proposed), drafted, seconds)
+
+    def _seconds_of_one_more(self, setting: RoundSetting) -> float:
+        """What another drafted token is expected to cost a row that drafts."""
+        if self._max_k == 0 or self.costs.most == 0:
+            return 0.0
+        verifying, drafting = self._learned.verifying(setting), self._learned.drafting(setting)
+        # the first step has more to read than those after it
+        step = (drafting[-1] - drafting[1]) / (self._max_k - 1) if self._max_k > 1 else drafting[1]
+        return float((verifying[-1] - verifying[0]) / self.costs.most + max(step, 0.0)) / setting.rows
 
     def _explored(
         self,
@@ -128,7 +138,8 @@ def _floors(rows: Sequence[Outlook], guessed: np.ndarray, price: float) -> list[
     """See `ProposalPlan.floors`, where another drafted token costs as much time as `price` tokens take."""
     floors = []
     for row, count in zip(rows, guessed, strict=True):
-        worth = row.guessed[:count].prod() * row.drafted.mean() if len(row.drafted) else 0.0
+        # of the positions the first: before it no draft ends
+        worth = row.guessed[:count].prod() * row.drafted[0] if len(row.drafted) else 0.0
         floors.append(float(price / worth) if worth > 0 else np.inf)
     return floors
 

@@ -169,7 +169,7 @@ class Engine:
     def submit(self, request: GenerationRequest, on_delta: Callable[[OutputDelta], None]) -> None:
         """Queue a request. `on_delta` is called in the output thread; the last call has a finish reason.
 
-        Raises ValueError for a prompt that is empty, leaves no room for `max_tokens` or has a token the
+        Raises ValueError for a prompt that is empty, leaves no room for `max_tokens` or has or biases a token the
         models do not know and for more log-probs than `max_logprobs`, `QueueFullError` when too many
         requests wait, and `ShuttingDownError` once the engine takes no more.
         """
@@ -183,6 +183,8 @@ class Engine:
             )
         if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < self.decoder.vocab_size:
             raise ValueError(f"the prompt has token ids outside 0..{self.decoder.vocab_size - 1}")
+        if any(token_id >= self.decoder.vocab_size for token_id, _ in request.params.logit_bias):
+            raise ValueError(f"logit_bias has token ids outside 0..{self.decoder.vocab_size - 1}")
         for field in ("logprobs", "prompt_logprobs"):
             number = getattr(request.params, field)
             if number is not None and number > self.max_logprobs:

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-import numpy as np
-
 from hotdraft.serving.decoding.choice import Outlook, ProposalChoice
 from hotdraft.serving.decoding.costs import RoundCosts, profile_costs, rows_to_measure
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
@@ -15,12 +13,12 @@ from hotdraft.serving.decoding.rounds import Round
 from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, by_position
 from hotdraft.serving.proposers.plan import ProposalPlan
 
-WORTH_READING = 0.15
-"""Accepted drafted tokens a round from which on the draft reads every prompt: reading takes time too."""
+WORTH_READING = 3.0
+"""Accepted drafted tokens a request from which on the draft reads every prompt: reading takes time too."""
 TRIED = 4
 """Else it reads one prompt in so many."""
-MEMORY = 0.99
-"""Weight of the past, by round of a request."""
+MEMORY = 0.9
+"""Weight of the past, by request."""
 
 
 class KChoice:
@@ -36,8 +34,8 @@ class KChoice:
         self._k = k if decoder.proposer is not None or (guessing is not None and k == "auto") else 0
         self._chunk = chunk
         self._acceptance = AcceptanceEstimate(by_position(decoder.max_k))
-        self._gained = 1.0
-        """Accepted drafted tokens a round, of requests whose prompt the draft has read."""
+        self._gained = 10 * WORTH_READING
+        """Accepted drafted tokens a request, of those whose prompt the draft has read."""
         self._asked = 0
         """Requests."""
 
@@ -92,13 +90,15 @@ class KChoice:
         """Of a round that proposes nothing, by all that was learnt; None as long as nothing was measured."""
         return None if self.adaptive is None else self.adaptive.plain_seconds(setting)
 
-    def observe(self, setting: RoundSetting, outcome: Round, is_drafted: Sequence[bool]) -> None:
-        """What a round took and gave; `is_drafted` [B] as was said of each request."""
+    def observe(self, setting: RoundSetting, outcome: Round) -> None:
+        """What a round took."""
         if self.adaptive is not None:
             drafted = (outcome.num_proposed - outcome.num_guessed).tolist()
             self.adaptive.observe(setting, outcome.num_proposed.tolist(), drafted, outcome.seconds)
-        for gained in (outcome.num_accepted - outcome.num_guessed)[np.array(is_drafted)].tolist():
-            self._gained = MEMORY * self._gained + (1 - MEMORY) * max(gained, 0)
+
+    def ended(self, gained: int) -> None:
+        """A request that was to be drafted for got so many accepted drafted tokens."""
+        self._gained = MEMORY * self._gained + (1 - MEMORY) * gained
 
     def _caught_up(self, plan: ProposalPlan) -> ProposalPlan:
         drafting = [row for row, count in enumerate(plan.drafted) if count]

@@ -126,8 +126,7 @@ class Scheduler:
 
     def advance(self, plan: RoundPlan, outcome: Round) -> list[tuple[int, FinishReason | None]]:
         """Learn from a round, and free the rows of those it ends: what `Sequence.advance` says of each row."""
-        drafted = [sequence.is_drafted for sequence in plan.running]
-        self._k_choice.observe(plan.setting, outcome, drafted)
+        self._k_choice.observe(plan.setting, outcome)
         for row in np.flatnonzero(outcome.target_is_sound).tolist():
             plan.running[row].learn(outcome, row, plan.proposals.drafted[row])
         advances = [sequence.advance(outcome, row) for row, sequence in enumerate(plan.running)]
@@ -187,6 +186,8 @@ class Scheduler:
     def _release(self, row: int) -> None:
         """Free a row and close the gap, so that running rows stay in front, the prefilling one after them."""
         self._remember(row)
+        if self.running[row].is_drafted:
+            self._k_choice.ended(self.running[row].gained)
         last = len(self.running) - 1
         if row != last:
             self._decoder.move(last, row)

@@ -30,6 +30,8 @@ class Sequence:
         """By kind of guess; None where nothing is guessed."""
         self.is_drafted = True
         """Whether the draft model is asked for it."""
+        self.gained = 0
+        """Tokens that it drafted and that were accepted."""
         self.guess = NOTHING
         """Of the round under way."""
         self.left = output.request.params.max_tokens
@@ -51,6 +53,7 @@ class Sequence:
         accepted, guessed = int(outcome.num_accepted[row]), int(outcome.num_guessed[row])
         if accepted >= guessed:
             self.acceptance.observe(range(planned), accepted - guessed)
+            self.gained += accepted - guessed
         if self.of_guesses is not None:
             came = outcome.token_ids[row, : accepted + 1].tolist()
             right = matched(self.guess.token_ids, came)

@@ -14,6 +14,8 @@ UNRECORDED_DOMAIN = "unrecorded"
 MAX_LOGPROBS = 20
 """Likeliest tokens that a request may ask for at a position, as OpenAI has it."""
 
+MAX_BIASED = 300
+"""Tokens that a request may bias."""
 MIN_TEMPERATURE = 1e-5
 """vLLM's bound as well."""
 
@@ -38,6 +40,8 @@ class SamplingParams:
     """Taken from the logits of the tokens that the answer has already, as OpenAI defines it."""
     frequency_penalty: float = 0.0
     """Taken from a token's logit for each time that the answer has it."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids, each with what is added to its logit."""
     logprobs: int | None = None
     """None: not wanted. n: the log-probs of the answer's tokens, and at each of them the n likeliest tokens."""
     prompt_logprobs: int | None = None
@@ -58,6 +62,11 @@ class SamplingParams:
             "stop": (all(self.stop), "non-empty strings"),
             "presence_penalty": (-2 <= self.presence_penalty <= 2, "between -2 and 2"),
             "frequency_penalty": (-2 <= self.frequency_penalty <= 2, "between -2 and 2"),
+            "logit_bias": (
+                len(self.logit_bias) <= MAX_BIASED
+                and all(id >= 0 and -100 <= bias <= 100 for id, bias in self.logit_bias),
+                f"at most {MAX_BIASED} token ids, each with a number between -100 and 100",
+            ),
             "logprobs": _is_number_of_logprobs(self.logprobs),
             "prompt_logprobs": _is_number_of_logprobs(self.prompt_logprobs),
         }
@@ -75,7 +84,13 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        return self.presence_penalty != 0 or self.frequency_penalty != 0
+        """Whether tokens are drawn from other logits than the target's own."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or len(self.logit_bias) > 0
+
+
+def _is_bias(bias: tuple[tuple[int, float], ...]) -> tuple[bool, str]:
+    known = all(token_id >= 0 and -100 <= added <= 100 for token_id, added in bias)
+    return known and len(bias) <= MAX_BIASED, f"of at most {MAX_BIASED} token ids, each with -100 to 100"
 
 
 def _is_number_of_logprobs(number: int | None) -> tuple[bool, str]:

@@ -37,7 +37,7 @@ class Drawing:
         logits = (logits[..., :vocab_size] if self._vocabulary is None else logits).float()
         if self._counts is not None:
             known = self._counts if self._vocabulary is None else self._counts[:, self._vocabulary]
-            logits = penalise(logits, known[:, None], sampling)
+            logits = penalise(logits, known[:, None], sampling, self._vocabulary)
         drawn_from = Distributions.of(logits, sampling, self._vocabulary, vocab_size)
         token_ids = self._sample(drawn_from)
         if self._counts is not None:

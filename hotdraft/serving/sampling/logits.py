@@ -34,6 +34,8 @@ class SamplingBatch:
     needs_total: bool
     """Whether some row needs the mass of its whole vocabulary."""
     any_penalised: bool
+    biased: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
+    """Rows, token ids and what is added to their logits, [M] each; None if no row has any."""
     any_logprobs: bool
     """True: some request is told the log-probs of its tokens."""
 
@@ -65,6 +67,7 @@ class SamplingBatch:
                 for p in params
             ),
             any_penalised=any(p.has_penalties for p in params),
+            biased=_biased(params, device),
             any_logprobs=any(p.logprobs is not None for p in params),
         )
 
@@ -78,3 +81,17 @@ class SamplingBatch:
         """What a round's cost depends on: sampled, filtered, seeded, rejection-sampled, penalised."""
         some = (self.filtered is not None, self.seeded is not None)
         return (self.any_sampled, *some, not self.all_chosen, self.any_penalised)
+
+
+def _biased(
+    params: Sequence[SamplingParams], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    entries = [(row, token_id, bias) for row, one in enumerate(params) for token_id, bias in one.logit_bias]
+    if not entries:
+        return None
+    rows, token_ids, biases = zip(*entries, strict=True)
+    return (
+        torch.tensor(rows, device=device),
+        torch.tensor(token_ids, device=device),
+        torch.tensor(biases, dtype=torch.float32, device=device),
+    )

@@ -1,4 +1,4 @@
-"""Presence and frequency penalties, as OpenAI defines them, over what a request has answered so far.
+"""Presence and frequency penalties, as OpenAI defines them, over what a request has answered so far; biases.
 
 Target and draft are penalised by the same counts: at each position of a round those of the committed
 answer and of the tokens drafted before it.
@@ -40,7 +40,19 @@ def count_drafted(counts: Tensor, drafted_ids: Tensor) -> Tensor:
     return torch.cat([counts[:, None], drafted], 1).cumsum(1)
 
 
-def penalise(logits: Tensor, counts: Tensor, sampling: SamplingBatch) -> Tensor:
-    """Float32 logits [B, T, N] less the penalties of tokens that came `counts` [B, T, N] times."""
+def penalise(logits: Tensor, counts: Tensor, sampling: SamplingBatch, vocabulary: Tensor | None = None) -> Tensor:
+    """Float32 logits [B, T, N] less the penalties of tokens that came `counts` [B, T, N] times, with their bias.
+
+    `vocabulary` [N], ascending, names the tokens, if they are not all.
+    """
     penalty = sampling.frequency_penalty[..., None] * counts
-    return logits - penalty - sampling.presence_penalty[..., None] * (counts > 0)
+    penalised = logits - penalty - sampling.presence_penalty[..., None] * (counts > 0)
+    if sampling.biased is not None:
+        rows, token_ids, biases = sampling.biased
+        if vocabulary is not None:
+            columns = torch.searchsorted(vocabulary, token_ids).clamp_max(len(vocabulary) - 1)
+            token_ids, biases = columns, torch.where(vocabulary[columns] == token_ids, biases, 0.0)
+        positions = torch.arange(logits.shape[1], device=logits.device)
+        at = (rows[:, None], positions, token_ids[:, None])
+        penalised.index_put_(at, biases[:, None].expand(-1, len(positions)), accumulate=True)
+    return penalised

@@ -35,6 +35,7 @@ PLAIN = SamplingParams(max_tokens=LENGTH, temperature=0.8, ignore_eos=True)
 PENALISED = replace(PLAIN, presence_penalty=0.5, frequency_penalty=-1.5)
 """Which makes an answer repeat itself."""
 PROMPT = (1, 2, 3, 4)
+BIASED = replace(PLAIN, logit_bias=((2, 1.5), (4, -100.0), (11, 0.7)))
 FILTERED = replace(PLAIN, top_p=0.9)
 RANK = 4
 KNOWN = torch.tensor([0, 2, 3, 5, 8, 10])
@@ -60,6 +61,8 @@ def exact_marginals(target: str, params: SamplingParams) -> torch.Tensor:
     for _ in range(LENGTH):
         with torch.no_grad():
             logits = model(contexts).logits[:, -1].double()
+        for token, bias in params.logit_bias:
+            logits[:, token] += bias
         counts = one_hot(contexts[:, len(PROMPT) :], VOCABULARY).sum(1)
         logits -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
         probs = nucleus((logits / params.temperature).softmax(-1), params.top_p)
@@ -178,6 +181,8 @@ class Counts:
         ("auto", True, PENALISED, False, True),
         ("auto", False, PLAIN, True, True),
         ("auto", True, FILTERED, False, True),
+        ("auto", True, BIASED, False, True),
+        (3, False, BIASED, True, False),
     ],
 )
 def test_tokens_come_as_often_as_the_target_says(

@@ -25,7 +25,7 @@ from hotdraft.serving.http.openai.fields import (
     stop_list,
     text_parts,
 )
-from hotdraft.serving.messages.request import SamplingParams
+from hotdraft.serving.messages.request import MAX_BIASED, SamplingParams
 from hotdraft.serving.messages.stop_strings import StopStrings
 
 MAX_MESSAGES = 2048
@@ -47,7 +47,6 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = {
     "guided_json": (),
     "guided_regex": (),
     "length_penalty": (1, 1.0),
-    "logit_bias": ({},),
     "min_tokens": (0,),
     "modalities": (["text"],),
     "prompt_logprobs": (),
@@ -119,6 +118,9 @@ class GenerationOptions(RequestModel):
     min_p: float | None = Field(None, ge=0, lt=1, description="the model's own if absent, else 0")
     presence_penalty: float | None = Field(0.0, ge=-2, le=2)
     frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
+    logit_bias: dict[int, float] | None = Field(
+        None, max_length=MAX_BIASED, description="by token id, between -100 and 100: added to the token's logit"
+    )
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     n: int | None = Field(1, ge=1, le=128, description="answers to each prompt")
     stop: Annotated[Stops | None, BeforeValidator(stop_list, json_schema_input_type=Stop | Stops | None)] = Field(
@@ -197,6 +199,7 @@ class GenerationOptions(RequestModel):
         return SamplingParams(
             max_tokens=max_tokens,
             stop=self.stop_strings,
+            logit_bias=tuple((self.logit_bias or {}).items()),
             logprobs=self.wanted_logprobs,
             seed=None if self.seed is None else (self.seed + choice + 2**63) % 2**64 - 2**63,
             **given,

@@ -61,6 +61,8 @@ def test_bad_requests_are_refused(engine: Engine) -> None:
         ask(engine, request("empty", ()))
     with pytest.raises(ValueError, match=r"ids outside 0\.\.256"):
         ask(engine, request("unknown", (1, 257)))
+    with pytest.raises(ValueError, match=r"logit_bias has token ids outside 0\.\.256"):
+        ask(engine, request("biased", (1, 2), logit_bias=((257, 1.0),)))
     with pytest.raises(ValueError, match="maximum context length is 128"):
         ask(engine, request("long", tuple(range(120)), max_tokens=9))
     assert ask(engine, request("exact", tuple(range(119)), max_tokens=9)).wait().finish_reason == "length"

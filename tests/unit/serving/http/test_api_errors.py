@@ -46,6 +46,7 @@ def test_unknown_model(client: openai.OpenAI) -> None:
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"presence_penalty": 2.5}, "presence_penalty"),
         ({"frequency_penalty": -2.5}, "frequency_penalty"),
+        ({"logit_bias": {str(token): 1 for token in range(301)}}, "logit_bias"),
         ({"extra_body": {"guided_regex": "a*"}}, "guided_regex"),
         ({"extra_body": {"top_k": -2}}, "top_k"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),

@@ -100,9 +100,12 @@ def test_echoed_logprobs_begin_with_the_prompt(client: openai.OpenAI, engine: Sc
 
 
 def test_penalties_reach_the_engine(client: openai.OpenAI, engine: ScriptedEngine) -> None:
-    client.chat.completions.create(model="tiny-chat", messages=USER, presence_penalty=0.5, frequency_penalty=-1)
+    client.chat.completions.create(
+        model="tiny-chat", messages=USER, presence_penalty=0.5, frequency_penalty=-1, logit_bias={"7": -100, "3": 1}
+    )
     params = engine.requests[0].params
     assert (params.presence_penalty, params.frequency_penalty) == (0.5, -1)
+    assert params.logit_bias == ((7, -100.0), (3, 1.0))
 
 
 def test_what_cannot_be_has_a_number_in_json() -> None:

@@ -25,7 +25,7 @@ PARAMS = [
     SamplingParams(temperature=0, presence_penalty=2.0, frequency_penalty=1.0),
     GREEDY,
     SamplingParams(temperature=0, frequency_penalty=0.5),
-    SamplingParams(temperature=0, presence_penalty=-1.5),
+    SamplingParams(temperature=0, presence_penalty=-1.5, logit_bias=((3, 1.5), (40, -100.0), (201, 2.0))),
 ]
 """One for each of `PROMPTS`."""
 
@@ -50,6 +50,17 @@ def test_the_formula_and_that_other_rows_are_left_alone() -> None:
     assert torch.equal(penalised[1], logits[1])
 
 
+def test_a_bias_is_added_to_the_logits_of_its_row_and_to_those_that_a_draft_knows() -> None:
+    params = [SamplingParams(), SamplingParams(logit_bias=((1, 2.5), (3, -100.0), (5, 1.0)))]
+    sampling, zeros = batch(params), torch.zeros(2, 3, 6)
+    assert sampling.any_penalised
+    biased = penalise(zeros, zeros, sampling)
+    assert not biased[0].any()
+    assert biased[1].tolist() == [[0, 2.5, 0, -100, 0, 1]] * 3
+    known = penalise(zeros[..., :2], zeros[..., :2], sampling, torch.tensor([3, 4]))
+    assert known[1].tolist() == [[-100, 0]] * 3, "of what it does not know nothing is added anywhere"
+
+
 @torch.inference_mode()
 def penalised_reference(target: str) -> list[list[int]]:
     """The likeliest token after penalties, one forward a token."""
@@ -59,6 +70,8 @@ def penalised_reference(target: str) -> list[list[int]]:
         output: list[int] = []
         for _ in range(NEW_TOKENS):
             logits = model(torch.tensor([prompt + output])).logits[0, -1].float()
+            for token, bias in params.logit_bias:
+                logits[token] += bias
             for token, count in Counter(output).items():
                 logits[token] -= params.presence_penalty + params.frequency_penalty * count
             output.append(int(logits.argmax()))

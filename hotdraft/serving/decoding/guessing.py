@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 RECALLED = 512
 """Recorded answers that a server begins with."""
-MEMORY = 0.998
+MEMORY = 0.98
 """Weight of the past in the acceptance of guesses, of which there are many kinds."""
 
 

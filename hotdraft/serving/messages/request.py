@@ -62,11 +62,7 @@ class SamplingParams:
             "stop": (all(self.stop), "non-empty strings"),
             "presence_penalty": (-2 <= self.presence_penalty <= 2, "between -2 and 2"),
             "frequency_penalty": (-2 <= self.frequency_penalty <= 2, "between -2 and 2"),
-            "logit_bias": (
-                len(self.logit_bias) <= MAX_BIASED
-                and all(id >= 0 and -100 <= bias <= 100 for id, bias in self.logit_bias),
-                f"at most {MAX_BIASED} token ids, each with a number between -100 and 100",
-            ),
+            "logit_bias": _is_bias(self.logit_bias),
             "logprobs": _is_number_of_logprobs(self.logprobs),
             "prompt_logprobs": _is_number_of_logprobs(self.prompt_logprobs),
         }

@@ -4,6 +4,7 @@ import statistics
 import time
 from functools import partial
 from pathlib import Path
+from threading import Event
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.loading import choose_device, choose_dtype, fingerprint
@@ -16,24 +17,40 @@ from hotdraft.serving.updates.hot_swap import HotSwapper
 
 SWAPS = 5
 TOKENS_PER_SWAP = 40
+PROMPT = (1, 2, 3, 4)
 
 
 class _Stream:
-    """Arrival times of a request's rounds."""
+    """Arrival times of the rounds of a request that is asked again whenever it ends, until `stop`."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.times: list[float] = []
         self.tokens = 0
-        self.ended = False
+        self._engine = engine
+        tokens = min((SWAPS + 1) * TOKENS_PER_SWAP, engine.max_model_len - len(PROMPT))
+        params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        self._request = GenerationRequest("swaps", PROMPT, params, record=False)
+        self._stopping = False
+        self._ended = Event()
+        engine.submit(self._request, self)
 
     def __call__(self, delta: OutputDelta) -> None:
         self.times.append(time.perf_counter())
         self.tokens += len(delta.token_ids)
-        self.ended = delta.finish_reason is not None
+        if delta.finish_reason is None:
+            return
+        if self._stopping or delta.finish_reason != "length":
+            self._ended.set()
+        else:
+            self._engine.submit(self._request, self)
 
     def wait_for(self, tokens: int) -> None:
-        while self.tokens < tokens and not self.ended:
+        while self.tokens < tokens and not self._ended.is_set():
             time.sleep(0.002)
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._ended.wait()
 
 
 def measure_swaps(engine: Engine, config: HotdraftConfig, scratch: Path) -> dict[str, float]:
@@ -51,9 +68,7 @@ def measure_swaps(engine: Engine, config: HotdraftConfig, scratch: Path) -> dict
     ranking = draft_ranking(config, engine.decoder.vocab_size)
     swapper = HotSwapper(engine, fingerprint(config.draft), ranking)
     engine.k = "auto"
-    stream = _Stream()
-    params = SamplingParams(max_tokens=(SWAPS + 1) * TOKENS_PER_SWAP, temperature=0.0, ignore_eos=True)
-    engine.submit(GenerationRequest("swaps", (1, 2, 3, 4), params, record=False), stream)
+    stream = _Stream(engine)
     stalls: list[float] = []
     staging: list[tuple[float, float]] = []
     swaps: list[tuple[float, float]] = []
@@ -65,7 +80,7 @@ def measure_swaps(engine: Engine, config: HotdraftConfig, scratch: Path) -> dict
         began = time.perf_counter()
         stalls.append(swapper.swap(staged, "promotion").stall_seconds)
         swaps.append((began, time.perf_counter()))
-    stream.wait_for(params.max_tokens)
+    stream.stop()
     swapper.swap(swapper.stage(0, None), "rollback")
     gaps = list(zip(stream.times, stream.times[1:], strict=False))
     median = statistics.median(end - start for start, end in gaps)

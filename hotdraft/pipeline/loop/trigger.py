@@ -17,6 +17,7 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.job_record import Burst, LastJob
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.replay.index import held_out
+from hotdraft.pipeline.replay.sample import tells_of_draft
 
 LONG_TERM = 4
 """Requests that stand for the time before a drift, for each that shows it."""
@@ -200,15 +201,15 @@ class DistillTrigger:
         self._new_requests += int(counts.sum())
         self._new_missed += int(news["missed"].to_numpy()[told + 1 :][counts].sum())
         first = max(0, len(news) - DRIFT_SPAN * (1 + LONG_TERM) * self._trigger.drift_requests)
-        examined, accepted = news["drafted"].to_numpy()[first:], news["accepted"].to_numpy()[first:]
-        for row, counted in enumerate(zip(accepted.tolist(), examined.tolist(), strict=True), start=first):
-            self._follow_drift(counted)
+        columns = (news[name].to_pylist()[first:] for name in ("accepted", "drafted", "output_tokens"))
+        for row, (accepted, examined, tokens) in enumerate(zip(*columns, strict=True), start=first):
+            self._follow_drift((accepted, examined) if tells_of_draft(examined, tokens) else None)
             if row == told and self._told is not None:
                 self._take_up(self._told)
 
-    def _follow_drift(self, counted: tuple[int, int]) -> None:
-        """One request: its accepted and its examined tokens."""
-        if counted[1]:
+    def _follow_drift(self, counted: tuple[int, int] | None) -> None:
+        """One request: its accepted and its examined tokens, if these tell of the draft."""
+        if counted is not None:
             if len(self._recent) == self._recent.maxlen:
                 self._before.append(self._recent[0])
             self._recent.append(counted)

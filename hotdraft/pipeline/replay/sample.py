@@ -56,6 +56,11 @@ class ReplaySample:
         return (self.drafted_ids >= 0) & ~self.accepted
 
 
+def tells_of_draft(examined: int, output_tokens: int) -> bool:
+    """Whether an answer shows what its draft is worth: its tokens were not just what nothing else had guessed."""
+    return examined > 0 and 4 * examined >= output_tokens
+
+
 def missed(drafted_ids: np.ndarray, accepted: np.ndarray) -> np.ndarray:
     """bool [N]: output positions of a request whose token the draft did not give.
 

@@ -20,6 +20,10 @@ MIN_GAIN = 1.02
 """Speed-up over plain decoding that proposals must promise: costs are measured with noise."""
 EXPLORATION = 0.01
 """Share of time spent on drafting one token more than is best, without which nothing new is learnt."""
+ALONE = 0.1
+"""Share of time that may be lost where the draft proposes alone: only so is seen what it is worth."""
+MOST_SAVED = 1.0
+"""Seconds of it that are saved up."""
 SEARCHES = 4
 """Looks for the best plan at the speed that the last one promised; two nearly always agree."""
 
@@ -33,6 +37,8 @@ class Outlook(NamedTuple):
     """Likewise of each that the draft model would propose, [max_k]."""
     most: int
     """Tokens that it may propose at most."""
+    draft_alone: bool = False
+    """Whether the draft is to propose in every round, and nothing else does."""
 
 
 class Choice(NamedTuple):
@@ -53,6 +59,13 @@ class ProposalChoice:
         self._learned = LearnedCosts(costs, max_k)
         self._allowance = 0.0
         """Seconds that may be lost to exploration."""
+        self._for_alone = 0.0
+        """Likewise to rows with `draft_alone`."""
+
+    @property
+    def can_draft_alone(self) -> bool:
+        """Whether another row with `draft_alone` may begin."""
+        return self._for_alone >= 0
 
     def choose(self, rows: Sequence[Outlook], setting: RoundSetting | None = None) -> Choice:
         """For a round over `rows`."""
@@ -81,6 +94,14 @@ class ProposalChoice:
             speed = found
         if speed == plain:
             guessed, drafted, seconds = np.zeros_like(guessed), np.zeros_like(drafted), verifying[0]
+        alone = np.array([row.draft_alone and len(row.drafted) > 0 and row.most > 0 for row in rows])
+        self._for_alone = min(self._for_alone + ALONE * seconds, MOST_SAVED)
+        if alone.any():
+            before = worth[everybody, guessed, drafted].sum() - speed * steps[drafted.max()]
+            guessed = np.where(alone, 0, guessed)
+            drafted = np.where(alone, 1 + worth[:, 0, 1:].argmax(1), drafted)
+            after = worth[everybody, guessed, drafted].sum() - speed * steps[drafted.max()]
+            self._for_alone -= float(max(before - after, 0.0) / speed)
         explored = self._explored(tokens, costs, steps, guessed, drafted, speed, seconds)
         return Choice(
             guessed.tolist(), explored, _floors(rows, guessed, speed * self._seconds_of_one_more(setting))

@@ -51,6 +51,12 @@ class KChoice:
             raise ValueError(f"k must be 'auto' or between 0 and {self._decoder.max_k}, not {k}")
         self._k = k
 
+    def is_drafted_alone(self, *, recorded: bool) -> bool:
+        """Whether the next request is to show what the draft is worth, which is learnt and judged from."""
+        if self._k != "auto" or self.adaptive is None or self._decoder.proposer is None:
+            return False
+        return recorded and self.adaptive.can_draft_alone
+
     def is_drafted(self) -> bool:
         """Whether the next request is to be drafted for as long as k is auto."""
         if self._decoder.proposer is None:

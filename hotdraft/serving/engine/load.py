@@ -26,6 +26,7 @@ from hotdraft.serving.decoding.guessing import Guessing
 from hotdraft.serving.engine.aside import aside
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.recorder import Recorder
+from hotdraft.serving.messages.request import MODEL_TELLS
 from hotdraft.serving.models.attention import ATTENTION, register_attention
 from hotdraft.serving.models.context_length import check_servable
 
@@ -128,5 +129,4 @@ def _sampling_defaults(model: PreTrainedModel) -> dict[str, float]:
     told: Any = model.generation_config or object()
     if getattr(told, "repetition_penalty", None) not in (None, 1.0):
         logger.warning("generation_config.json asks for a repetition_penalty, which is not built: it is left out")
-    fields = ("temperature", "top_p", "top_k", "min_p")
-    return {field: value for field in fields if (value := getattr(told, field, None)) is not None}
+    return {field: value for field in MODEL_TELLS if (value := getattr(told, field, None)) is not None}

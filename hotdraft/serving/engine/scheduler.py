@@ -177,8 +177,9 @@ class Scheduler:
             if not self._waiting or row == self._decoder.slots.num_slots:
                 return False
             self.prefilling = self._waiting.popleft()
-        self.prefilling.is_drafted = self._k_choice.is_drafted()
         output = self.prefilling.output
+        self.prefilling.is_drafted_alone = self._k_choice.is_drafted_alone(recorded=output.is_recorded)
+        self.prefilling.is_drafted = self.prefilling.is_drafted_alone or self._k_choice.is_drafted()
         output.admitted = time.perf_counter()
         self._decoder.load(row, output.request.prompt_ids, read_whole=output.prompt_log is not None)
         return True
@@ -186,7 +187,7 @@ class Scheduler:
     def _release(self, row: int) -> None:
         """Free a row and close the gap, so that running rows stay in front, the prefilling one after them."""
         self._remember(row)
-        if self.running[row].is_drafted:
+        if self.running[row].is_drafted and not self.running[row].is_drafted_alone:
             self._k_choice.ended(self.running[row].gained)
         last = len(self.running) - 1
         if row != last:

@@ -30,6 +30,8 @@ class Sequence:
         """By kind of guess; None where nothing is guessed."""
         self.is_drafted = True
         """Whether the draft model is asked for it."""
+        self.is_drafted_alone = False
+        """Whether nothing else is."""
         self.gained = 0
         """Tokens that it drafted and that were accepted."""
         self.guess = NOTHING
@@ -43,7 +45,8 @@ class Sequence:
     def outlook(self) -> Outlook:
         """What the next round could propose."""
         rates = np.empty(0) if self.of_guesses is None else self.of_guesses.rates()[list(self.guess.kinds)]
-        return Outlook(rates, self.acceptance.rates() if self.is_drafted else np.empty(0), self.left - 1)
+        drafted = self.acceptance.rates() if self.is_drafted else np.empty(0)
+        return Outlook(rates, drafted, self.left - 1, self.is_drafted_alone)
 
     def learn(self, outcome: Round, row: int, planned: int) -> None:
         """What became of a round's proposals, and of the guess, proposed or not.

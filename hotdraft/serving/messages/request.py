@@ -16,6 +16,8 @@ MAX_LOGPROBS = 20
 
 MAX_BIASED = 300
 """Tokens that a request may bias."""
+MODEL_TELLS = ("temperature", "top_p", "top_k", "min_p", "epsilon_cutoff", "eta_cutoff")
+"""What a request leaves out of these is as the model's `generation_config.json` says."""
 MIN_TEMPERATURE = 1e-5
 """vLLM's bound as well."""
 
@@ -31,6 +33,10 @@ class SamplingParams:
     """0 keeps every token."""
     top_p: float = 1.0
     min_p: float = 0.0
+    epsilon_cutoff: float = 0.0
+    """What the other filters leave is cut below this probability; 0 is off (Hewitt et al., 2022)."""
+    eta_cutoff: float = 0.0
+    """The same, with a bound that falls where much is possible: min(eta, sqrt(eta) e^-entropy)."""
     seed: int | None = None
     """Equal seeds give equal text up to rounding, whatever the batch, the draft and k; None draws one."""
     stop: str | Sequence[str] = ()
@@ -58,6 +64,8 @@ class SamplingParams:
             "top_k": (0 <= self.top_k < 2**31, "0 (off) or more, below 2^31"),
             "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
             "min_p": (0 <= self.min_p < 1, "at least 0 and below 1"),
+            "epsilon_cutoff": (0 <= self.epsilon_cutoff < 1, "at least 0 and below 1"),
+            "eta_cutoff": (0 <= self.eta_cutoff < 1, "at least 0 and below 1"),
             "seed": (self.seed is None or -(2**63) <= self.seed < 2**63, "a 64-bit integer"),
             "stop": (all(self.stop), "non-empty strings"),
             "presence_penalty": (-2 <= self.presence_penalty <= 2, "between -2 and 2"),
@@ -76,7 +84,11 @@ class SamplingParams:
 
     @property
     def has_filters(self) -> bool:
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0 or self.has_cutoffs
+
+    @property
+    def has_cutoffs(self) -> bool:
+        return self.epsilon_cutoff > 0 or self.eta_cutoff > 0
 
     @property
     def has_penalties(self) -> bool:

@@ -22,8 +22,8 @@ CHUNK = 1 << 17
 class Distributions:
     """The distributions of T tokens in each of B rows: softmax(logits / temperature) over what is kept.
 
-    Filters apply in the usual order: temperature, top-k, top-p on what is left, min-p. Penalties come before
-    all of them: penalised logits are what is passed in.
+    Filters apply in the usual order: temperature, top-k, top-p on what is left, min-p, epsilon, eta. Penalties come
+    before all of them: penalised logits are what is passed in.
     """
 
     logits: Tensor
@@ -152,16 +152,16 @@ def _filtered(
     """`total` with that of filtered rows put in, and `kept`."""
     batch, length, vocabulary = logits.shape
     rows = sampling.filtered
-    columns = (temperature[:, 0], sampling.top_k, sampling.top_p, sampling.min_p)
-    filters = Filters(*(column[rows].repeat_interleave(length, 0) for column in columns))
+    whole = Filters(temperature[:, 0], sampling.top_k, sampling.top_p, sampling.min_p, sampling.cutoffs)
+    filters = whole.at(torch.arange(batch, device=logits.device)[rows].repeat_interleave(length, 0))
     known = None if total is None else total[rows].reshape(-1, 1)
     found = cut(logits[rows].reshape(-1, vocabulary), filters, known)
     if total is None:
         total = logits.new_zeros(batch, length, 1)
     floor = logits.new_full((batch, length, 1), -torch.inf)
     last_id = torch.full((batch, length, 1), vocabulary - 1, device=logits.device)
-    for whole, part in ((floor, found.floor), (last_id, found.last_id), (total, found.total)):
-        whole[rows] = part.view(-1, length, 1)
+    for everywhere, part in ((floor, found.floor), (last_id, found.last_id), (total, found.total)):
+        everywhere[rows] = part.view(-1, length, 1)
     return total, (floor, last_id)
 
 

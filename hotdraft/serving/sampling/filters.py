@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p over a large vocabulary without sorting it, where a few hundred tokens decide."""
+"""What filters keep of a large vocabulary, without sorting it where a few hundred tokens decide."""
 
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ class FilterCut(NamedTuple):
 
 
 class Filters(NamedTuple):
-    """Of R rows, each [R, 1]. They apply in this order, each to the renormalised rest."""
+    """Of R rows, each [R, 1] but for the last. They apply in this order, each to the renormalised rest."""
 
     temperature: Tensor
     top_k: Tensor
@@ -33,6 +33,13 @@ class Filters(NamedTuple):
     """Of these the fewest that hold this mass are kept,"""
     min_p: Tensor
     """and of these all of at least this times the likeliest's probability."""
+    cutoffs: Tensor | None = None
+    """[R, 2]: of what is left then all of at least epsilon, and of these all of at least min(eta, sqrt(eta) e^-H),
+    where H is their entropy in nats (Hewitt et al., 2022, as transformers has it). 0 keeps all."""
+
+    def at(self, rows: Tensor) -> "Filters":
+        cutoffs = None if self.cutoffs is None else self.cutoffs[rows]
+        return Filters(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows], cutoffs)
 
 
 def is_dropped(logits: Tensor, token_ids: Tensor, floor: Tensor, last_id: Tensor) -> Tensor:
@@ -44,14 +51,14 @@ def cut(logits: Tensor, filters: Filters, total: Tensor | None) -> FilterCut:
     """What the filters keep of float32 logits [R, V]: one token at least.
 
     Of equal logits the smaller token id is the likelier. `total` [R, 1] is the log-sum-exp of logits / temperature,
-    needed where a row has top_p without top_k.
+    needed where a row has top_p or cutoffs without top_k.
     """
     # on a GPU a sort is cheap, and waiting for whether a part of it decides is not
     return _cut(logits, filters, total, LOOKS if logits.device.type == "cpu" else ())
 
 
 def _cut(logits: Tensor, filters: Filters, total: Tensor | None, looks: tuple[int, ...]) -> FilterCut:
-    temperature, top_k, top_p, min_p = filters
+    temperature, top_k, top_p, min_p, cutoffs = filters
     vocabulary = logits.shape[-1]
     partial = len(looks) > 0 and looks[0] < vocabulary
     if partial:
@@ -62,11 +69,17 @@ def _cut(logits: Tensor, filters: Filters, total: Tensor | None, looks: tuple[in
     allowed = torch.where(top_k > 0, top_k, vocabulary)
     dropped = torch.arange(values.shape[-1], device=logits.device) >= allowed
     mass = scaled.masked_fill(dropped, -torch.inf).logsumexp(-1, keepdim=True)
+    knows_mass = allowed <= values.shape[-1]
     if total is not None:
         mass = torch.where(allowed >= vocabulary, total, mass)
+        knows_mass |= allowed >= vocabulary
     probs = (scaled - mass).exp()
     dropped |= ((probs.cumsum(-1) - probs >= top_p) & (top_p < 1)) | (probs < min_p * probs[:, :1])
     dropped[:, 0] = False
+    decided = knows_mass | (top_p >= 1)
+    if cutoffs is not None:
+        dropped, knew = _cut_off(scaled, dropped, cutoffs, mass, knows_mass & (top_p >= 1) & (min_p <= 0))
+        decided = decided & knew
     last = (~dropped).sum(-1, keepdim=True) - 1
     kept = FilterCut(
         floor=values.gather(-1, last),
@@ -75,17 +88,38 @@ def _cut(logits: Tensor, filters: Filters, total: Tensor | None, looks: tuple[in
     )
     if partial:
         # the last kept must lie above all that were not looked at, and top-p have known the mass that top-k left
-        knew = (allowed <= looks[0]) | (top_p >= 1)
-        if total is not None:
-            knew |= allowed >= vocabulary
-        decided = knew & (kept.floor > values[:, -1:])
-        rest = (~decided).squeeze(-1).nonzero().squeeze(-1)
+        rest = (~(decided & (kept.floor > values[:, -1:]))).squeeze(-1).nonzero().squeeze(-1)
         if len(rest):
-            known = None if total is None else total[rest]
-            again = _cut(logits[rest], Filters(*(part[rest] for part in filters)), known, looks[1:])
+            again = _cut(logits[rest], filters.at(rest), None if total is None else total[rest], looks[1:])
             for found, better in zip(kept, again, strict=True):
                 found[rest] = better
     return kept
+
+
+def _cut_off(
+    scaled: Tensor, dropped: Tensor, cutoffs: Tensor, mass: Tensor, known: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What is dropped of the likeliest tokens [R, W] with the cutoffs, and whether enough was seen [R, 1].
+
+    `mass` [R, 1] is that of all tokens which the filters before leave where these do not end among the W, if it is
+    `known`.
+    """
+    epsilon, eta = cutoffs.split(1, -1)
+    ended = dropped[:, -1:]
+    left = scaled.masked_fill(dropped, -torch.inf)
+    mass = torch.where(ended, left.logsumexp(-1, keepdim=True), mass)
+    kept = left.masked_fill(_but_first((left - mass).exp() < epsilon), -torch.inf)
+    log_probs = kept.log_softmax(-1)
+    probs = log_probs.exp()
+    entropy = torch.special.entr(probs).sum(-1, keepdim=True)
+    cut = _but_first(probs < torch.minimum(eta, eta.sqrt() * (-entropy).exp())) | kept.isneginf()
+    whole = kept[:, -1:].isneginf()
+    return cut, (ended | known) & (whole | (eta == 0)) | ((epsilon == 0) & (eta == 0))
+
+
+def _but_first(dropped: Tensor) -> Tensor:
+    dropped[:, 0] = False
+    return dropped
 
 
 def _largest(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,8 @@ class SamplingBatch:
     top_k: torch.Tensor
     top_p: torch.Tensor
     min_p: torch.Tensor
+    cutoffs: torch.Tensor | None
+    """[B, 2]: epsilon and eta; None if no row has any."""
     presence_penalty: torch.Tensor
     frequency_penalty: torch.Tensor
     seeds: torch.Tensor
@@ -55,6 +57,7 @@ class SamplingBatch:
             top_k=torch.tensor([p.top_k for p in params], device=device)[:, None],
             top_p=column([p.top_p for p in params]),
             min_p=column([p.min_p for p in params]),
+            cutoffs=_cutoffs(params, device),
             presence_penalty=column([p.presence_penalty for p in params]),
             frequency_penalty=column([p.frequency_penalty for p in params]),
             seeds=torch.tensor(seeds, dtype=torch.int64, device=device),
@@ -63,7 +66,8 @@ class SamplingBatch:
             seeded=rows(p.temperature > 0 and p.seed is not None for p in params),
             chosen=rows(p.temperature == 0 or p.seed is not None for p in params),
             needs_total=any(
-                p.temperature > 0 and ((p.top_p < 1 and p.top_k == 0) or (not p.has_filters and p.seed is None))
+                p.temperature > 0
+                and (((p.top_p < 1 or p.has_cutoffs) and p.top_k == 0) or (not p.has_filters and p.seed is None))
                 for p in params
             ),
             any_penalised=any(p.has_penalties for p in params),
@@ -81,6 +85,12 @@ class SamplingBatch:
         """What a round's cost depends on: sampled, filtered, seeded, rejection-sampled, penalised."""
         some = (self.filtered is not None, self.seeded is not None)
         return (self.any_sampled, *some, not self.all_chosen, self.any_penalised)
+
+
+def _cutoffs(params: Sequence[SamplingParams], device: torch.device) -> torch.Tensor | None:
+    if not any(p.has_cutoffs for p in params):
+        return None
+    return torch.tensor([[p.epsilon_cutoff, p.eta_cutoff] for p in params], dtype=torch.float32, device=device)
 
 
 def _biased(

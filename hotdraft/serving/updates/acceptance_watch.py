@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from mlflow.exceptions import MlflowException
 
+from hotdraft.pipeline.replay.sample import tells_of_draft
 from hotdraft.pipeline.store.connection import ABSENT
 from hotdraft.pipeline.store.errors import ChampionPinnedError, RegistryError
 from hotdraft.pipeline.store.registry import AdapterRegistry
@@ -33,7 +34,7 @@ MAX_ENTRIES = 512
 class AcceptanceWatch:
     """An `EngineListener`; `turn` is called by the thread that follows the champion, about once a second.
 
-    Requests that were begun on another version, that nothing was drafted for, or that are not recorded tell
+    Requests that were begun on another version, that little was drafted for, or that are not recorded tell
     nothing. Clients are known by digests, which differ from version to version where others can read them.
     """
 
@@ -55,7 +56,8 @@ class AcceptanceWatch:
 
     def on_finish(self, request: GenerationRequest, stats: RequestStats, finish_reason: str) -> None:
         with self._lock:
-            if request.record and stats.examined_tokens and self._clock.is_of_one_version(stats):
+            told = tells_of_draft(stats.examined_tokens, stats.completion_tokens)
+            if told and request.record and self._clock.is_of_one_version(stats):
                 params, lengths = request.params, (stats.prompt_tokens, stats.completion_tokens)
                 kind = kind_of(request.domain, *lengths, params.temperature, seeded=params.seed is not None)
                 self._current.add(request.client, kind, stats.accepted_tokens / stats.examined_tokens)

@@ -25,7 +25,7 @@ from hotdraft.serving.http.openai.fields import (
     stop_list,
     text_parts,
 )
-from hotdraft.serving.messages.request import MAX_BIASED, SamplingParams
+from hotdraft.serving.messages.request import MAX_BIASED, MODEL_TELLS, SamplingParams
 from hotdraft.serving.messages.stop_strings import StopStrings
 
 MAX_MESSAGES = 2048
@@ -116,6 +116,8 @@ class GenerationOptions(RequestModel):
         None, ge=-1, lt=2**31, description="0 or -1 keeps every token; the model's own if absent, else 0"
     )
     min_p: float | None = Field(None, ge=0, lt=1, description="the model's own if absent, else 0")
+    epsilon_cutoff: float | None = Field(None, ge=0, lt=1, description="the model's own if absent, else 0")
+    eta_cutoff: float | None = Field(None, ge=0, lt=1, description="the model's own if absent, else 0")
     presence_penalty: float | None = Field(0.0, ge=-2, le=2)
     frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
     logit_bias: dict[int, float] | None = Field(
@@ -192,8 +194,8 @@ class GenerationOptions(RequestModel):
         `defaults` stand before those of `SamplingParams`. Answers differ in their seeds, the first of them has that
         of the request. Raises ValueError.
         """
-        names = ("temperature", "top_p", "top_k", "min_p", "ignore_eos", "presence_penalty", "frequency_penalty")
-        told = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        others = ("ignore_eos", "presence_penalty", "frequency_penalty")
+        told = {name: value for name in (*MODEL_TELLS, *others) if (value := getattr(self, name)) is not None}
         given: dict[str, Any] = {**defaults, **told}
         given["top_k"] = max(given.get("top_k", 0), 0)
         return SamplingParams(

@@ -12,7 +12,7 @@ from hotdraft.pipeline.loop.job_record import Burst, JobWork, LastJob
 from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.pipeline.loop.trigger import Decision, DistillTrigger
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out
-from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample, missed
+from hotdraft.pipeline.replay.sample import GUESSED, NOT_DRAFTED, ReplaySample, missed
 
 FRACTION = 0.2
 
@@ -163,6 +163,18 @@ def test_a_fall_of_the_newest_acceptance_calls_for_a_job(config, buffer):
     buffer.append(samples(53, 6, rejected=8))
     rejected = DistillTrigger(settings, buffer, LastJob("r43", 0.0, accepted=False))
     assert rejected.decide().due, "the draft is the one that was better before"
+
+
+def test_the_few_tokens_that_a_draft_gets_where_text_guesses_the_rest_are_no_fall(config, buffer):
+    settings = changed(config, min_new_rejected=10_000, min_new_requests=100, drift=0.2, drift_requests=10)
+    trigger = DistillTrigger(settings, buffer)
+    buffer.append(samples(0, 30, rejected=2))
+    guessed = np.array([GUESSED] * 7 + [1], np.int32)
+    few = [replace(one, drafted_ids=guessed, accepted=np.zeros(8, bool)) for one in samples(30, 40)]
+    buffer.append(few)
+    assert not trigger.decide().due
+    buffer.append(samples(70, 14, rejected=6))
+    assert trigger.decide().due
 
 
 def test_a_fall_calls_for_a_burst_on_what_came_since(config, buffer):

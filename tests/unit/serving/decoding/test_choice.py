@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from hotdraft.serving.decoding.choice import Choice, Outlook, ProposalChoice
+from hotdraft.serving.decoding.choice import ALONE, Choice, Outlook, ProposalChoice
 from hotdraft.serving.decoding.costs import RoundCosts
 from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, by_position
 
@@ -234,3 +234,20 @@ def test_a_draft_need_not_go_on_where_that_costs_more_than_it_brings() -> None:
     assert behind.guessed == [2]
     assert behind.floors is not None
     assert behind.floors[0] > sure.floors[0], "what stands behind guesses is reached less often"
+
+
+def test_where_the_draft_is_to_propose_alone_it_does_and_takes_no_more_than_its_share_of_the_time() -> None:
+    costs = linear_costs(0.2, most=8)
+    choice = ProposalChoice(costs, MAX_K)
+    row = outlook(0.3, np.full(8, 0.95))
+    took, lost, requests = 0.0, 0.0, []
+    for _ in range(200):
+        requests.append(choice.can_draft_alone)
+        for _ in range(10):
+            chosen = choice.choose([row._replace(draft_alone=requests[-1])])
+            assert not requests[-1] or (chosen.guessed == [0] and chosen.drafted[0] > 0)
+            spent, tokens = seconds(costs, chosen), mean_tokens(row, chosen.guessed[0], chosen.drafted[0])
+            took += spent
+            lost += spent - tokens / speed(costs, [row], Choice([8], [0]))
+    assert 0.01 < sum(requests) / len(requests) < 0.3
+    assert lost < 1.2 * ALONE * took

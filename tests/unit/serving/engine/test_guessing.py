@@ -9,7 +9,7 @@ import pytest
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
-from hotdraft.pipeline.replay.sample import GUESSED, missed
+from hotdraft.pipeline.replay.sample import GUESSED, missed, tells_of_draft
 from hotdraft.serving.decoding.choice import Choice, Outlook, ProposalChoice
 from hotdraft.serving.decoding.costs import RoundCosts
 from hotdraft.serving.decoding.guessing import Guessing
@@ -167,3 +167,17 @@ def test_a_prompt_that_the_draft_has_not_read_is_answered_without_it(
     drafted = [answered(engine, tiny_target, (9, 9, 8, 7 + number)).drafted_tokens for number in range(8)]
     engine.stop()
     assert sum(count > 0 for count in drafted) == 2
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_what_the_draft_is_worth_is_still_seen_where_text_guesses_all(
+    config: HotdraftConfig, tiny_target: str, tmp_path: object, recorded: bool
+) -> None:
+    engine = build(config, ReplayBuffer(str(tmp_path)) if recorded else None, draft=True)
+    engine.k_choice.adaptive = ProposalChoice(RoundCosts({1: [1.0, 1.0, 1.0]}, {1: 0.1}), engine.decoder.max_k)
+    stats = [answered(engine, tiny_target) for _ in range(60)][4:]
+    engine.stop()
+    told = [tells_of_draft(each.examined_tokens, each.completion_tokens) for each in stats]
+    assert any(told) == recorded
+    assert sum(told) <= len(told) / 2
+    assert all(each.guessed_tokens == 0 for each, tells in zip(stats, told, strict=True) if tells)

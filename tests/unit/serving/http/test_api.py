@@ -71,14 +71,22 @@ def test_options_reach_the_engine(client: openai.OpenAI, engine: ScriptedEngine)
         store=False,
         metadata={"domain": "sql"},
         user="someone",
-        extra_body={"top_k": 20, "min_p": 0.1, "ignore_eos": True, "service_tier": "auto", "unheard_of": 1},
+        extra_body={
+            "top_k": 20,
+            "min_p": 0.1,
+            "eta_cutoff": 0.01,
+            "ignore_eos": True,
+            "service_tier": "auto",
+            "unheard_of": 1,
+        },
     )
     request = engine.requests[0]
     words = [WORDS[token] for token in request.prompt_ids]
     assert words == ["system:", "be", "brief", "user:", "hello", "there", "assistant:"]
     params = request.params
     assert (params.max_tokens, params.temperature, params.top_p, params.seed) == (9, 0, 0.5, -3)
-    assert (params.stop, params.top_k, params.min_p, params.ignore_eos) == (("there",), 20, 0.1, True)
+    assert (params.stop, params.top_k, params.min_p, params.eta_cutoff) == (("there",), 20, 0.1, 0.01)
+    assert params.ignore_eos
     assert not request.record
 
 

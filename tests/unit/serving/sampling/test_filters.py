@@ -26,8 +26,17 @@ def sorted_whole(logits: Tensor, params: SamplingParams) -> Tensor:
     probs = ordered.softmax(-1)
     dropped = (probs.cumsum(-1) - probs >= params.top_p) | (probs < params.min_p * probs[:1])
     dropped[0] = False
-    kept = torch.empty_like(scaled).scatter_(-1, order, ordered.masked_fill(dropped, -torch.inf))
-    return kept.softmax(-1).float()
+    left = ordered.masked_fill(dropped, -torch.inf)
+    for bound in (lambda _: params.epsilon_cutoff, lambda probs: eta_of(probs, params.eta_cutoff)):
+        probs = left.softmax(-1)
+        dropped = probs < bound(probs)
+        dropped[0] = False
+        left = left.masked_fill(dropped, -torch.inf)
+    return torch.empty_like(scaled).scatter_(-1, order, left).softmax(-1).float()
+
+
+def eta_of(probs: Tensor, eta: float) -> float:
+    return min(eta, eta**0.5 * torch.special.entr(probs).sum().neg().exp().item())
 
 
 def nearly(params: SamplingParams) -> list[SamplingParams]:
@@ -42,7 +51,13 @@ def close(found: Tensor, expected: Tensor) -> bool:
 def cases() -> list[SamplingParams]:
     top_ps, min_ps = (0.03, 0.55, 0.9001, 0.99999, 1.0), (0.0, 0.02, 0.6)
     every = itertools.product((0, 1, 4, 8, 9, 100, 5000), top_ps, min_ps, (0.7, 3.0))
-    return [SamplingParams(top_k=k, top_p=p, min_p=least, temperature=t) for k, p, least, t in every]
+    plain = [SamplingParams(top_k=k, top_p=p, min_p=least, temperature=t) for k, p, least, t in every]
+    cut = itertools.product((0, 9, 100, 5000), (0.9001, 1.0), (0.0, 0.02), (0.0, 3e-4, 0.03), (0.0, 2e-3, 0.1))
+    return plain + [
+        SamplingParams(top_k=k, top_p=p, min_p=least, epsilon_cutoff=epsilon, eta_cutoff=eta)
+        for k, p, least, epsilon, eta in cut
+        if epsilon or eta
+    ]
 
 
 @pytest.mark.slow
@@ -70,8 +85,12 @@ def test_the_distribution_is_that_of_a_full_sort(
             torch.testing.assert_close(probs[3 * row + 2], plain, atol=1e-6, rtol=1e-4)
 
 
+ALONE = [{"top_p": 0.55}, {"min_p": 0.3}, {"top_p": 0.8, "min_p": 0.05}]
+CUT = [{"epsilon_cutoff": 1e-4}, {"epsilon_cutoff": 0.01}, {"eta_cutoff": 1e-3}]
+
+
 @pytest.mark.parametrize("top_k", [0, 700, 5000])
-@pytest.mark.parametrize("others", [{"top_p": 0.55}, {"min_p": 0.3}, {"top_p": 0.8, "min_p": 0.05}])
+@pytest.mark.parametrize("others", ALONE + CUT, ids=str)
 def test_a_row_alone_is_filtered_as_among_others(top_k: int, others: dict[str, float]) -> None:
     params = SamplingParams(top_k=top_k, **others)
     logits = 2 * torch.randn(1, 1, VOCABULARY, generator=torch.Generator().manual_seed(8))

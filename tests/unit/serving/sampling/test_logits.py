@@ -1,6 +1,8 @@
 import pytest
 import torch
 from transformers.generation.logits_process import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
     MinPLogitsWarper,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -28,6 +30,17 @@ def batch(*params: SamplingParams) -> SamplingBatch:
         (
             SamplingParams(temperature=1.3, top_k=10, top_p=0.7),
             [TemperatureLogitsWarper(1.3), TopKLogitsWarper(10), TopPLogitsWarper(0.7)],
+        ),
+        (SamplingParams(epsilon_cutoff=0.02), [EpsilonLogitsWarper(0.02)]),
+        (SamplingParams(eta_cutoff=0.05), [EtaLogitsWarper(0.05, device="cpu")]),
+        (
+            SamplingParams(temperature=1.3, top_p=0.9, epsilon_cutoff=0.01, eta_cutoff=0.2),
+            [
+                TemperatureLogitsWarper(1.3),
+                TopPLogitsWarper(0.9),
+                EpsilonLogitsWarper(0.01),
+                EtaLogitsWarper(0.2, device="cpu"),
+            ],
         ),
     ],
 )

@@ -24,6 +24,13 @@ PortOption = Annotated[int | None, typer.Option(help="TCP port to listen at.")]
 DtypeOption = Annotated[
     str | None, typer.Option(help="auto, float32, bfloat16 or float16.", autocompletion=_dtypes)
 ]
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        help="hotdraft, or vllm: vLLM's own server with the loop in it.",
+        autocompletion=lambda: ["hotdraft", "vllm"],
+    ),
+]
 KOption = Annotated[
     str | None, typer.Option("--k", help="Drafted tokens a round: a number, 0 for plain decoding, or auto.")
 ]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hotdraft.commands.options import DtypeOption, HostOption, KOption, PortOption, serving_overrides
+from hotdraft.commands.options import DtypeOption, EngineOption, HostOption, KOption, PortOption, serving_overrides
 
 FLAGS_FILE = "serve.yaml"
 """In the run directory: what was said by flags alone, as a file that every other command takes."""
@@ -44,6 +44,13 @@ def serve(
     speculative_config: Annotated[
         str | None, typer.Option(help='As vLLM has it: \'{"model": DRAFT, "num_speculative_tokens": 3}\'.')
     ] = None,
+    engine: EngineOption = None,
+    show_command: Annotated[
+        bool, typer.Option("--show-command", help="With vllm: print what would be run, and end.")
+    ] = False,
+    vllm_flags: Annotated[
+        list[str] | None, typer.Argument(help="Flags of vLLM, after --.", metavar="[-- FLAGS]")
+    ] = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder for what is recorded and learned; runs/TARGET without a file.")
     ] = None,
@@ -55,6 +62,7 @@ def serve(
     $ hotdraft serve path/to/target --draft path/to/draft --max-model-len 4096
     $ hotdraft serve --config configs/smollm2.yaml --host 0.0.0.0 --port 9000
     $ HOTDRAFT_ENGINE__NUM_SLOTS=16 hotdraft serve -c configs/smollm2.yaml --k 3
+    $ hotdraft serve -c configs/smollm2.yaml --self-improve --engine vllm -- --tensor-parallel-size 2
     """
     from rich.console import Console
 
@@ -63,6 +71,9 @@ def serve(
     from hotdraft.pipeline.models.names import is_to_be_fetched
     from hotdraft.pipeline.system.run_lock import run_lock
 
+    flags = vllm_flags or []
+    if target is not None and target.startswith("-"):  # after --, with no TARGET before it
+        flags, target = [target, *flags], None
     if target is None and config is None and "HOTDRAFT_TARGET" not in os.environ:
         raise typer.BadParameter("name a TARGET, such as smollm2, or a file by --config")
     overrides = serving_overrides(
@@ -78,22 +89,37 @@ def serve(
             "api_keys": ",".join(api_key) if api_key else None,
             "log_requests": log_requests or None,
         },
-        engine={"k": k, "max_model_len": max_model_len, "num_slots": max_num_seqs},
+        engine={"kind": engine, "k": k, "max_model_len": max_model_len, "num_slots": max_num_seqs},
+        vllm={"self_improve": True} if self_improve else None,
     )
     settings = load_config(config, overrides)
+    on_vllm = settings.engine.kind == "vllm"
+    if flags and not on_vllm:
+        raise typer.BadParameter("flags after -- are vLLM's: add --engine vllm")
     if self_improve and settings.engine.threads is None and settings.distill.threads is None:
         overrides = merged(overrides, _shared_cores())
         settings = load_config(config, overrides)
     console = Console(stderr=True)
     with console.status("looking for what could be in the way") as status, ExitStack() as held:
         check_ready_to_serve(settings)
-        held.enter_context(run_lock(settings.run_dir, "server"))
+        if not on_vllm:  # it takes the lock itself
+            held.enter_context(run_lock(settings.run_dir, "server"))
         if is_to_be_fetched(settings.target):
             from hotdraft.pipeline.models.fetch import fetch
 
             fetch(settings.target, status.update)
         config_path = config or _write_flags(settings.run_dir, overrides)
         status.update("importing torch")
+        if on_vllm:
+            from hotdraft.serving.vllm.launch import vllm_command
+
+            path = config_path.absolute() if config_path.is_file() else config_path
+            command = vllm_command(settings, path, overrides, flags)
+            status.stop()
+            if show_command:
+                typer.echo(command)
+                return
+            command.run()
 
         from hotdraft.serving.service import serve as run
 

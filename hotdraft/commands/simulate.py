@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotdraft.commands.options import ConfigOption, waiting
+from hotdraft.commands.options import ConfigOption, EngineOption, waiting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,6 +65,7 @@ def demo(
     concurrency: ConcurrencyOption = 4,
     max_tokens: MaxTokensOption = 64,
     seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
+    engine: EngineOption = None,
 ) -> None:
     """The loop on built-in traffic: arithmetic problems, then text-to-SQL arrives as a shift.
 
@@ -83,7 +84,8 @@ def demo(
     out.mkdir(parents=True)
     prompts = [*arithmetic(arithmetic_requests, seed), *text_to_sql(sql_requests, seed)]
     write_traffic(out / "traffic.jsonl", prompts)
-    run(prompts, config, out, concurrency, Defaults(max_tokens), overrides={"run_dir": out})
+    overrides = {"run_dir": out, **({"engine": {"kind": engine}} if engine else {})}
+    run(prompts, config, out, concurrency, Defaults(max_tokens), overrides=overrides)
 
 
 def run(

@@ -76,7 +76,22 @@ class ServerConfig(Section):
     )
 
 
+class VllmConfig(Section):
+    self_improve: bool = Field(False, description="run the trainer beside vLLM, as `--self-improve` does")
+    reset_prefix_cache: bool = Field(
+        False,
+        description="forget vLLM's cached prefixes after a swap, the draft's old keys and the target's",
+    )
+    runner: Literal["auto", "v1", "v2"] = Field(
+        "auto",
+        description="vLLM's model runner: v1 has CUDA graphs of the draft, v2 does not; auto is vLLM's choice",
+    )
+
+
 class EngineConfig(Section):
+    kind: Literal["hotdraft", "vllm"] = Field(
+        "hotdraft", description="what decodes: hotdraft's own engine, or a vLLM that is installed beside it"
+    )
     k: KSetting = Field(
         "auto", description="drafted tokens a round; 0 is plain decoding, auto what is fastest at the moment"
     )
@@ -134,6 +149,7 @@ class EngineConfig(Section):
 
 class RecorderConfig(Section):
     enabled: bool = Field(True, description="record requests to learn from")
+    sample_rate: float = Field(1.0, gt=0, le=1, description="share of them that is recorded")
     top_k: int = Field(64, ge=1, description="target log-probs kept per output position")
     queue_size: int = Field(1024, ge=1, description="finished requests waiting to be written; more are dropped")
     shard_requests: int = Field(16, ge=1, description="requests in a shard, at most")

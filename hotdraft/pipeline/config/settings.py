@@ -28,7 +28,7 @@ from hotdraft.pipeline.config.learning import (
     WatchdogConfig,
 )
 from hotdraft.pipeline.config.section import ConfigError, Dtype, Section
-from hotdraft.pipeline.config.serving import EngineConfig, RecorderConfig, ServerConfig
+from hotdraft.pipeline.config.serving import EngineConfig, RecorderConfig, ServerConfig, VllmConfig
 from hotdraft.pipeline.config.sources import Sources
 
 
@@ -73,6 +73,7 @@ class HotdraftConfig(BaseSettings):
 
     server: ServerConfig = ServerConfig()
     engine: EngineConfig = EngineConfig()
+    vllm: VllmConfig = VllmConfig()
     recorder: RecorderConfig = RecorderConfig()
     replay: ReplayConfig = ReplayConfig()
     distill: DistillConfig = DistillConfig()

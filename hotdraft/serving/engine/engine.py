@@ -191,7 +191,12 @@ class Engine:
                 raise ValueError(f"{field} must be at most {self.max_logprobs} on this server, not {number}")
         seed = request.params.seed
         sequence = Sequence(
-            Output(request, on_delta, self.tokenizer.backend_tokenizer, record=self.recorder is not None),
+            Output(
+                request,
+                on_delta,
+                self.tokenizer.backend_tokenizer,
+                record=self.recorder is not None and self.recorder.wants_next(),
+            ),
             seed=seed if seed is not None else random.getrandbits(62),
             eos_ids=self.eos_ids,
             acceptance=self.k_choice.new_estimate(),

@@ -2,6 +2,7 @@
 
 import logging
 import queue
+import random
 import threading
 import time
 from dataclasses import replace
@@ -36,6 +37,10 @@ class Recorder:
         self._queue: queue.Queue[ReplaySample | None] = queue.Queue(config.queue_size)
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
+
+    def wants_next(self) -> bool:
+        """Whether a request that begins is one of those to record."""
+        return random.random() < self._config.sample_rate
 
     def record(self, sample: ReplaySample) -> None:
         """Never blocks."""

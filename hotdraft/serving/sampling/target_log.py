@@ -23,6 +23,13 @@ class TargetLog:
     token_logprobs: np.ndarray | None
     """float32 [B, T]: those of the tokens that came, wherever they rank; None if nobody asked for them."""
 
+    def positions(self, start: int, stop: int) -> "TargetLog":
+        """Some of the first axis, which are positions where there is but one row."""
+        tokens = None if self.token_logprobs is None else self.token_logprobs[start:stop]
+        return TargetLog(
+            self.top_ids[start:stop], self.top_logprobs[start:stop], self.tail_logprob[start:stop], tokens
+        )
+
     def of_tokens(self, row: int, token_ids: list[int], number: int) -> list[TokenLogprob]:
         """The log-probs of the tokens that came at a row's first positions, each with the `number` likeliest."""
         assert self.token_logprobs is not None

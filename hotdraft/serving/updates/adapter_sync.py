@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from functools import partial
+from typing import Any
 
 from hotdraft.pipeline.config.origins import without_password
 from hotdraft.pipeline.store.connection import STORE_ERRORS, StoreError
@@ -18,8 +19,8 @@ from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.serving.messages.events import SwapReason
 from hotdraft.serving.updates.acceptance_watch import AcceptanceWatch
 from hotdraft.serving.updates.champion import ChampionFollower
-from hotdraft.serving.updates.hot_swap import HotSwapper
 from hotdraft.serving.updates.last_served import LastServedFile
+from hotdraft.serving.updates.swapper import Swapper
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class AdapterSync:
 
     def __init__(
         self,
-        swapper: HotSwapper,
+        swapper: Swapper[Any],
         registry: AdapterRegistry,
         last_served: LastServedFile,
         watch: AcceptanceWatch,

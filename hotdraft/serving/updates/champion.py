@@ -13,6 +13,7 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,8 +24,9 @@ from hotdraft.pipeline.store.connection import STORE_ONLY_ERRORS, StoreError
 from hotdraft.pipeline.store.errors import RegistryError
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.serving.messages.events import SwapReason
-from hotdraft.serving.updates.hot_swap import HotSwapper, SwapError
+from hotdraft.serving.updates.hot_swap import SwapError
 from hotdraft.serving.updates.last_served import LastServedFile
+from hotdraft.serving.updates.swapper import Swapper
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +67,7 @@ class ChampionFollower:
     may pass by itself, and anew once another champion was in between.
     """
 
-    def __init__(self, swapper: HotSwapper, registry: AdapterRegistry, last_served: LastServedFile) -> None:
+    def __init__(self, swapper: Swapper[Any], registry: AdapterRegistry, last_served: LastServedFile) -> None:
         self._swapper = swapper
         self._registry = registry
         self._last_served = last_served

@@ -6,10 +6,12 @@ They run in threads, as they touch the disk and MLflow, and never wait for eithe
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from fastapi import APIRouter, Request
 from starlette.convertors import register_url_convertor
 
+from hotdraft.pipeline.config.serving import KSetting
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import ControlError, ControlFile
 from hotdraft.pipeline.loop.job_record import Job
@@ -19,7 +21,6 @@ from hotdraft.pipeline.processes.supervisor import TrainerSupervisor
 from hotdraft.pipeline.store.connection import STORE_ERRORS
 from hotdraft.pipeline.store.errors import RegistryError, UnknownVersionError
 from hotdraft.pipeline.store.registry import AdapterRegistry
-from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.http.admin.schema import (
     AdapterDetail,
     Adapters,
@@ -41,18 +42,32 @@ from hotdraft.serving.http.errors import ApiError, error_responses
 from hotdraft.serving.updates.k_override import KOverride
 
 
+class ServedEngine(Protocol):
+    @property
+    def draft_version(self) -> int: ...
+    @property
+    def k(self) -> KSetting: ...
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def num_slots(self) -> int: ...
+
+
 def admin_router(
-    engine: Engine,
+    engine: ServedEngine,
     config: HotdraftConfig,
     *,
     registry: AdapterRegistry,
     records: JobRecords,
     start_job: Callable[[], Job],
     controls: ControlFile,
-    k_override: KOverride,
+    k_override: KOverride | None,
     supervisor: TrainerSupervisor | None,
 ) -> APIRouter:
-    """`/admin/...`; the server has a trainer beside it if there is a `supervisor`."""
+    """`/admin/...`; the server has a trainer beside it if there is a `supervisor`, and a k that can be changed if
+    there is a `k_override`."""
 
     def trainer() -> TrainerState:
         return "absent" if supervisor is None else supervisor.state
@@ -158,9 +173,9 @@ def _add_job_routes(
 
 def _add_control_routes(
     router: APIRouter,
-    engine: Engine,
+    engine: ServedEngine,
     controls: ControlFile,
-    k_override: KOverride,
+    k_override: KOverride | None,
     trainer: Callable[[], TrainerState],
 ) -> None:
     @router.get("/loop", responses=error_responses(503))
@@ -182,6 +197,8 @@ def _add_control_routes(
     @router.put("/k", responses=error_responses(400, 409, 503))
     def change_k(body: KChange) -> K:
         """Override the configured k, from the next round on and over restarts."""
+        if k_override is None:
+            raise ApiError(409, "k is fixed for as long as this server runs.", code="fixed_k")
         with _answered("the run directory"):
             controls.override_k(body.k, k_override.largest)
         k_override.follow()
@@ -191,8 +208,8 @@ def _add_control_routes(
         return K(
             k=engine.k,
             k_override=controls.read().k,
-            configured_k=k_override.configured,
-            max_k=k_override.largest,
+            configured_k=engine.k if k_override is None else k_override.configured,
+            max_k=engine.k if k_override is None else k_override.largest,
         )
 
 

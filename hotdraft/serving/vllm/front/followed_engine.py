@@ -1,0 +1,168 @@
+"""vLLM as the rest of hotdraft sees an engine: what its workers tell becomes events, by a thread."""
+
+import logging
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from prometheus_client import REGISTRY
+
+from hotdraft.serving.messages.events import EngineListener, RoundStats, SwapEvent
+from hotdraft.serving.messages.request import GenerationRequest, RequestStats, SamplingParams
+from hotdraft.serving.models.runner import Computation
+from hotdraft.serving.vllm.journal import JournalFollower
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.1
+KEPT_REQUESTS = 4096
+"""Finished ones whose counts can be asked for."""
+
+
+class FollowedEngine:
+    """Tells listeners of requests and swaps, and knows the state of each worker."""
+
+    def __init__(self, journal: JournalFollower, *, k: int, num_slots: int, max_model_len: int) -> None:
+        self.listeners: list[EngineListener] = []
+        self.draft_version = 0
+        """That serves on all workers, as far as the swapper knows."""
+        self.k = k
+        self.num_slots = num_slots
+        self.max_model_len = max_model_len
+        self.computations: Mapping[str, Computation] = {}
+        self.stalls = 0
+        self.workers: dict[str, dict[str, Any]] = {}
+        """What each told last of itself."""
+        self._journal = journal
+        self._failures: Counter[str] = Counter()
+        self._requests: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._waiters: list[Callable[[dict[str, Any]], None]] = []
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="vllm-journal", daemon=True)
+
+    @property
+    def failures(self) -> Mapping[str, int]:
+        """By place: `recording` for each worker that ended it, `journal` for what could not be understood."""
+        return dict(self._failures)
+
+    @property
+    def num_running(self) -> int:
+        return _gauge("vllm:num_requests_running")
+
+    @property
+    def num_waiting(self) -> int:
+        return _gauge("vllm:num_requests_waiting")
+
+    @property
+    def drafting_workers(self) -> set[str]:
+        """Those that hold a part of the draft, and so have to take a version up."""
+        return {name for name, facts in list(self.workers.items()) if facts.get("has_draft")}
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def announce_swap(self, event: SwapEvent) -> None:
+        self.draft_version = event.version
+        for listener in self.listeners:
+            listener.on_swap(event)
+
+    def counts_of(self, request_id: str) -> dict[str, Any] | None:
+        """Those of a finished request, by the id that its client was given."""
+        return self._requests.get(request_id)
+
+    @contextmanager
+    def heard_by(self, hear: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+        """Meanwhile `hear` is called with every event of the workers, in this engine's thread."""
+        self._waiters.append(hear)
+        try:
+            yield
+        finally:
+            self._waiters.remove(hear)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(POLL_SECONDS):
+            try:
+                for event in self._journal.news():
+                    self._take(event)
+            except Exception:
+                self._failures["journal"] += 1
+                if self._failures["journal"] == 1:
+                    logger.exception("a worker's journal, which is followed on")
+
+    def _take(self, event: dict[str, Any]) -> None:
+        match event["event"]:
+            case "attached":
+                self.workers[event["worker"]] = event
+            case "detached":
+                self.workers.setdefault(event["worker"], {}).update(records=False, problem=event["why"])
+                self._failures["recording"] += 1
+                logger.error("%s records nothing more: %s", event["worker"], event["why"])
+            case "swapped":
+                self.workers[event["worker"]]["version"] = event["version"]
+            case "finished":
+                self._finish(event)
+        for hear in list(self._waiters):
+            hear(event)
+
+    def _finish(self, told: dict[str, Any]) -> None:
+        self._requests[_outer_id(told["id"])] = told
+        while len(self._requests) > KEPT_REQUESTS:
+            self._requests.popitem(last=False)
+        request = GenerationRequest(
+            told["id"],
+            (),
+            SamplingParams(temperature=told["temperature"], seed=0 if told["seeded"] else None),
+            domain=told["domain"],
+            record=told["left_out"] != "store",
+            client=told["client"],
+        )
+        drafted, accepted, tokens = (told[f"{name}_tokens"] for name in ("drafted", "accepted", "completion"))
+        stats = RequestStats(
+            prompt_tokens=told["prompt_tokens"],
+            completion_tokens=tokens,
+            rounds=told["rounds"],
+            drafted_tokens=drafted,
+            examined_tokens=told["examined_tokens"],
+            accepted_tokens=accepted,
+            guessed_tokens=0,
+            accepted_guesses=0,
+            draft_version=told["draft_version"],
+            queued_seconds=0.0,
+            time_to_first_token=None,
+            total_seconds=time.time() - told["began"],
+        )
+        rounds = RoundStats(
+            k=self.k,
+            requests=told["rounds"],
+            proposed_tokens=drafted,
+            accepted_tokens=accepted,
+            accepted_per_position=(),
+            guessed_tokens=0,
+            accepted_guesses=0,
+            new_tokens=tokens,
+            seconds=0.0,
+            draft_version=told["draft_version"],
+        )
+        for listener in self.listeners:
+            listener.on_round(rounds)
+            listener.on_finish(request, stats, "stop")
+
+
+def _outer_id(request_id: str) -> str:
+    """vLLM appends eight random digits to a request's id, and a choice's number before them."""
+    outer = request_id.rpartition("-")[0] or request_id
+    head, dash, tail = outer.rpartition("-")
+    return head if dash and tail.isdecimal() and outer.startswith("cmpl-") else outer
+
+
+def _gauge(name: str) -> int:
+    families = REGISTRY.restricted_registry([name]).collect()
+    return int(sum(sample.value for family in families for sample in family.samples))

@@ -1,0 +1,202 @@
+"""The loop beside a vLLM server: registry, watch, curves, trainer and pages, in the process that answers HTTP.
+
+Of several such processes one holds the run directory's lock and runs the loop; the others only tag requests.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from fastapi import FastAPI, Response
+from prometheus_client import REGISTRY, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from hotdraft.pipeline.config.section import ConfigError
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.loop.controls import ControlFile
+from hotdraft.pipeline.loop.jobs import JobRecords
+from hotdraft.pipeline.models.loading import fingerprint
+from hotdraft.pipeline.processes.job_process import start_job
+from hotdraft.pipeline.processes.supervisor import TrainerSupervisor
+from hotdraft.pipeline.replay.buffer import ReplayBuffer
+from hotdraft.pipeline.store.registry import AdapterRegistry
+from hotdraft.pipeline.store.tracking import ServingTracker
+from hotdraft.pipeline.system.run_lock import run_lock
+from hotdraft.pipeline.system.version import installed_version
+from hotdraft.pipeline.watch.trial import Trials
+from hotdraft.serving.http.access import ApiKeyGuard, read_admin_keys
+from hotdraft.serving.http.admin.history import history_router
+from hotdraft.serving.http.admin.routes import admin_router
+from hotdraft.serving.http.dashboard.router import dashboard_router
+from hotdraft.serving.http.errors import ApiError, add_error_handlers, error_responses
+from hotdraft.serving.http.foreign_pages import AllowedHosts, OwnPagesOnly
+from hotdraft.serving.metrics.listener import ServingMetrics
+from hotdraft.serving.metrics.replay_watch import ReplayWatch
+from hotdraft.serving.metrics.state_metrics import Sources
+from hotdraft.serving.metrics.tracking_listener import TrackingListener
+from hotdraft.serving.updates.acceptance_watch import AcceptanceWatch
+from hotdraft.serving.updates.adapter_sync import AdapterSync
+from hotdraft.serving.updates.last_served import LastServedFile
+from hotdraft.serving.vllm.front.followed_engine import FollowedEngine
+from hotdraft.serving.vllm.front.swapper import VllmSwapper
+from hotdraft.serving.vllm.journal import JournalFollower
+
+logger = logging.getLogger(__name__)
+
+JOURNAL = "vllm-workers"
+"""Folder below the run directory."""
+NOT_MEANT = ("hotdraft_rounds", "hotdraft_decode_seconds", "hotdraft_plain_decode_seconds", "hotdraft_runner")
+"""Families that are of our own engine alone."""
+CALL_SECONDS = 300.0
+
+
+class LoopBesideVllm:
+    """Made and started in vLLM's event loop; `app` answers below `/hotdraft`."""
+
+    def __init__(
+        self,
+        config: HotdraftConfig,
+        config_path: Path,
+        overrides: Mapping[str, Any],
+        *,
+        vllm_config: Any,
+        engine_client: Any,
+    ) -> None:
+        told = vllm_config.speculative_config
+        self._config = config
+        self._client = engine_client
+        self._events = asyncio.get_running_loop()
+        self._folder = config.run_dir.absolute() / JOURNAL
+        self._journal = JournalFollower(self._folder)
+        self.engine = FollowedEngine(
+            self._journal,
+            k=told.num_speculative_tokens,
+            num_slots=vllm_config.scheduler_config.max_num_seqs,
+            max_model_len=vllm_config.model_config.max_model_len,
+        )
+        self._settings = {
+            "config": config.model_dump(mode="json", exclude={"server"}),
+            "journal": str(self._folder),
+            "draft_folder": told.model,
+            "fingerprint": fingerprint(config.draft or told.model),
+        }
+        after = self._reset_prefixes if config.vllm.reset_prefix_cache else lambda: None
+        swapper = VllmSwapper(self.engine, self._call, after_swap=after)
+        registry, tracker = AdapterRegistry(config), ServingTracker(config)
+        watch = AcceptanceWatch(Trials(config, server=uuid4().hex[:8]), registry)
+        sync = AdapterSync(swapper, registry, LastServedFile(config.run_dir), watch)
+        supervisor = TrainerSupervisor(config_path, config, overrides) if config.vllm.self_improve else None
+        records, controls = JobRecords(config.run_dir), ControlFile(config.run_dir)
+        replay_watch = ReplayWatch(ReplayBuffer.of(config))
+        sources = Sources(
+            replay=replay_watch, trainer=supervisor, jobs=records, curves=tracker.curves, adapters=sync
+        )
+        metrics = ServingMetrics(self.engine, config.served_model_name, sources)
+        self.engine.listeners += [watch, metrics, TrackingListener(tracker.curves)]
+        parts: list[Any] = [replay_watch, tracker, self.engine, sync, supervisor]
+        self._parts = [part for part in parts if part is not None]
+        self._stack = ExitStack()
+        self._exported = Exported(metrics)
+        routers = [
+            admin_router(
+                self.engine,
+                config,
+                registry=registry,
+                records=records,
+                start_job=partial(start_job, config_path, config, overrides, origin="api"),
+                controls=controls,
+                k_override=None,
+                supervisor=supervisor,
+            ),
+            history_router(tracker.curves.history),
+            dashboard_router(),
+        ]
+        self.app = _application(config, self.engine, metrics, routers)
+
+    async def start(self) -> None:
+        """Attach to the workers, then run. Raises `RunInUseError` where another process runs the loop here."""
+        self._stack.enter_context(run_lock(self._config.run_dir, "server"))
+        self._journal.clear()
+        await self._client.collective_rpc("hotdraft_attach", args=(self._settings,))
+        await asyncio.to_thread(self._start_parts)
+        REGISTRY.register(self._exported)
+
+    async def stop(self) -> None:
+        """While the workers still answer: what they have recorded is written."""
+        await self._client.collective_rpc("hotdraft_close")
+        with suppress(KeyError):  # never registered
+            REGISTRY.unregister(self._exported)
+        await asyncio.to_thread(self._stack.close)
+
+    def _start_parts(self) -> None:
+        for part in self._parts:
+            self._stack.callback(part.stop)
+            part.start()
+
+    def _call(self, method: str, *args: Any) -> Any:
+        """From any thread but the event loop's."""
+        told = self._client.collective_rpc(method, args=args)
+        return asyncio.run_coroutine_threadsafe(told, self._events).result(CALL_SECONDS)
+
+    def _reset_prefixes(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._client.reset_prefix_cache(), self._events).result(CALL_SECONDS)
+
+
+class Exported(Collector):
+    """What vLLM's `/metrics` shows of ours: vLLM counts under its own names itself."""
+
+    def __init__(self, metrics: ServingMetrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._metrics.registry.collect():
+            if family.name.startswith("hotdraft_") and family.name not in NOT_MEANT:
+                yield family
+
+    def describe(self) -> list[Metric]:
+        return []
+
+
+def _application(config: HotdraftConfig, engine: FollowedEngine, metrics: ServingMetrics, routers: list) -> FastAPI:
+    app = FastAPI(title="hotdraft", version=installed_version(), docs_url=None, redoc_url=None)
+    add_error_handlers(app)
+    try:
+        keys = read_admin_keys(config.server)
+    except ConfigError as error:
+        logger.warning("/hotdraft/admin answers nobody: %s", error)
+        keys = [uuid4().hex]
+    app.add_middleware(OwnPagesOnly, config=config.server)
+    app.add_middleware(ApiKeyGuard, api_keys=[], admin_keys=keys)
+    app.add_middleware(AllowedHosts, config=config.server)
+    for router in routers:
+        app.include_router(router)
+
+    @app.get("/status")
+    def status() -> dict[str, Any]:
+        """The version that drafts, and what each worker said of itself."""
+        adapters = metrics.sources.adapters
+        return {
+            "draft_version": engine.draft_version,
+            "workers": list(engine.workers.values()),
+            "unusable_adapters": adapters.unusable if adapters else {},
+        }
+
+    @app.get("/requests/{request_id}", responses=error_responses(404))
+    def counts(request_id: str) -> dict[str, Any]:
+        """What a finished request came to, by the id of its answer."""
+        found = engine.counts_of(request_id)
+        if found is None:
+            raise ApiError(404, f"No finished request {request_id} is known.", code="not_found")
+        return {key: value for key, value in found.items() if key not in ("client", "event")}
+
+    @app.get("/metrics")
+    def prometheus() -> Response:
+        return Response(generate_latest(Exported(metrics)), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return app

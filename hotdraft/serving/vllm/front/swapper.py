@@ -1,0 +1,104 @@
+"""Hot swap in vLLM: what `AdapterSync` asks of a swapper, by remote calls and the workers' acknowledgements.
+
+First every worker that holds a part of the draft stages the version, in a thread, while it serves; only if all of
+them could are they told to commit, each between two of its steps. If one of several engines does not take it up,
+all go back to the version from before: acceptance is one number only if all draft alike.
+"""
+
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hotdraft.pipeline.models.adapter_folder import AdapterError
+from hotdraft.serving.messages.events import SwapEvent, SwapReason
+from hotdraft.serving.updates.hot_swap import SwapError
+from hotdraft.serving.vllm.front.followed_engine import FollowedEngine
+
+STAGE_SECONDS = 600.0
+COMMIT_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class StagedVersion:
+    version: int
+    folder: Path | None
+
+
+class VllmSwapper:
+    """`call(method, *args)` calls a method of all workers of all engines, and gives what the first engine's say."""
+
+    def __init__(
+        self,
+        engine: FollowedEngine,
+        call: Callable[..., Any],
+        *,
+        after_swap: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._engine = engine
+        self._call = call
+        self._after_swap = after_swap
+        self._live = StagedVersion(0, None)
+
+    @property
+    def live_version(self) -> int:
+        return self._live.version
+
+    def stage(self, version: int, folder: Path | None) -> StagedVersion:
+        """Have all workers read, check and prepare `version`.
+
+        Raises `AdapterError` naming what is wrong with it, and `RuntimeError` for a worker that failed otherwise or
+        did not answer.
+        """
+        staged = StagedVersion(version, None if folder is None or version == 0 else folder.absolute())
+        self._stage(staged)
+        return staged
+
+    def swap(self, staged: StagedVersion, reason: SwapReason) -> SwapEvent:
+        """Serve `staged` on all workers. Raises `SwapError` if one does not: the version from before serves on."""
+        told = self._ask("hotdraft_commit", staged.version, ends=("swapped", "not_swapped"), seconds=COMMIT_SECONDS)
+        failed = [event for event in told.values() if event["event"] == "not_swapped"]
+        if failed:
+            if len(failed) < len(told):
+                self._stage(self._live)
+                before = self._live.version
+                self._ask("hotdraft_commit", before, ends=("swapped", "not_swapped"), seconds=COMMIT_SECONDS)
+            raise SwapError(f"version {staged.version}: {failed[0]['worker']}: {failed[0]['why']}")
+        previous, self._live = self._live.version, staged
+        stall = max((event["seconds"] for event in told.values()), default=0.0)
+        event = SwapEvent(staged.version, previous, reason, stall)
+        self._after_swap()
+        self._engine.announce_swap(event)
+        return event
+
+    def _stage(self, staged: StagedVersion) -> None:
+        folder = None if staged.folder is None else str(staged.folder)
+        told = self._ask(
+            "hotdraft_stage", staged.version, folder, ends=("staged", "not_staged"), seconds=STAGE_SECONDS
+        )
+        failed = [event for event in told.values() if event["event"] == "not_staged"]
+        if failed:
+            self._call("hotdraft_discard")
+            error = AdapterError if failed[0]["kind"] == "adapter" else RuntimeError
+            raise error(failed[0]["why"])
+
+    def _ask(self, method: str, version: int, *args: Any, ends: tuple[str, str], seconds: float) -> dict[str, Any]:
+        """What each worker with a draft came to; raises `RuntimeError` naming those that said nothing in time."""
+        heard: queue.Queue[dict[str, Any]] = queue.Queue()
+        waiting, told = set(self._engine.drafting_workers), {}
+        if not waiting:
+            raise RuntimeError("no worker of vLLM has a draft to swap")
+        deadline = time.monotonic() + seconds
+        with self._engine.heard_by(heard.put):
+            self._call(method, version, *args)
+            while waiting:
+                try:
+                    event = heard.get(timeout=max(0.0, deadline - time.monotonic()))
+                except queue.Empty:
+                    raise RuntimeError(f"{', '.join(sorted(waiting))}: no answer in {seconds:g} s") from None
+                if event["event"] in ends and event["version"] == version:
+                    waiting.discard(event["worker"])
+                    told[event["worker"]] = event
+        return told

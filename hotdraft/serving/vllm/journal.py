@@ -1,0 +1,79 @@
+"""What workers tell the front end, one JSON line an event, in a folder that both see.
+
+vLLM returns the reply of one engine alone to a remote call, whatever number of them there is, so every worker
+acknowledges here. A worker writes segments; whoever follows deletes those that it has read to their end.
+"""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+SEGMENT_BYTES = 4_000_000
+
+
+class Journal:
+    """A worker's own segments. From any thread; what cannot be written is counted in `lost`."""
+
+    def __init__(self, folder: Path, worker: str) -> None:
+        self.lost = 0
+        self._folder = folder
+        self._worker = worker
+        self._number = 0
+        self._lock = threading.Lock()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = self._next()
+
+    def tell(self, event: str, **facts: Any) -> None:
+        line = json.dumps({"event": event, "worker": self._worker, **facts}) + "\n"
+        with self._lock:
+            try:
+                self._file.write(line)
+                self._file.flush()
+                if self._file.tell() > SEGMENT_BYTES:
+                    self._file.close()
+                    self._file = self._next()
+            except (OSError, ValueError):  # the latter of a file that was closed by the former
+                self.lost += 1
+
+    def _next(self) -> Any:
+        self._number += 1
+        return (self._folder / f"{self._worker}.{self._number:06d}.jsonl").open("w", encoding="utf-8")
+
+
+class JournalFollower:
+    """Reads what all workers tell, each in its order."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._offsets: dict[Path, int] = {}
+
+    def clear(self) -> None:
+        """Forget what earlier workers told."""
+        for path in self._folder.glob("*.jsonl"):
+            path.unlink(missing_ok=True)
+        self._offsets = {}
+
+    def news(self) -> Iterator[dict[str, Any]]:
+        """Events since the last time; lines that are not whole yet come the next time."""
+        paths = sorted(self._folder.glob("*.jsonl"))
+        newest = {_worker_of(path): path for path in paths}
+        for path in paths:
+            try:
+                with path.open("rb") as file:
+                    file.seek(self._offsets.get(path, 0))
+                    content = file.read()
+            except FileNotFoundError:
+                continue
+            whole = content[: content.rfind(b"\n") + 1]
+            self._offsets[path] = self._offsets.get(path, 0) + len(whole)
+            for line in whole.splitlines():
+                yield json.loads(line)
+            if path != newest[_worker_of(path)]:
+                path.unlink(missing_ok=True)
+                self._offsets.pop(path, None)
+
+
+def _worker_of(path: Path) -> str:
+    return path.name.split(".", 1)[0]

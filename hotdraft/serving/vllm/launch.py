@@ -1,0 +1,101 @@
+"""`hotdraft serve --engine vllm`: the command that starts vLLM's own server with the loop in it."""
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hotdraft.pipeline.config.section import ConfigError
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.models.draft_folder import new_folder, save_plain
+from hotdraft.pipeline.models.loading import (
+    choose_device,
+    choose_dtype,
+    fingerprint,
+    load_causal_lm,
+    load_tokenizer,
+)
+from hotdraft.pipeline.models.names import local_folder, read_cut
+from hotdraft.pipeline.processes.supervisor import environment_of
+from hotdraft.serving.http.access import read_api_keys
+from hotdraft.serving.vllm.versions import installed, is_cpu_build
+
+EXTENSION = "hotdraft.serving.vllm.worker.extension.WorkerExtension"
+MOST_DRAFTED = 3
+"""Tokens a step where `engine.k` is auto: vLLM's number is fixed."""
+
+
+@dataclass(frozen=True)
+class Command:
+    arguments: list[str]
+    environment: dict[str, str]
+    """What is to be set beside the rest."""
+
+    def __str__(self) -> str:
+        """As a shell takes it."""
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return " ".join([*variables, shlex.join(self.arguments)])
+
+    def run(self) -> None:
+        """Become it."""
+        os.execvpe(self.arguments[0], self.arguments, {**os.environ, **self.environment})
+
+
+def vllm_command(
+    config: HotdraftConfig, config_path: Path, overrides: Mapping[str, Any], flags: Sequence[str]
+) -> Command:
+    """What starts vLLM for `config`, `flags` of its own last. Writes the draft's folder if vLLM could not read it.
+
+    Raises `VllmVersionError` for a vLLM that hotdraft does not know, and `ConfigError` for what vLLM has no way of.
+    """
+    installed()
+    if config.draft is None:
+        raise ConfigError("engine.kind vllm: name a draft: there is nothing to improve without one")
+    server, engine = config.server, config.engine
+    k = min(MOST_DRAFTED, engine.max_k) if engine.k == "auto" else engine.k
+    if k == 0:
+        raise ConfigError("engine.k 0: vLLM drafts at least 1 token a step: set another k")
+    speculative = {"method": "draft_model", "model": str(plain_folder(config)), "num_speculative_tokens": k}
+    told = {
+        "--host": server.host,
+        "--port": str(server.port),
+        "--served-model-name": config.served_model_name,
+        "--dtype": str(choose_dtype(config.dtype, choose_device(config.device))).removeprefix("torch."),
+        "--max-model-len": str(engine.max_model_len),
+        "--max-num-seqs": str(engine.num_slots),
+        "--generation-config": "auto" if server.sampling_defaults == "model" else "vllm",
+        "--speculative-config": json.dumps(speculative),
+        "--worker-extension-cls": EXTENSION,
+    }
+    keys = read_api_keys(server)
+    environment = {"VLLM_PLUGINS": "hotdraft", "HOTDRAFT_CONFIG": str(config_path)}
+    environment |= dict(environment_of({key: value for key, value in overrides.items() if key != "server"}))
+    if keys:
+        environment["VLLM_API_KEY"] = ",".join(keys)
+    if config.vllm.runner != "auto":
+        environment["VLLM_USE_V2_MODEL_RUNNER"] = str(int(config.vllm.runner == "v2"))
+    vllm = (
+        ["vllm.entrypoints.openai.api_server", "--model"]
+        if is_cpu_build()
+        else ["vllm.entrypoints.cli.main", "serve"]
+    )
+    start = [sys.executable, "-m", *vllm, str(local_folder(config.target))]
+    return Command([*start, *(part for pair in told.items() for part in pair), *flags], environment)
+
+
+def plain_folder(config: HotdraftConfig) -> Path:
+    """A folder with the draft as vLLM reads it: its own, or for a cut one another that is written once."""
+    assert config.draft is not None
+    own = local_folder(config.draft)
+    if read_cut(own) is None:
+        return own
+    folder = (config.run_dir / f"vllm-draft-{fingerprint(config.draft)[:12]}").absolute()
+    if not folder.is_dir():
+        with new_folder(folder) as partial:
+            model = load_causal_lm(config.draft, dtype=load_causal_lm(config.target).dtype)
+            save_plain(partial, model, load_tokenizer(config.draft))
+    return folder

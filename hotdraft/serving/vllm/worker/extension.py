@@ -1,0 +1,218 @@
+"""What hotdraft adds to vLLM's workers, by `--worker-extension-cls`.
+
+vLLM calls these methods between two steps. Staging is begun by one and done in a thread; committing copies, probes
+and, where any rank of the engine disagrees, copies back. What came of it is told in the journal.
+"""
+
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.models.adapter_folder import AdapterError
+from hotdraft.pipeline.replay.buffer import ReplayBuffer
+from hotdraft.serving.engine.recorder import Recorder
+from hotdraft.serving.updates.hot_swap import PROBE_TOLERANCE
+from hotdraft.serving.vllm.journal import Journal
+from hotdraft.serving.vllm.versions import installed
+from hotdraft.serving.vllm.worker import runner_v1, runner_v2
+from hotdraft.serving.vllm.worker.live_draft import DraftError, LiveDraft
+from hotdraft.serving.vllm.worker.recording import Recording
+from hotdraft.serving.vllm.worker.seams import SeamError
+from hotdraft.serving.vllm.worker.staging import DraftFile, DraftVersion
+
+logger = logging.getLogger(__name__)
+
+PROBE_TOKENS = 32
+"""About as many as a trainer's probe has."""
+
+
+class WorkerExtension:
+    """A mix-in for vLLM's worker, which has none of these names."""
+
+    hotdraft_part: Any = None
+
+    def hotdraft_attach(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Begin to record, and make ready to swap; to call it again changes nothing."""
+        if self.hotdraft_part is None:
+            self.hotdraft_part = WorkerPart(self, settings)
+        return self.hotdraft_part.status()
+
+    def hotdraft_stage(self, version: int, folder: str | None) -> None:
+        self.hotdraft_part.stage(version, None if folder is None else Path(folder))
+
+    def hotdraft_commit(self, version: int) -> None:
+        self.hotdraft_part.commit(version)
+
+    def hotdraft_discard(self) -> None:
+        self.hotdraft_part.discard()
+
+    def hotdraft_close(self) -> None:
+        if self.hotdraft_part is not None:
+            self.hotdraft_part.close()
+
+    def hotdraft_status(self) -> dict[str, Any] | None:
+        return None if self.hotdraft_part is None else self.hotdraft_part.status()
+
+
+class WorkerPart:
+    """One worker's recording and draft, told what to do by `settings` as `attachment.settings_for` makes them."""
+
+    def __init__(self, worker: Any, settings: dict[str, Any]) -> None:
+        from vllm.distributed import get_pp_group, get_tp_group
+
+        installed()
+        config = HotdraftConfig(**settings["config"])
+        self._worker = worker
+        self._tensor_group = get_tp_group()
+        stage, engine = get_pp_group(), worker.vllm_config.parallel_config.data_parallel_rank
+        self.name = f"engine{engine}-stage{stage.rank_in_group}-rank{self._tensor_group.rank_in_group}"
+        self._journal = Journal(Path(settings["journal"]), self.name)
+        self._staged: tuple[int, DraftVersion, Any] | None = None
+        self.version = 0
+        self.recording: Recording | None = None
+        self._recorder: Recorder | None = None
+        self.left_alone: str | None = None
+        """Why this worker swaps or records nothing."""
+        self._draft = self._make_draft(settings)
+        if stage.is_last_rank and self._tensor_group.rank_in_group == 0:
+            self._record(config)
+        self._journal.tell("attached", **self.status())
+
+    def status(self) -> dict[str, Any]:
+        recording = self.recording
+        return {
+            "worker": self.name,
+            "has_draft": self._draft is not None,
+            "version": self.version,
+            "records": recording is not None and recording.problem is None,
+            "problem": self.left_alone or (recording.problem if recording else None),
+            "dropped": recording.dropped if recording else 0,
+        }
+
+    def stage(self, version: int, folder: Path | None) -> None:
+        """Read, check, merge and prepare in a thread; the journal hears of the end."""
+        self._staged = None
+        if self._draft is not None:
+            threading.Thread(target=self._stage, args=(version, folder), name="hotdraft-stage", daemon=True).start()
+
+    def commit(self, version: int) -> None:
+        """Exchange the draft's weights for the staged ones if all of this engine's ranks can and agree."""
+        if self._draft is None:
+            return
+        staged, self._staged = self._staged, None
+        started = time.perf_counter()
+        try:
+            distance = self._exchange(version, staged)
+        except Exception as error:  # noqa: BLE001 -- it would end vLLM's worker
+            self._journal.tell("not_swapped", version=version, why=f"{type(error).__name__}: {error}")
+            return
+        self.version = version
+        if self.recording is not None:
+            self.recording.draft_version = version
+        seconds = time.perf_counter() - started
+        self._journal.tell("swapped", version=version, seconds=seconds, distance=distance)
+
+    def discard(self) -> None:
+        self._staged = None
+
+    def close(self) -> None:
+        """Write what is recorded."""
+        if self._recorder is not None:
+            self._recorder.close()
+
+    def _make_draft(self, settings: dict[str, Any]) -> LiveDraft | None:
+        model = self._worker.get_draft_model()
+        if model is None:
+            return None
+        dtype = self._worker.vllm_config.speculative_config.draft_model_config.dtype
+        self._file = DraftFile(Path(settings["draft_folder"]), settings["fingerprint"], dtype)
+        try:
+            draft = LiveDraft(model)
+            self._logits(draft, torch.zeros(PROBE_TOKENS, dtype=torch.long), 1)  # the first is slow
+        except Exception as error:
+            self.left_alone = f"the draft cannot be swapped: {type(error).__name__}: {error}"
+            logger.exception("hotdraft swaps nothing here, vLLM serves on")
+            return None
+        return draft
+
+    def _record(self, config: HotdraftConfig) -> None:
+        told = config.recorder
+        method = self._worker.vllm_config.speculative_config.rejection_sample_method
+        if told.enabled and method != "synthetic":
+            self._recorder = Recorder(ReplayBuffer.of(config), told)
+        self.recording = Recording(self._journal, self._recorder, told.top_k)
+        runner = self._worker.model_runner
+        kind = next((module for module in (runner_v1, runner_v2) if module.fits(runner)), None)
+        try:
+            if kind is None:
+                raise SeamError(f"{type(runner).__name__} is no model runner that hotdraft knows")
+            kind.attach(runner, self.recording)
+        except (SeamError, AttributeError) as error:
+            self.left_alone = str(error)
+            self.recording.end(self.left_alone)
+            logger.error("hotdraft records nothing in this vLLM, which serves on: %s", error)
+
+    def _stage(self, version: int, folder: Path | None) -> None:
+        try:
+            assert self._draft is not None
+            read = self._file.version(folder)
+            self._staged = version, read, self._draft.prepare(read.weights)
+        except Exception as error:  # noqa: BLE001 -- whatever a version brings about is its own affair
+            kind = "adapter" if isinstance(error, AdapterError) else "other"
+            self._journal.tell("not_staged", version=version, kind=kind, why=f"{error}" or type(error).__name__)
+        else:
+            self._journal.tell("staged", version=version)
+
+    def _exchange(self, version: int, staged: tuple[int, DraftVersion, Any] | None) -> float:
+        assert self._draft is not None
+        if not self._all_agree(staged is not None and staged[0] == version):
+            raise DraftError(f"version {version} is not staged on every rank")
+        assert staged is not None
+        _, read, weights = staged
+        error: Exception | None = None
+        try:
+            self._draft.exchange(weights)
+        except Exception as found:  # noqa: BLE001 -- other ranks wait for an answer
+            error = found
+        if not self._all_agree(error is None):
+            if error is None:
+                self._draft.exchange(weights)
+            raise error or DraftError("another rank could not exchange its weights")
+        distance = self._distance(read)
+        if not self._all_agree(distance <= PROBE_TOLERANCE):
+            self._draft.exchange(weights)
+            raise DraftError(
+                f"the live draft's output is {distance:.3f} (total variation) from what the adapter's trainer "
+                f"computed, {PROBE_TOLERANCE} is allowed"
+            )
+        return distance
+
+    def _distance(self, read: DraftVersion) -> float:
+        """Mean total variation over the probe's positions; 0 for ranks that see no logits."""
+        if read.probe_ids is None or read.probe_probs is None:
+            return 0.0
+        assert self._draft is not None
+        logits = self._logits(self._draft, read.probe_ids, len(read.probe_probs))
+        if logits is None:
+            return 0.0
+        expected = read.probe_probs.to(logits.device)
+        return float((logits[:, : expected.shape[1]].softmax(-1) - expected).abs().sum(-1).mean() / 2)
+
+    def _logits(self, draft: LiveDraft, input_ids: torch.Tensor, last: int) -> torch.Tensor | None:
+        from vllm.forward_context import set_forward_context
+
+        with set_forward_context(None, self._worker.vllm_config):
+            return draft.logits(input_ids, last)
+
+    def _all_agree(self, fine: bool) -> bool:
+        """Whether all tensor-parallel ranks of this engine are fine; each has to ask."""
+        if self._tensor_group.world_size == 1:
+            return fine
+        flag = torch.tensor([int(fine)])
+        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MIN, group=self._tensor_group.cpu_group)
+        return bool(flag.item())

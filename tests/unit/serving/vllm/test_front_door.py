@@ -1,0 +1,75 @@
+"""What clients say of their traffic reaches the workers, and our pages are below /hotdraft."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.testclient import TestClient
+
+from hotdraft.serving.vllm.front.front_door import FrontDoor, tagged
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "héllo"}]}
+
+
+def xargs(body: dict[str, Any], header: str | None = None) -> dict[str, Any]:
+    return json.loads(tagged(json.dumps(body).encode(), header, "client"))["vllm_xargs"]
+
+
+def test_the_domain_is_the_bodys_before_the_headers() -> None:
+    assert xargs({**CHAT, "metadata": {"domain": "sql"}}, "maths")["hotdraft_domain"] == "sql"
+    assert xargs(CHAT, "maths")["hotdraft_domain"] == "maths"
+    assert "hotdraft_domain" not in xargs(CHAT)
+    assert "hotdraft_domain" not in xargs({**CHAT, "metadata": {"domain": 3}})
+
+
+def test_what_is_not_to_be_stored_says_so_to_the_workers_and_nobody_speaks_for_another_client() -> None:
+    assert xargs({**CHAT, "store": False})["hotdraft_store"] == 0
+    assert "hotdraft_store" not in xargs({**CHAT, "store": True})
+    told = xargs({**CHAT, "vllm_xargs": {"hotdraft_client": "somebody", "mine": 1}})
+    assert told == {"hotdraft_client": "client", "mine": 1}
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"3", b'{"vllm_xargs": 4}', b"[" * 100_000, b"\xff"])
+def test_what_is_no_request_goes_on_as_it_came(body: bytes) -> None:
+    assert tagged(body, "sql", "client") == body
+
+
+@pytest.fixture
+def vllm() -> tuple[FastAPI, list[str]]:
+    app, ended = FastAPI(), []
+    ours = FastAPI()
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> dict[str, Any]:
+        return {"said": await request.json(), "length": request.headers["content-length"]}
+
+    @app.get("/health")
+    async def health() -> str:
+        return "vllm"
+
+    @ours.get("/status")
+    async def status() -> str:
+        return "hotdraft"
+
+    async def end() -> None:
+        ended.append("ended")
+
+    made: Callable[[], FastAPI] = lambda: ours  # noqa: E731
+    app.add_middleware(FrontDoor, ours=made, client_identity=lambda request: "client", before_end=end)
+    return app, ended
+
+
+def test_requests_pass_the_door_whole(vllm: tuple[FastAPI, list[str]]) -> None:
+    app, ended = vllm
+    with TestClient(app) as client:
+        answer = client.post("/v1/chat/completions", json=CHAT, headers={"X-Hotdraft-Domain": "sql"}).json()
+        assert answer["said"] == {**CHAT, "vllm_xargs": {"hotdraft_client": "client", "hotdraft_domain": "sql"}}
+        assert int(answer["length"]) == len(json.dumps(answer["said"]).encode())
+        assert client.get("/health").json() == "vllm"
+        assert client.get("/hotdraft/status").json() == "hotdraft"
+        assert client.get("/hotdraft/nothing").status_code == 404
+        assert client.get("/hotdrafts").status_code == 404
+        assert not ended
+    assert ended == ["ended"]

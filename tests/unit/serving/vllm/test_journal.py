@@ -1,0 +1,55 @@
+"""Whatever number of workers there is, all that they tell is heard once, and nothing of it piles up."""
+
+from pathlib import Path
+
+import pytest
+
+from hotdraft.serving.vllm import journal
+from hotdraft.serving.vllm.journal import Journal, JournalFollower
+
+
+def test_every_workers_events_are_heard_once_and_in_their_order(tmp_path: Path) -> None:
+    one, other, follower = Journal(tmp_path, "one"), Journal(tmp_path, "other"), JournalFollower(tmp_path)
+    one.tell("staged", version=1)
+    other.tell("not_staged", version=1, why="no memory")
+    one.tell("swapped", version=1)
+    heard = list(follower.news())
+    assert [event["event"] for event in heard if event["worker"] == "one"] == ["staged", "swapped"]
+    assert [event["why"] for event in heard if event["worker"] == "other"] == ["no memory"]
+    assert list(follower.news()) == []
+
+
+def test_a_line_that_is_being_written_comes_when_it_is_whole(tmp_path: Path) -> None:
+    follower = JournalFollower(tmp_path)
+    path = tmp_path / "w.000001.jsonl"
+    path.write_text('{"event": "sta')
+    assert list(follower.news()) == []
+    path.write_text('{"event": "staged"}\n')
+    assert list(follower.news()) == [{"event": "staged"}]
+
+
+def test_segments_that_were_read_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "SEGMENT_BYTES", 200)
+    writer, follower = Journal(tmp_path, "w"), JournalFollower(tmp_path)
+    for number in range(50):
+        writer.tell("finished", number=number)
+    assert [event["number"] for event in follower.news()] == list(range(50))
+    assert len(list(tmp_path.iterdir())) == 1
+    writer.tell("finished", number=50)
+    assert [event["number"] for event in follower.news()] == [50]
+
+
+def test_what_earlier_workers_told_is_forgotten(tmp_path: Path) -> None:
+    Journal(tmp_path, "w").tell("swapped", version=3)
+    follower = JournalFollower(tmp_path)
+    follower.clear()
+    assert list(follower.news()) == []
+    Journal(tmp_path, "w").tell("attached")
+    assert [event["event"] for event in follower.news()] == ["attached"]
+
+
+def test_a_full_disk_costs_lines_and_raises_nothing(tmp_path: Path) -> None:
+    writer = Journal(tmp_path, "w")
+    writer._file.close()
+    writer.tell("finished")
+    assert writer.lost == 1

@@ -1,0 +1,152 @@
+"""A version serves on all workers or on none: no engine drafts with another one than the rest."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotdraft.pipeline.models.adapter_folder import AdapterError
+from hotdraft.serving.messages.events import RoundStats, SwapEvent
+from hotdraft.serving.messages.request import GenerationRequest, RequestStats
+from hotdraft.serving.updates.hot_swap import SwapError
+from hotdraft.serving.vllm.front import swapper as module
+from hotdraft.serving.vllm.front.followed_engine import FollowedEngine
+from hotdraft.serving.vllm.front.swapper import VllmSwapper
+from hotdraft.serving.vllm.journal import Journal, JournalFollower
+
+
+class Workers:
+    """Two engines' workers, which answer in the journal as `WorkerPart` does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.journals = {name: Journal(folder, name) for name in ("engine0", "engine1")}
+        self.serves = dict.fromkeys(self.journals, 0)
+        self.refuses: dict[str, set[tuple[str, int]]] = {name: set() for name in self.journals}
+        """(method, version) that each does not do."""
+        self.silent: set[str] = set()
+        self.called: list[tuple[Any, ...]] = []
+        for name, journal in self.journals.items():
+            journal.tell("attached", has_draft=True, version=0, records=True, problem=None)
+
+    def call(self, method: str, *args: Any) -> None:
+        self.called.append((method, *args))
+        for name, journal in self.journals.items():
+            if name in self.silent:
+                continue
+            refused = args and (method, args[0]) in self.refuses[name]
+            if method == "hotdraft_stage" and refused:
+                journal.tell("not_staged", version=args[0], kind="adapter", why="a rank of 4 was expected")
+            elif method == "hotdraft_stage":
+                journal.tell("staged", version=args[0])
+            elif method == "hotdraft_commit" and refused:
+                journal.tell("not_swapped", version=args[0], why="the live draft's output is 0.4 from it")
+            elif method == "hotdraft_commit":
+                self.serves[name] = args[0]
+                journal.tell("swapped", version=args[0], seconds=0.01 if name == "engine0" else 0.03, distance=0.0)
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.swaps: list[SwapEvent] = []
+        self.finished: list[tuple[GenerationRequest, RequestStats]] = []
+
+    def on_round(self, stats: RoundStats) -> None: ...
+
+    def on_finish(self, request: GenerationRequest, stats: RequestStats, finish_reason: str) -> None:
+        self.finished.append((request, stats))
+
+    def on_swap(self, event: SwapEvent) -> None:
+        self.swaps.append(event)
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Workers:
+    return Workers(tmp_path)
+
+
+@pytest.fixture
+def engine(workers: Workers, tmp_path: Path) -> Iterator[FollowedEngine]:
+    engine = FollowedEngine(JournalFollower(tmp_path), k=2, num_slots=4, max_model_len=64)
+    engine.listeners.append(Heard())
+    engine.start()
+    with engine.heard_by(lambda event: None):
+        while len(engine.drafting_workers) < 2:
+            pass
+    yield engine
+    engine.stop()
+
+
+def test_a_version_is_staged_everywhere_before_it_is_committed_anywhere(
+    workers: Workers, engine: FollowedEngine, tmp_path: Path
+) -> None:
+    swapper = VllmSwapper(engine, workers.call)
+    event = swapper.swap(swapper.stage(3, tmp_path), "promotion")
+    assert [call[:2] for call in workers.called] == [("hotdraft_stage", 3), ("hotdraft_commit", 3)]
+    assert workers.serves == {"engine0": 3, "engine1": 3}
+    assert (event.version, event.previous_version, event.stall_seconds) == (3, 0, 0.03)
+    assert swapper.live_version == engine.draft_version == 3
+    heard = engine.listeners[0]
+    assert isinstance(heard, Heard)
+    assert [one.version for one in heard.swaps] == [3]
+
+
+def test_what_one_worker_cannot_stage_is_committed_by_none(
+    workers: Workers, engine: FollowedEngine, tmp_path: Path
+) -> None:
+    workers.refuses["engine1"].add(("hotdraft_stage", 3))
+    swapper = VllmSwapper(engine, workers.call)
+    with pytest.raises(AdapterError, match="a rank of 4 was expected"):
+        swapper.stage(3, tmp_path)
+    assert [call[0] for call in workers.called] == ["hotdraft_stage", "hotdraft_discard"]
+    assert workers.serves == {"engine0": 0, "engine1": 0}
+
+
+def test_engines_that_took_it_up_go_back_where_another_did_not(
+    workers: Workers, engine: FollowedEngine, tmp_path: Path
+) -> None:
+    swapper = VllmSwapper(engine, workers.call)
+    swapper.swap(swapper.stage(2, tmp_path), "promotion")
+    workers.refuses["engine1"].add(("hotdraft_commit", 3))
+    with pytest.raises(SwapError, match="engine1: the live draft's output is 0.4"):
+        swapper.swap(swapper.stage(3, tmp_path), "promotion")
+    assert workers.serves == {"engine0": 2, "engine1": 2}
+    assert swapper.live_version == 2
+
+
+def test_a_worker_that_says_nothing_is_named(
+    workers: Workers, engine: FollowedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STAGE_SECONDS", 0.3)
+    workers.silent.add("engine1")
+    with pytest.raises(RuntimeError, match=r"engine1: no answer in 0\.3 s"):
+        VllmSwapper(engine, workers.call).stage(3, tmp_path)
+
+
+def test_what_a_worker_counted_of_a_request_is_told_and_kept(workers: Workers, engine: FollowedEngine) -> None:
+    counts = {"prompt_tokens": 7, "completion_tokens": 5, "rounds": 3, "drafted_tokens": 6}
+    workers.journals["engine1"].tell(
+        "finished",
+        id="chatcmpl-1-0a1b2c3d",
+        domain="sql",
+        client="c",
+        temperature=0.0,
+        seeded=False,
+        recorded=False,
+        left_out="store",
+        began=0.0,
+        examined_tokens=4,
+        accepted_tokens=2,
+        draft_version=0,
+        one_version=True,
+        **counts,
+    )
+    while engine.counts_of("chatcmpl-1") is None:
+        pass
+    heard = engine.listeners[0]
+    assert isinstance(heard, Heard)
+    while not heard.finished:
+        pass
+    [(request, stats)] = heard.finished
+    assert (request.domain, request.client, request.record) == ("sql", "c", False)
+    assert (stats.examined_tokens, stats.accepted_tokens, stats.rounds) == (4, 2, 3)

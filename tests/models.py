@@ -30,14 +30,16 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", chat_template=CHAT_TEMPLATE)
 
 
-def tiny_llama(layers: int, seed: int, vocab_size: int = 257) -> LlamaForCausalLM:
+def tiny_llama(
+    layers: int, seed: int, vocab_size: int = 257, *, heads: int = 4, head_size: int = 8
+) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocab_size,
-        hidden_size=32,
+        hidden_size=heads * head_size,
         intermediate_size=64,
         num_hidden_layers=layers,
-        num_attention_heads=4,
+        num_attention_heads=heads,
         num_key_value_heads=2,
         max_position_embeddings=512,
         initializer_range=0.3,

@@ -4,6 +4,7 @@ vLLM calls these methods between two steps. Staging is begun by one and done in 
 and, where any rank of the engine disagrees, copies back. What came of it is told in the journal.
 """
 
+import importlib
 import logging
 import threading
 import time
@@ -24,6 +25,7 @@ from hotdraft.serving.vllm.worker.live_draft import DraftError, LiveDraft
 from hotdraft.serving.vllm.worker.recording import Recording
 from hotdraft.serving.vllm.worker.seams import SeamError
 from hotdraft.serving.vllm.worker.staging import DraftFile, DraftVersion
+from hotdraft.serving.vllm.worker.temperatures import keep_temperatures
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +68,8 @@ class WorkerPart:
         from vllm.distributed import get_pp_group, get_tp_group
 
         installed()
+        if worker.device.type == "cpu":
+            keep_temperatures(importlib.import_module("vllm.v1.sample.rejection_sampler"))
         config = HotdraftConfig(**settings["config"])
         self._worker = worker
         self._tensor_group = get_tp_group()

@@ -77,7 +77,9 @@ class RunnerV1:
         if any(drafted.values()):
             metadata = SimpleNamespace(
                 num_draft_tokens=[len(row) for row in drafted.values()],
-                draft_token_ids=torch.tensor([token for row in drafted.values() for token in row], dtype=torch.int32),
+                draft_token_ids=torch.tensor(
+                    [token for row in drafted.values() for token in row], dtype=torch.int32
+                ),
             )
         return self._sample(logits, metadata)
 

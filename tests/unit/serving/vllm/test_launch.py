@@ -70,7 +70,9 @@ def test_the_build_for_a_cpu_is_started_by_the_module_that_it_has(
 
 
 @pytest.mark.parametrize("version", ["0.28.9", "0.33.0", "1.0", "0.33.0rc1"])
-def test_a_vllm_that_hotdraft_does_not_know_is_refused_by_name(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vllm_that_hotdraft_does_not_know_is_refused_by_name(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a_vllm(monkeypatch, vllm=version)
     with pytest.raises(VllmVersionError, match=rf"vllm {version} .* from 0\.29 to before 0\.33"):
         versions.installed()

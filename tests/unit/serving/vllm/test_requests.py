@@ -34,7 +34,11 @@ def test_an_answer_that_does_not_follow_the_logits_is_left_out_by_the_parameters
 
 
 def test_other_weights_and_other_inputs_than_the_drafts_are_left_out() -> None:
-    for name, reason in {"lora_request": "lora", "mm_features": "multimodal", "prompt_embeds": "prompt_embeds"}.items():
+    for name, reason in {
+        "lora_request": "lora",
+        "mm_features": "multimodal",
+        "prompt_embeds": "prompt_embeds",
+    }.items():
         new = new_request("r")
         setattr(new, name, [object()])
         request = ServedRequest.of(new)

@@ -108,7 +108,11 @@ def test_what_is_not_to_be_recorded_is_counted_alone(
 ) -> None:
     followed = follow(module, runner_class())
     runner = followed.runner
-    new = [new_request("a", logit_bias={1: 2.0}), new_request("b"), new_request("c", extra_args={"hotdraft_store": 0})]
+    new = [
+        new_request("a", logit_bias={1: 2.0}),
+        new_request("b"),
+        new_request("c", extra_args={"hotdraft_store": 0}),
+    ]
     runner.step(Scheduled(new), {"a": [1], "b": [5], "c": []}, [[1, 2], [5, 6], [7]], logits(5))
     runner.step(Scheduled(finished_req_ids={"a", "b", "c"}), {}, [], logits(0))
     assert list(followed.samples()) == ["b"]

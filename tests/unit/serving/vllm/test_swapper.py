@@ -26,7 +26,7 @@ class Workers:
         """(method, version) that each does not do."""
         self.silent: set[str] = set()
         self.called: list[tuple[Any, ...]] = []
-        for name, journal in self.journals.items():
+        for journal in self.journals.values():
             journal.tell("attached", has_draft=True, version=0, records=True, problem=None)
 
     def call(self, method: str, *args: Any) -> None:
@@ -108,7 +108,7 @@ def test_engines_that_took_it_up_go_back_where_another_did_not(
     swapper = VllmSwapper(engine, workers.call)
     swapper.swap(swapper.stage(2, tmp_path), "promotion")
     workers.refuses["engine1"].add(("hotdraft_commit", 3))
-    with pytest.raises(SwapError, match="engine1: the live draft's output is 0.4"):
+    with pytest.raises(SwapError, match=r"engine1: the live draft's output is 0\.4"):
         swapper.swap(swapper.stage(3, tmp_path), "promotion")
     assert workers.serves == {"engine0": 2, "engine1": 2}
     assert swapper.live_version == 2

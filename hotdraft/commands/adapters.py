@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hotdraft.commands.export import export
 from hotdraft.commands.options import ConfigOption, JsonOption, waiting
 from hotdraft.pipeline.system.local_time import MINUTES, local_time
 
@@ -20,13 +21,15 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="""Adapter versions: list, show, promote, roll back, unpin.
+    help="""Adapter versions: list, show, promote, roll back, unpin, export.
 
     Examples:
     $ hotdraft adapters list --config configs/smollm2.yaml
     $ hotdraft adapters rollback --config configs/smollm2.yaml
     """,
 )
+
+app.command()(export)
 
 IN_TABLES = ("status", "served/", "gate_by_domain", "watch/")
 """Tags that are shown otherwise, or are for servers to read."""

@@ -60,6 +60,11 @@ def resolve(name: str) -> str:
     return name
 
 
+def public_name(name: str) -> str:
+    """A model's name without the path to its folder on this machine."""
+    return Path(name).resolve().name if Path(name).is_dir() else name
+
+
 def local_folder(name: str) -> Path:
     """The folder with the files of `name`, downloaded from the hub if need be."""
     resolved = resolve(name)

@@ -9,6 +9,8 @@ from torch import Tensor
 from hotdraft.pipeline.replay.sample import MIN_LOG_MASS
 from hotdraft.serving.messages.request import TokenLogprob
 
+BLOCK = 64
+
 
 @dataclass(frozen=True)
 class TargetLog:
@@ -48,12 +50,29 @@ def pack(logits: Tensor, top_k: int, token_ids: Tensor | None) -> Tensor:
     With `token_ids` [B, T] of the tokens that came, theirs too.
     """
     everything = logits.log_softmax(-1)
-    logprobs, top_ids = everything.topk(min(top_k, logits.shape[-1]), dim=-1)
+    logprobs, top_ids = likeliest(everything, min(top_k, logits.shape[-1]))
     tail = (1 - logprobs.double().exp().sum(-1, keepdim=True)).clamp_min(0).log().clamp_min(MIN_LOG_MASS).float()
     parts = [top_ids.int(), logprobs.view(torch.int32), tail.view(torch.int32)]
     if token_ids is not None:
         parts.append(everything.gather(-1, token_ids[..., None]).view(torch.int32))
     return torch.cat(parts, -1)
+
+
+def likeliest(values: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """The `number` largest of `values` [..., V], largest first, and where they are.
+
+    On a CPU in two steps: they lie in as many blocks as have the largest maxima, which takes half the time.
+    """
+    blocks = -(-values.shape[-1] // BLOCK)
+    if values.device.type != "cpu" or blocks < 2 * number:
+        top, places = values.topk(number)
+        return top, places
+    padded = torch.nn.functional.pad(values, (0, blocks * BLOCK - values.shape[-1]), value=-torch.inf)
+    blocked = padded.unflatten(-1, (blocks, BLOCK))
+    chosen = blocked.amax(-1).topk(number, sorted=False).indices
+    candidates = blocked.gather(-2, chosen[..., None].expand(*chosen.shape, BLOCK)).flatten(-2)
+    top, places = candidates.topk(number)
+    return top, chosen.gather(-1, places // BLOCK) * BLOCK + places % BLOCK
 
 
 def unpack(packed: np.ndarray, *, with_tokens: bool) -> TargetLog:

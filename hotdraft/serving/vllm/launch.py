@@ -96,6 +96,6 @@ def plain_folder(config: HotdraftConfig) -> Path:
     folder = (config.run_dir / f"vllm-draft-{fingerprint(config.draft)[:12]}").absolute()
     if not folder.is_dir():
         with new_folder(folder) as partial:
-            model = load_causal_lm(config.draft, dtype=load_causal_lm(config.target).dtype)
-            save_plain(partial, model, load_tokenizer(config.draft))
+            dtype = choose_dtype(config.dtype, choose_device(config.device))
+            save_plain(partial, load_causal_lm(config.draft, dtype=dtype), load_tokenizer(config.draft))
     return folder

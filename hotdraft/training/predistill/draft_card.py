@@ -10,7 +10,7 @@ import transformers
 import yaml
 
 from hotdraft.pipeline.config.learning import PredistillConfig
-from hotdraft.pipeline.models.names import Cut, local_folder
+from hotdraft.pipeline.models.names import Cut, local_folder, public_name
 from hotdraft.pipeline.replay.stats import ReplayStats
 from hotdraft.training.drafts.draft_cost import DraftCost, describe_cost
 
@@ -89,7 +89,7 @@ class CardFacts:
 
 def write_draft_card(folder: Path, facts: CardFacts) -> None:
     """Write `README.md` into `folder`: a model card with the hub's front matter."""
-    target = _public(facts.target)
+    target = public_name(facts.target)
     settings = facts.settings
     card = CARD.format(
         front_matter=front_matter(facts),
@@ -172,10 +172,10 @@ def table_rows(figures: Figures, counted: str) -> list[list[str]]:
 
 def _origin(origin: Cut | str) -> str:
     if isinstance(origin, str):
-        return f"`{_public(origin)}`, trained further."
+        return f"`{public_name(origin)}`, trained further."
     layers = ", ".join(map(str, origin.layers))
     kept = "" if origin.feed_forward is None else f", {origin.feed_forward} channels of the feed-forward in each"
-    return f"Layers {layers} of `{_public(origin.base)}`{kept}, with its embedding and output head."
+    return f"Layers {layers} of `{public_name(origin.base)}`{kept}, with its embedding and output head."
 
 
 def _mixture(requests: int) -> str:
@@ -211,8 +211,3 @@ def _cost(facts: CardFacts) -> str:
 
 def _rows(rows: Iterable[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
-
-
-def _public(name: str) -> str:
-    """A model's name without the path to its folder on this machine."""
-    return Path(name).resolve().name if Path(name).is_dir() else name

@@ -62,6 +62,8 @@ class FollowedEngine:
         return {name for name, facts in list(self.workers.items()) if facts.get("has_draft")}
 
     def start(self) -> None:
+        """Know the workers that are attached, then follow them."""
+        self._take_news()
         self._thread.start()
 
     def stop(self) -> None:
@@ -89,13 +91,16 @@ class FollowedEngine:
 
     def _run(self) -> None:
         while not self._stopping.wait(POLL_SECONDS):
-            try:
-                for event in self._journal.news():
-                    self._take(event)
-            except Exception:
-                self._failures["journal"] += 1
-                if self._failures["journal"] == 1:
-                    logger.exception("a worker's journal, which is followed on")
+            self._take_news()
+
+    def _take_news(self) -> None:
+        try:
+            for event in self._journal.news():
+                self._take(event)
+        except Exception:  # the top of a thread that must outlive whatever is written there
+            self._failures["journal"] += 1
+            if self._failures["journal"] == 1:
+                logger.exception("a worker's journal, which is followed on")
 
     def _take(self, event: dict[str, Any]) -> None:
         match event["event"]:

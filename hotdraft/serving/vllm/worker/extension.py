@@ -73,7 +73,7 @@ class WorkerPart:
         config = HotdraftConfig(**settings["config"])
         self._worker = worker
         self._tensor_group = get_tp_group()
-        stage, engine = get_pp_group(), worker.vllm_config.parallel_config.data_parallel_rank
+        stage, engine = get_pp_group(), worker.vllm_config.parallel_config.data_parallel_index
         self.name = f"engine{engine}-stage{stage.rank_in_group}-rank{self._tensor_group.rank_in_group}"
         self._journal = Journal(Path(settings["journal"]), self.name)
         self._staged: tuple[int, DraftVersion, Any] | None = None

@@ -29,9 +29,10 @@ class Begun:
 
     request_ids: list[str]
     num_drafted: list[int]
-    logged: list[int]
-    packed: Tensor | None
-    """int32 [T, C], as `target_log.pack` makes it."""
+    logged: dict[int, int]
+    """Places of the requests whose distributions are recorded, with the number of their positions."""
+    logits: Tensor | None
+    """Theirs, [T, V], as they were before anything was drawn."""
 
 
 class Recording:
@@ -88,27 +89,29 @@ class Recording:
 
     def begin(self, request_ids: Sequence[str], num_drafted: Sequence[int], logits: Tensor) -> Begun:
         """Before tokens are drawn from `logits` [sum of num_drafted + R, V], which may change them."""
-        logged: list[int] = []
+        logged: dict[int, int] = {}
         rows: list[int] = []
         start = 0
         for place, (request_id, drafts) in enumerate(zip(request_ids, num_drafted, strict=True)):
             log = self._logs.get(request_id)
             if log is not None and log.request.left_out is None:
-                logged.append(place)
+                logged[place] = drafts + 1
                 rows += range(start, start + drafts + 1)
             start += drafts + 1
         if start != len(logits):
             raise ValueError(f"{len(logits)} rows of logits for {start} positions")
-        packed = None
-        if rows:
-            some = logits if len(rows) == len(logits) else logits[torch.tensor(rows, device=logits.device)]
-            packed = pack(some.float(), self._top_k, None)
-        return Begun(list(request_ids), [int(number) for number in num_drafted], logged, packed)
+        kept = logits[torch.tensor(rows, device=logits.device)] if rows else None
+        return Begun(list(request_ids), [int(number) for number in num_drafted], logged, kept)
 
     def finish_pass(self, begun: Begun, drafted: Tensor, sampled: Tensor, num_sampled: Tensor) -> None:
         """What was drafted [sum of num_drafted], what came [R, S], and how much of that counts [R]."""
         version = self.draft_version
-        tensors = [drafted, sampled, num_sampled, *([] if begun.packed is None else [begun.packed])]
+        logits, logged = begun.logits, begun.logged
+        if logits is not None and logits.device.type == "cpu":  # elsewhere to know the lengths is to wait
+            logits, logged = _drawn_only(logits, logged, num_sampled)
+        tensors = [drafted, sampled, num_sampled]
+        if logits is not None:
+            tensors.append(pack(logits.float(), self._top_k, None))
         arrays, is_ready = self._to_host(tensors)
 
         def take() -> bool:
@@ -116,7 +119,7 @@ class Recording:
                 return False
             drafted_ids, sampled_ids, counts, *packed = (one.numpy() for one in arrays)
             target = unpack(packed[0], with_tokens=False) if packed else None
-            ids, numbers, logged = begun.request_ids, begun.num_drafted, begun.logged
+            ids, numbers = begun.request_ids, begun.num_drafted
             self._take(VerifyStep(ids, numbers, drafted_ids, sampled_ids, counts, logged, target, version))
             return True
 
@@ -146,20 +149,17 @@ class Recording:
             self._underway.popleft()
 
     def _take(self, step: VerifyStep) -> None:
-        places = {place: index for index, place in enumerate(step.logged)}
-        lengths = np.asarray(step.num_drafted) + 1
-        offsets = np.cumsum([0, *(lengths[place] for place in step.logged)])
-        first = 0
+        first = start = 0
         for place, (request_id, drafts) in enumerate(zip(step.request_ids, step.num_drafted, strict=True)):
             drafted = step.drafted_ids[first : first + drafts]
             first += drafts
+            positions, target = step.logged.get(place), None
+            if positions is not None and step.target is not None:
+                target = step.target.positions(start, start + positions)
+                start += positions
             log = self._logs.get(request_id)
             if log is None:
                 continue
-            target = None
-            if place in places and step.target is not None:
-                start = offsets[places[place]]
-                target = step.target.positions(start, start + drafts + 1)
             log.take(step.sampled_ids[place, : step.num_sampled[place]], drafted, target, step.draft_version)
 
     def _finish(self, finished: Sequence[str], resumed: Sequence[str]) -> bool:
@@ -187,3 +187,11 @@ class Recording:
                 **asdict(counts),
             )
         return True
+
+
+def _drawn_only(logits: Tensor, logged: dict[int, int], num_sampled: Tensor) -> tuple[Tensor, dict[int, int]]:
+    """Of the positions of each logged request those that count."""
+    counts = {place: int(num_sampled[place]) for place in logged}
+    starts = np.cumsum([0, *logged.values()])
+    rows = [start + row for start, count in zip(starts, counts.values(), strict=False) for row in range(count)]
+    return logits[rows], counts

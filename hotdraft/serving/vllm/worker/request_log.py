@@ -1,7 +1,7 @@
 """From what target passes gave to the record of a request: pure, the same for every runner of vLLM."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,10 +23,10 @@ class VerifyStep:
     """int [R, S]: what came, of which the first `num_sampled[r]` count."""
     num_sampled: np.ndarray
     """int [R]: accepted tokens and one more; 0 where a prompt is not read to its end."""
-    logged: Sequence[int]
-    """Places in `request_ids` of those whose distributions are in `target`, in its order."""
+    logged: Mapping[int, int]
+    """Places in `request_ids` of those whose distributions are in `target`, in its order, and how many each has."""
     target: TargetLog | None
-    """[T, K], T the positions of the logged requests: `num_drafted` + 1 of each."""
+    """[T, K], T the positions of the logged requests: the first ones of each, at least those that count."""
     draft_version: int
 
 
@@ -61,7 +61,7 @@ class RequestLog:
     def take(self, tokens: np.ndarray, drafted_ids: np.ndarray, target: TargetLog | None, version: int) -> None:
         """A pass that gave `tokens` [m + 1] for `drafted_ids` [n], of which it accepted m.
 
-        `target` holds the distributions at those n + 1 positions, if they are recorded.
+        `target` holds the distributions at the first positions, m + 1 at least, if they are recorded.
         """
         if not len(tokens):
             return

@@ -70,9 +70,7 @@ def engine(workers: Workers, tmp_path: Path) -> Iterator[FollowedEngine]:
     engine = FollowedEngine(JournalFollower(tmp_path), k=2, num_slots=4, max_model_len=64)
     engine.listeners.append(Heard())
     engine.start()
-    with engine.heard_by(lambda event: None):
-        while len(engine.drafting_workers) < 2:
-            pass
+    assert engine.drafting_workers == {"engine0", "engine1"}
     yield engine
     engine.stop()
 

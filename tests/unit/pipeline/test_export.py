@@ -1,0 +1,80 @@
+"""An exported version computes what it computed in service, wherever it is loaded."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hotdraft.pipeline.models.adapter_folder import AdapterBase, AdapterError, load_adapter, merged_weights
+from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
+from hotdraft.pipeline.models.names import ModelError
+from hotdraft.pipeline.store.adapter_version import AdapterVersion
+from hotdraft.pipeline.store.export import Format, export
+from tests.integration.adapters import write_adapter
+
+IDS = torch.arange(3, 40)[None]
+
+
+@pytest.fixture
+def adapter(tiny_draft: str, tmp_path: Path) -> Path:
+    return write_adapter(tmp_path / "adapter", tiny_draft, scale=0.2)
+
+
+def version() -> AdapterVersion:
+    tags = {"gate_by_domain": '{"sql": {"requests": 12, "champion": 0.3, "candidate": 0.45}}'}
+    return AdapterVersion(
+        version=3, status="champion", aliases=(), created_at=0.0, run_id="r", tags=tags, served=None, pinned=False
+    )
+
+
+def exported(adapter: Path, draft: str, out: Path, kind: Format) -> dict:
+    export(adapter, version(), out, kind, target="org/target", draft=draft)
+    card = (out / "README.md").read_text()
+    assert "| sql | 12 | 0.3 | 0.45 |  |  |" in card
+    return yaml.safe_load(card.split("---")[1])
+
+
+def expected(adapter: Path, draft: str) -> torch.Tensor:
+    model = load_causal_lm(draft, dtype=torch.bfloat16)
+    weights = model.state_dict()
+    loaded = load_adapter(adapter, AdapterBase.of(model, fingerprint(draft)))
+    model.load_state_dict({**weights, **merged_weights(weights, loaded)})
+    with torch.inference_mode():
+        return model(IDS).logits
+
+
+def test_merged_it_is_the_model_that_served(adapter: Path, tiny_draft: str, tmp_path: Path) -> None:
+    facts = exported(adapter, tiny_draft, tmp_path / "out", "merged")
+    assert facts["base_model_relation"] == "merge"
+    assert "speculative-decoding" in facts["tags"]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16)
+    with torch.inference_mode():
+        assert torch.equal(model(IDS).logits, expected(adapter, tiny_draft))
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").eos_token == "<eos>"
+
+
+def test_as_an_adapter_peft_makes_the_same_of_it(adapter: Path, tiny_draft: str, tmp_path: Path) -> None:
+    facts = exported(adapter, tiny_draft, tmp_path / "out", "peft")
+    assert facts["library_name"] == "peft"
+    model = PeftModel.from_pretrained(load_causal_lm(tiny_draft), str(tmp_path / "out"))
+    with torch.inference_mode():
+        logits = model(IDS).logits
+    torch.testing.assert_close(logits, expected(adapter, tiny_draft).float(), atol=0.3, rtol=0.05)
+    plain = load_causal_lm(tiny_draft)
+    with torch.inference_mode():
+        assert (plain(IDS).logits - logits).abs().max() > 1
+
+
+def test_nothing_is_written_over_and_nothing_of_another_draft_is_exported(
+    adapter: Path, tiny_draft: str, tiny_target: str, tmp_path: Path
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("")
+    with pytest.raises(ModelError, match="not empty"):
+        exported(adapter, tiny_draft, tmp_path / "full", "merged")
+    with pytest.raises(AdapterError, match="another base"):
+        exported(adapter, tiny_target, tmp_path / "out", "merged")
+    assert not (tmp_path / "out").exists()

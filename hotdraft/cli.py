@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from hotdraft.commands import adapters, config, controls, jobs, models, replay
+from hotdraft.commands import config, controls, jobs, models, replay
+from hotdraft.commands.adapters import versions
 from hotdraft.commands.bench import bench
 from hotdraft.commands.distill import distill
 from hotdraft.commands.experiment import experiment
@@ -66,7 +67,7 @@ def hotdraft(
 
 for command in (serve, simulate, demo, distill, controls.k, predistill, experiment, bench, doctor):
     app.command()(command)
-app.add_typer(adapters.app, name="adapters")
+app.add_typer(versions.app, name="adapters")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(controls.app, name="loop")
 app.add_typer(replay.app, name="replay")

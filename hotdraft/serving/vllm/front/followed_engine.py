@@ -1,6 +1,7 @@
 """vLLM as the rest of hotdraft sees an engine: what its workers tell becomes events, by a thread."""
 
 import logging
+import re
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -18,6 +19,9 @@ from hotdraft.serving.vllm.journal import JournalFollower
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
+ANSWER_ID = re.compile(r"(?:\d+_)?(?:(chatcmpl-.+)|(cmpl-.+)-\d+)-[0-9a-f]{8}")
+SUMMED = ("completion_tokens", "rounds", "drafted_tokens", "examined_tokens", "accepted_tokens")
+"""Over the choices of an answer."""
 KEPT_REQUESTS = 4096
 """Finished ones whose counts can be asked for."""
 
@@ -118,7 +122,9 @@ class FollowedEngine:
             hear(event)
 
     def _finish(self, told: dict[str, Any]) -> None:
-        self._requests[_outer_id(told["id"])] = told
+        answer = outer_id(told["id"])
+        others = self._requests.get(answer, {})
+        self._requests[answer] = {**told, **{name: told[name] + others.get(name, 0) for name in SUMMED}}
         while len(self._requests) > KEPT_REQUESTS:
             self._requests.popitem(last=False)
         request = GenerationRequest(
@@ -161,11 +167,10 @@ class FollowedEngine:
             listener.on_finish(request, stats, "stop")
 
 
-def _outer_id(request_id: str) -> str:
-    """vLLM appends eight random digits to a request's id, and a choice's number before them."""
-    outer = request_id.rpartition("-")[0] or request_id
-    head, dash, tail = outer.rpartition("-")
-    return head if dash and tail.isdecimal() and outer.startswith("cmpl-") else outer
+def outer_id(request_id: str) -> str:
+    """The id of the answer: vLLM puts a choice's number before it, a prompt's and eight random digits behind it."""
+    found = ANSWER_ID.fullmatch(request_id)
+    return found[1] or found[2] if found else request_id
 
 
 def _gauge(name: str) -> int:

@@ -145,7 +145,7 @@ class LoopBesideVllm:
         return asyncio.run_coroutine_threadsafe(told, self._events).result(CALL_SECONDS)
 
     def _reset_prefixes(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._client.reset_prefix_cache(), self._events).result(CALL_SECONDS)
+        asyncio.run_coroutine_threadsafe(self._client.reset_prefix_cache(), self._events)
 
 
 class Exported(Collector):

@@ -69,8 +69,8 @@ class VllmSwapper:
         previous, self._live = self._live.version, staged
         stall = max((event["seconds"] for event in told.values()), default=0.0)
         event = SwapEvent(staged.version, previous, reason, stall)
-        self._after_swap()
         self._engine.announce_swap(event)
+        self._after_swap()
         return event
 
     def _stage(self, staged: StagedVersion) -> None:

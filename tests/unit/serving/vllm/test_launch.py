@@ -37,7 +37,7 @@ def test_the_command_serves_what_is_configured_with_the_loop_in_it(
         tmp_path,
         dtype="bfloat16",
         engine={"kind": "vllm", "k": 2, "num_slots": 6, "max_model_len": 256},
-        server={"port": 9000, "served_model_name": "m", "api_keys": ["a", "b"]},
+        server={"port": 9000, "served_model_name": "m", "api_keys": ["secret"]},
         vllm={"runner": "v1"},
     )
     overrides = {"vllm": {"self_improve": True}, "server": {"port": 9000}}
@@ -53,12 +53,13 @@ def test_the_command_serves_what_is_configured_with_the_loop_in_it(
         "VLLM_PLUGINS": "hotdraft",
         "HOTDRAFT_CONFIG": "my.yaml",
         "HOTDRAFT_VLLM__SELF_IMPROVE": "true",
-        "VLLM_API_KEY": "a,b",
+        "VLLM_API_KEY": "secret",
         "VLLM_USE_V2_MODEL_RUNNER": "0",
     }
     module, _, name = told["--worker-extension-cls"].rpartition(".")
     assert (module, name) == ("hotdraft.serving.vllm.worker.extension", "WorkerExtension")
     assert str(command).startswith("VLLM_PLUGINS=hotdraft ")
+    assert "secret" not in str(command)
 
 
 def test_the_build_for_a_cpu_is_started_by_the_module_that_it_has(
@@ -86,6 +87,9 @@ def test_what_vllm_cannot_do_is_said_before_it_starts(
     a_vllm(monkeypatch, vllm="0.30.0")
     with pytest.raises(ConfigError, match="name a draft"):
         vllm_command(configured(tiny_target, None, tmp_path), Path("my.yaml"), {}, [])
+    keys = {"api_keys": ["a", "b"]}
+    with pytest.raises(ConfigError, match="one key"):
+        vllm_command(configured(tiny_target, tiny_draft, tmp_path, server=keys), Path("my.yaml"), {}, [])
     with pytest.raises(ConfigError, match="set another k"):
         vllm_command(configured(tiny_target, tiny_draft, tmp_path, engine={"k": 0}), Path("my.yaml"), {}, [])
 

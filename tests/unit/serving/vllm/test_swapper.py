@@ -11,7 +11,7 @@ from hotdraft.serving.messages.events import RoundStats, SwapEvent
 from hotdraft.serving.messages.request import GenerationRequest, RequestStats
 from hotdraft.serving.updates.hot_swap import SwapError
 from hotdraft.serving.vllm.front import swapper as module
-from hotdraft.serving.vllm.front.followed_engine import FollowedEngine
+from hotdraft.serving.vllm.front.followed_engine import FollowedEngine, outer_id
 from hotdraft.serving.vllm.front.swapper import VllmSwapper
 from hotdraft.serving.vllm.journal import Journal, JournalFollower
 
@@ -148,3 +148,18 @@ def test_what_a_worker_counted_of_a_request_is_told_and_kept(workers: Workers, e
     [(request, stats)] = heard.finished
     assert (request.domain, request.client, request.record) == ("sql", "c", False)
     assert (stats.examined_tokens, stats.accepted_tokens, stats.rounds) == (4, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("worker_id", "answer_id"),
+    [
+        ("chatcmpl-98f9ebead20f52dc-b76f77a3", "chatcmpl-98f9ebead20f52dc"),
+        ("1_chatcmpl-98f9ebead20f52dc-b76f77a3", "chatcmpl-98f9ebead20f52dc"),
+        ("chatcmpl-my-own-3-b76f77a3", "chatcmpl-my-own-3"),
+        ("cmpl-98f9ebead20f52dc-0-b76f77a3", "cmpl-98f9ebead20f52dc"),
+        ("2_cmpl-98f9ebead20f52dc-10-b76f77a3", "cmpl-98f9ebead20f52dc"),
+        ("anything", "anything"),
+    ],
+)
+def test_counts_are_found_by_the_id_that_the_client_has(worker_id: str, answer_id: str) -> None:
+    assert outer_id(worker_id) == answer_id

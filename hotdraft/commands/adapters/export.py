@@ -28,7 +28,8 @@ def export(
 
     Examples:
     $ hotdraft adapters export 3 --config configs/smollm2.yaml --out my-draft
-    $ hotdraft adapters export 3 -c configs/smollm2.yaml --out my-lora --format peft
+    $ hotdraft adapters export 3 -c configs/smollm2.yaml --format peft \\
+        --out my-lora
     """
     from hotdraft.pipeline.config.section import ConfigError
     from hotdraft.pipeline.config.settings import load_config
@@ -39,7 +40,7 @@ def export(
         raise ConfigError("draft: the configuration names none, so that there is nothing to export")
     check_out(out)
     with waiting("asking the registry"):
-        from hotdraft.pipeline.store import export as exporting
+        from hotdraft.commands.adapters.exported import write_export
         from hotdraft.pipeline.store.connection import store_errors
         from hotdraft.pipeline.store.registry import AdapterRegistry
 
@@ -47,5 +48,5 @@ def export(
             registry = AdapterRegistry(settings)
             found, folder = registry.version(version), registry.download(version)
     with waiting("writing it"):
-        exporting.export(folder, found, out, kind.value, target=settings.target, draft=settings.draft)
+        write_export(folder, found, out, kind.value, target=settings.target, draft=settings.draft)
     typer.echo(f"version {version} is in {out}")

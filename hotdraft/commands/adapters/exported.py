@@ -43,7 +43,7 @@ WHAT = {
 }
 
 
-def export(adapter: Path, found: AdapterVersion, out: Path, kind: Format, *, target: str, draft: str) -> None:
+def write_export(adapter: Path, found: AdapterVersion, out: Path, kind: Format, *, target: str, draft: str) -> None:
     """Write version `found`, whose files are in `adapter`, into the new folder `out`.
 
     `merged` is in bfloat16, with tokenizer and generation config: transformers and vLLM load it, and llama.cpp's

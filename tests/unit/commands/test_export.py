@@ -8,11 +8,11 @@ import yaml
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hotdraft.commands.adapters.exported import Format, write_export
 from hotdraft.pipeline.models.adapter_folder import AdapterBase, AdapterError, load_adapter, merged_weights
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.store.adapter_version import AdapterVersion
-from hotdraft.pipeline.store.export import Format, export
 from tests.integration.adapters import write_adapter
 
 IDS = torch.arange(3, 40)[None]
@@ -31,7 +31,7 @@ def version() -> AdapterVersion:
 
 
 def exported(adapter: Path, draft: str, out: Path, kind: Format) -> dict:
-    export(adapter, version(), out, kind, target="org/target", draft=draft)
+    write_export(adapter, version(), out, kind, target="org/target", draft=draft)
     card = (out / "README.md").read_text()
     assert "| sql | 12 | 0.3 | 0.45 |  |  |" in card
     return yaml.safe_load(card.split("---")[1])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotdraft.commands.export import export
+from hotdraft.commands.adapters.export import export
 from hotdraft.commands.options import ConfigOption, JsonOption, waiting
 from hotdraft.pipeline.system.local_time import MINUTES, local_time
 

@@ -6,6 +6,7 @@ and, where any rank of the engine disagrees, copies back. What came of it is tol
 
 import importlib
 import logging
+import math
 import threading
 import time
 from pathlib import Path
@@ -62,7 +63,7 @@ class WorkerExtension:
 
 
 class WorkerPart:
-    """One worker's recording and draft, told what to do by `settings` as `attachment.settings_for` makes them."""
+    """One worker's recording and draft, told what to do by `settings` as `LoopBesideVllm` makes them."""
 
     def __init__(self, worker: Any, settings: dict[str, Any]) -> None:
         from vllm.distributed import get_pp_group, get_tp_group
@@ -178,23 +179,28 @@ class WorkerPart:
             raise DraftError(f"version {version} is not staged on every rank")
         assert staged is not None
         _, read, weights = staged
+        exchanged, distance = False, math.inf
         error: Exception | None = None
         try:
             self._draft.exchange(weights)
+            exchanged = True
         except Exception as found:  # noqa: BLE001 -- other ranks wait for an answer
             error = found
-        if not self._all_agree(error is None):
-            if error is None:
-                self._draft.exchange(weights)
-            raise error or DraftError("another rank could not exchange its weights")
-        distance = self._distance(read)
-        if not self._all_agree(distance <= PROBE_TOLERANCE):
+        if self._all_agree(exchanged):
+            try:
+                distance = self._distance(read)
+            except Exception as found:  # noqa: BLE001 -- likewise
+                error = found
+            if self._all_agree(distance <= PROBE_TOLERANCE):
+                return distance
+        if exchanged:
             self._draft.exchange(weights)
-            raise DraftError(
-                f"the live draft's output is {distance:.3f} (total variation) from what the adapter's trainer "
-                f"computed, {PROBE_TOLERANCE} is allowed"
-            )
-        return distance
+        raise error or DraftError(
+            f"the live draft's output is {distance:.3f} (total variation) from what the adapter's trainer "
+            f"computed, {PROBE_TOLERANCE} is allowed"
+            if distance < math.inf
+            else "another rank could not exchange its weights"
+        )
 
     def _distance(self, read: DraftVersion) -> float:
         """Mean total variation over the probe's positions; 0 for ranks that see no logits."""

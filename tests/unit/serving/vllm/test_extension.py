@@ -1,0 +1,198 @@
+"""A worker records and swaps by itself, and whatever goes wrong in that it says and serves on."""
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.models.adapter_folder import AdapterError
+from hotdraft.serving.vllm.worker import extension
+from hotdraft.serving.vllm.worker.extension import WorkerExtension
+from hotdraft.serving.vllm.worker.staging import DraftVersion
+from tests.unit.serving.vllm.fake_models import VOCAB, Model, expected_logits, some_weights
+from tests.unit.serving.vllm.fakes import RunnerV1, Scheduled, new_request
+
+IDS = torch.arange(9) % VOCAB
+
+
+class Group:
+    rank_in_group, world_size, is_last_rank = 0, 1, True
+
+
+class Worker(WorkerExtension):
+    """vLLM's, with the extension among its bases."""
+
+    device = torch.device("meta")
+
+    def __init__(self, runner: Any, model: Any) -> None:
+        self.model_runner = runner
+        self._model = model
+        self.vllm_config = SimpleNamespace(
+            parallel_config=SimpleNamespace(data_parallel_index=1),
+            speculative_config=SimpleNamespace(
+                rejection_sample_method="standard", draft_model_config=SimpleNamespace(dtype=torch.float32)
+            ),
+        )
+
+    def get_draft_model(self) -> Any:
+        return self._model
+
+
+class DraftFile:
+    """Versions by their folders' names; the probe of `spoiled` is another draft's."""
+
+    model: Model
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def version(self, adapter: Path | None) -> DraftVersion:
+        if adapter is None:
+            return DraftVersion(some_weights(0))
+        if adapter.name == "foreign":
+            raise AdapterError("it was trained on another base")
+        weights = some_weights(int(adapter.name[0]))
+        probed = some_weights(9) if adapter.name.endswith("spoiled") else weights
+        with torch.inference_mode():
+            return DraftVersion(weights, IDS, expected_logits(self.model, probed, IDS)[-4:].softmax(-1))
+
+
+class Attached:
+    def __init__(self, worker: Worker, folder: Path) -> None:
+        self.worker = worker
+        self.folder = folder
+        config = HotdraftConfig(target="t", draft="d", run_dir=folder, recorder={"flush_seconds": 0.1})
+        self.status = worker.hotdraft_attach(
+            {
+                "config": config.model_dump(mode="json", exclude={"server"}),
+                "journal": str(folder / "journal"),
+                "draft_folder": str(folder),
+                "fingerprint": "f",
+            }
+        )
+
+    def told(self, *events: str) -> list[dict[str, Any]]:
+        lines = [line for path in (self.folder / "journal").glob("*") for line in path.read_text().splitlines()]
+        return [event for line in lines if (event := json.loads(line))["event"] in events]
+
+    def stage(self, version: int, name: str | None) -> dict[str, Any]:
+        before = len(self.told("staged", "not_staged"))
+        self.worker.hotdraft_stage(version, None if name is None else str(self.folder / name))
+        while len(self.told("staged", "not_staged")) == before:
+            pass
+        return self.told("staged", "not_staged")[-1]
+
+    def commit(self, version: int) -> dict[str, Any]:
+        self.worker.hotdraft_commit(version)
+        return self.told("swapped", "not_swapped")[-1]
+
+
+@pytest.fixture
+def attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Attached]:
+    distributed, context = ModuleType("vllm.distributed"), ModuleType("vllm.forward_context")
+    distributed.get_pp_group = distributed.get_tp_group = Group  # type: ignore[attr-defined]
+    context.set_forward_context = lambda *_: nullcontext()  # type: ignore[attr-defined]
+    for module in (ModuleType("vllm"), distributed, context):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(extension, "installed", lambda: None)
+    monkeypatch.setattr(extension, "DraftFile", DraftFile)
+
+    def attach(runner: Any = None, model: Any = None) -> Attached:
+        DraftFile.model = model = Model() if model is None else model
+        return Attached(Worker(runner or RunnerV1(), model), tmp_path)
+
+    return attach
+
+
+def weights_of(worker: Worker) -> torch.Tensor:
+    return worker._model.o_proj.weight.clone()
+
+
+def test_a_version_is_staged_then_committed_and_what_it_drafts_is_recorded_as_its_own(
+    attached: Callable[..., Attached],
+) -> None:
+    one = attached()
+    assert one.status == {
+        "worker": "engine1-stage0-rank0",
+        "has_draft": True,
+        "version": 0,
+        "records": True,
+        "problem": None,
+        "dropped": 0,
+    }
+    assert one.stage(3, "3")["event"] == "staged"
+    swapped = one.commit(3)
+    assert (swapped["event"], swapped["version"], swapped["distance"] < 1e-4) == ("swapped", 3, True)
+    assert torch.equal(weights_of(one.worker), some_weights(3)["layers.0.o_proj.weight"])
+    runner = one.worker.model_runner
+    runner.step(Scheduled([new_request("a")]), {"a": [5]}, [[5, 6]], torch.randn(2, 16))
+    runner.step(Scheduled(finished_req_ids={"a"}), {}, [], torch.randn(0, 16))
+    one.worker.hotdraft_close()
+    assert [event["draft_version"] for event in one.told("finished")] == [3]
+    assert one.stage(0, None)["event"] == "staged"
+    assert one.commit(0)["event"] == "swapped"
+
+
+def test_a_probe_that_differs_brings_the_old_weights_back(attached: Callable[..., Attached]) -> None:
+    one = attached()
+    before = weights_of(one.worker)
+    one.stage(3, "3-spoiled")
+    told = one.commit(3)
+    assert told["event"] == "not_swapped"
+    assert "total variation" in told["why"]
+    assert torch.equal(weights_of(one.worker), before)
+    assert one.worker.hotdraft_status() == one.status
+
+
+def test_a_probe_that_fails_brings_them_back_too(
+    attached: Callable[..., Attached], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = attached()
+    before = weights_of(one.worker)
+    one.stage(3, "3")
+
+    def fails(*_: Any) -> None:
+        raise MemoryError("no memory for the probe")
+
+    monkeypatch.setattr(extension.LiveDraft, "logits", fails)
+    assert "no memory for the probe" in one.commit(3)["why"]
+    assert torch.equal(weights_of(one.worker), before)
+
+
+def test_what_is_not_staged_is_not_committed(attached: Callable[..., Attached]) -> None:
+    one = attached()
+    assert one.stage(4, "foreign") == {
+        "event": "not_staged",
+        "worker": "engine1-stage0-rank0",
+        "version": 4,
+        "kind": "adapter",
+        "why": "it was trained on another base",
+    }
+    assert "not staged" in one.commit(4)["why"]
+    one.stage(3, "3")
+    one.worker.hotdraft_discard()
+    assert "not staged" in one.commit(3)["why"]
+
+
+def test_a_runner_or_a_draft_that_is_not_known_is_left_alone_and_named(attached: Callable[..., Attached]) -> None:
+    one = attached(runner=SimpleNamespace())
+    assert one.status["records"] is False
+    assert one.status["has_draft"] is True
+    assert "SimpleNamespace is no model runner that hotdraft knows" in one.status["problem"]
+
+
+def test_a_draft_that_cannot_be_swapped_is_recorded_all_the_same(attached: Callable[..., Attached]) -> None:
+    model = Model()
+    del model.attn.impl
+    one = attached(model=model)
+    assert (one.status["has_draft"], one.status["records"]) == (False, True)
+    assert "the draft cannot be swapped" in one.status["problem"]
+    one.worker.hotdraft_stage(3, "3")
+    one.worker.hotdraft_commit(3)
+    assert one.told("staged", "swapped", "not_staged", "not_swapped") == []

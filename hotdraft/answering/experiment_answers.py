@@ -44,6 +44,6 @@ def answers_of(config: HotdraftConfig, folder: Path, streams: Sequence[Stream]) 
     )
     settings = config.model_copy(update={"run_dir": folder, "predistill": predistill})
     buffer = ReplayBuffer.of(settings)
-    prompts = [prompt for stream in streams for prompt in (*stream.prompts, *stream.probes)]
+    prompts = [prompt for stream in streams for prompt in (*stream.prompts, *stream.probes, *stream.more)]
     collect(settings, prompts, buffer, None)
     return Answers(settings, buffer)

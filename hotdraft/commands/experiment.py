@@ -116,11 +116,13 @@ def _play(
         for seed, stream in seeds.items():
             samples, probes = answers.of(stream.prompts), answers.of(stream.probes)
             asked, of_seed = [*samples, *probes], {"distill": {"seed": seed}}
+            learned = [*samples, *answers.of(stream.more)]
             for name, overrides in ceilings.items():
                 task = progress.add_task(f"{name}, seed {seed}", total=1)
                 told = load_config(config, merged(overrides, of_seed))
-                long_job = partial(ceiling, samples=samples, probes=probes)
-                reached[name].append(kept_or_played(folder, f"{name}-{seed}", told, asked, long_job))
+                long_job = partial(ceiling, samples=learned, probes=probes)
+                found = kept_or_played(folder, f"{name}-{seed}", told, [*learned, *probes], long_job)
+                reached[name].append(found)
                 progress.update(task, completed=1)
             for name, overrides in policies.items():
                 task = progress.add_task(f"{name}, seed {seed}", total=len(samples))

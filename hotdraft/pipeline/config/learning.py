@@ -38,10 +38,10 @@ class TriggerConfig(Section):
     drift_requests: int = Field(8, ge=4, description="newest requests that show a drift")
     every_seconds: Annotated[float, Field(gt=0)] | None = None
     """Time after which a job is due whatever the draft missed, if there are `min_new_requests`."""
-    drift_steps: Annotated[int, Field(ge=1)] | None = 60
+    drift_steps: Annotated[int, Field(ge=1)] | None = 40
     """Of the first burst that a drift calls for, on what is new; the next has twice as many. None: no bursts."""
     cooldown_seconds: float = Field(0.0, ge=0, description="time between the end of a job and the next")
-    poll_seconds: float = Field(2.0, gt=0, description="time between two looks at the replay buffer")
+    poll_seconds: float = Field(1.0, gt=0, description="time between two looks at the replay buffer")
 
 
 LossName = Literal["forward_kl", "reverse_kl", "jsd", "total_variation", "negative_log_acceptance", "lk_hybrid"]
@@ -86,6 +86,12 @@ class DistillConfig(TrainingSection):
     )
     max_length: int = Field(
         1024, ge=16, description="tokens of a request: what is longer is cut, and left out if its prompt alone is"
+    )
+    prompt_steps: int = Field(
+        60,
+        ge=0,
+        description="optimiser steps that what the draft makes of a prompt is kept for, without gradient; 0: each "
+        "step reads its prompts, with gradient, and takes twice as long",
     )
     rejected_fraction: float = Field(
         0.0, ge=0, lt=1, description="share of batches drawn from the window by how many tokens the draft missed"
@@ -235,5 +241,10 @@ class ExperimentConfig(Section):
         {},
         description="by name, of long jobs on the whole stream: what to set otherwise than in the rest; gains are "
         "told as shares of the best",
+    )
+    ceiling_requests: int = Field(
+        0,
+        ge=0,
+        description="of each source, that ceilings learn from beside the stream; of a file what is left of it",
     )
     baseline: str | None = Field(None, description="policy that the others' acceptance is divided by")

@@ -153,4 +153,4 @@ class RecorderConfig(Section):
     top_k: int = Field(64, ge=1, description="target log-probs kept per output position")
     queue_size: int = Field(1024, ge=1, description="finished requests waiting to be written; more are dropped")
     shard_requests: int = Field(16, ge=1, description="requests in a shard, at most")
-    flush_seconds: float = Field(5.0, gt=0, description="age at which an unfinished shard is written")
+    flush_seconds: float = Field(2.0, gt=0, description="age at which an unfinished shard is written")

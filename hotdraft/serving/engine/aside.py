@@ -13,7 +13,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-NICENESS = 10
+NICENESS = 4
 """On Linux a thread has its own, and its OpenMP workers inherit it."""
 
 

@@ -59,14 +59,20 @@ def read_mixture(draft: str) -> pa.Table | None:
         return None
 
 
-def held_out_in_mixture(config: HotdraftConfig) -> list[ReplaySample]:
-    """The requests to judge by that the draft brings with it."""
+def split_mixture(config: HotdraftConfig) -> tuple[list[ReplaySample], list[ReplaySample]]:
+    """The requests to rehearse, and those to judge by, that the draft brings with it."""
     mixture = None if config.draft is None else read_mixture(config.draft)
     if mixture is None:
-        return []
+        return [], []
     rows = ReplayRows.of(mixture)
     judges = held_out(rows.column("prompt_hash"), config.replay.held_out_fraction)
-    return SoundRows(rows).samples(np.flatnonzero(judges))
+    learned, judging = (SoundRows(rows).samples(np.flatnonzero(part)) for part in (~judges, judges))
+    return learned, judging
+
+
+def held_out_in_mixture(config: HotdraftConfig) -> list[ReplaySample]:
+    """The requests to judge by that the draft brings with it."""
+    return split_mixture(config)[1]
 
 
 def served(rows: ReplayRows) -> ReplayRows:

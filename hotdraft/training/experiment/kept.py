@@ -36,6 +36,6 @@ def kept_or_played(
 
 def _signature(config: HotdraftConfig, request_ids: list[str]) -> str:
     """Of all that a result depends on: one found under another is not taken."""
-    passed_over = {"policies", "ceilings", "baseline", "seeds"}
+    passed_over = {"policies", "ceilings", "ceiling_requests", "baseline", "seeds"}
     told = config.model_dump_json(exclude={"run_dir": True, "experiment": passed_over})
     return hashlib.sha256(" ".join([told, *request_ids]).encode()).hexdigest()

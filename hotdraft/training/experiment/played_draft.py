@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.models.adapter_folder import AdapterBase, LoadedAdapter, load_adapter
+from hotdraft.pipeline.models.adapter_folder import LoadedAdapter
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.experiment.play import Played, play
+from hotdraft.training.judging.parent import load_version
 from hotdraft.training.judging.served_draft import ServedDraft, load_draft
 
 
@@ -29,11 +30,13 @@ class PlayedDraft:
         version = self._registry.champion()
         if version == self.version:
             return False
-        base = AdapterBase.of(self._draft.base, self._draft.fingerprint)
-        folder = self._registry.download(version)
-        self._adapter = load_adapter(folder, base)
-        self.version = version
+        self.take_up(version)
         return True
+
+    def take_up(self, version: int) -> None:
+        """Draft with `version` from now on. Raises `AdapterError` and `RegistryError`."""
+        self._adapter = load_version(self._draft, self._registry, version)
+        self.version = version
 
     def play(self, samples: Sequence[ReplaySample]) -> list[Played]:
         chances = self._draft.chances(self._adapter, samples, self._config.distill.batch_tokens)

@@ -2,13 +2,17 @@
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from hotdraft.pipeline.config.learning import ExperimentConfig, PhaseConfig
 from hotdraft.pipeline.traffic.generators import BUILTIN
 from hotdraft.pipeline.traffic.prompts import Prompt, read_traffic
+
+OTHER_SEED = 1_000_003
+"""From a stream's seed to that of what else its ceilings learn from."""
 
 
 @dataclass(frozen=True)
@@ -16,6 +20,8 @@ class Stream:
     prompts: list[Prompt]
     probes: list[Prompt]
     """What is never learned from, to tell what was forgotten."""
+    more: list[Prompt] = field(default_factory=list)
+    """Like `prompts`, for ceilings to learn from as well."""
 
 
 Streams = Mapping[int, Stream]
@@ -40,13 +46,13 @@ def read_streams(
     else:
         named = settings.streams
     return {
-        name: {seed: _stream(phases, settings.probes, limit, seed) for seed in settings.seeds}
+        name: {seed: _stream(phases, settings, limit, seed) for seed in settings.seeds}
         for name, phases in named.items()
     }
 
 
-def _stream(phases: Sequence[PhaseConfig], probes: int, limit: int | None, seed: int) -> Stream:
-    chance = random.Random(seed)
+def _stream(phases: Sequence[PhaseConfig], settings: ExperimentConfig, limit: int | None, seed: int) -> Stream:
+    chance, probes = random.Random(seed), settings.probes
     asked: list[str] = []
     for phase in phases:
         count = phase.requests if limit is None else min(phase.requests, limit)
@@ -60,7 +66,14 @@ def _stream(phases: Sequence[PhaseConfig], probes: int, limit: int | None, seed:
         random.Random(seed).shuffle(prompts)
         kept += prompts[:probes]
         left[source] = iter(prompts[probes:])
-    return Stream([next(left[source]) for source in asked], kept)
+    played = [next(left[source]) for source in asked]
+    more = [prompt for source in left for prompt in _more(source, left[source], settings.ceiling_requests, seed)]
+    return Stream(played, kept, [prompt for prompt in more if prompt not in kept])
+
+
+def _more(source: str, left: Iterator[Prompt], count: int, seed: int) -> Iterable[Prompt]:
+    """Up to `count` prompts beside those of the stream; of a file what is `left`."""
+    return BUILTIN[source](count, seed + OTHER_SEED) if source in BUILTIN and count else islice(left, count)
 
 
 def _prompts(source: str, count: int, seed: int) -> list[Prompt]:

@@ -13,6 +13,7 @@ from hotdraft.pipeline.config.learning import LossName
 from hotdraft.training.batches.packing import PackedBatch
 from hotdraft.training.fit.sharding import shard
 from hotdraft.training.scoring.forward import DraftForward, disable_dropout
+from hotdraft.training.scoring.kept_prompts import KeptPrompts
 from hotdraft.training.scoring.position_scores import PositionScores, position_scores
 
 WARMUP_STEPS = 5
@@ -32,7 +33,8 @@ class DistillationModule(lightning.LightningModule):
     `elapsed_fraction` is the share of a time budget that is spent; the learning rate follows it or the
     steps, whichever is further, so that it has reached its end when either budget ends the run.
     Checkpoints hold the trainable parameters only. `vocabulary` (int64 [S]) is what the draft's head covers when
-    served; None is everything.
+    served; None is everything. Prompts are kept for `prompt_steps` steps, see `scoring.kept_prompts`; with 0
+    gradients go through them.
     """
 
     def __init__(
@@ -47,10 +49,12 @@ class DistillationModule(lightning.LightningModule):
         elapsed_fraction: Callable[[], float] = lambda: 0.0,
         vocabulary: Tensor | None = None,
         greedy_temperature: float = 1.0,
+        prompt_steps: int = 0,
     ) -> None:
         super().__init__()
         disable_dropout(model)
-        self.draft = DraftForward(model, vocabulary)
+        self._prompts = KeptPrompts(prompt_steps) if prompt_steps else None
+        self.draft = DraftForward(model, vocabulary, self._prompts)
         self.strict_loading = False
         self._loss: LossName = loss
         self._learning_rate = learning_rate
@@ -68,6 +72,8 @@ class DistillationModule(lightning.LightningModule):
 
     def training_step(self, batch: PackedBatch, batch_idx: int) -> Tensor:
         measure = self.global_step % LOG_EVERY_STEPS == 0
+        if self._prompts is not None:
+            self._prompts.step = self.global_step
         read = partial(
             position_scores,
             batch=batch,

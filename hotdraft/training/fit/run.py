@@ -57,6 +57,8 @@ class FitOptions:
     """Looks at `data.validation_samples`; the model still ends with its last weights."""
     vocabulary: Tensor | None = None
     """int64 [S]: what the draft's head covers when served; everything if None."""
+    prompt_steps: int = 0
+    """Steps that prompts are kept for; 0 reads them anew at each, with gradient."""
     share: float = 1.0
     """Of the time that steps may take; see `Pace`."""
     processes: int = 1
@@ -104,6 +106,7 @@ def train(
         warmup_steps=options.warmup_steps,
         accumulate=data.accumulate,
         vocabulary=options.vocabulary,
+        prompt_steps=options.prompt_steps,
         # One clock for all processes: they must not differ in their learning rates.
         elapsed_fraction=lambda: trainer.strategy.broadcast(timer.time_elapsed()) / budget if budget else 0.0,
     )

@@ -1,32 +1,51 @@
 """What a process that runs job after job keeps between them, so that a burst costs little more than its steps."""
 
+from collections.abc import Iterator
+
 import torch
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.loading import fingerprint
 from hotdraft.pipeline.store.registry import AdapterRegistry
-from hotdraft.training.batches.mixture import held_out_in_mixture
+from hotdraft.training.batches.mixture import split_mixture
 from hotdraft.training.judging.evidence import Known, VersionScores
+from hotdraft.training.judging.parent import with_parent
 from hotdraft.training.judging.served_draft import ServedDraft, load_draft
+from hotdraft.training.judging.teachers import teachers_of
+from hotdraft.training.scoring.rehearsal import Rehearsal
 
+AT_ONCE = 8
+"""Requests of a bit."""
 MOST_SCORES = 10_000
 """That are kept: some of a few hundred requests each."""
 
 
 class Resident:
-    """The draft, which is loaded again if its weights change, and what versions were found to do on requests."""
+    """The draft, which is loaded again if its weights change, what versions were found to do on requests, and what
+    they say of those that are rehearsed."""
 
     def __init__(self) -> None:
         self._draft: ServedDraft | None = None
         self.scores: Known = {}
+        self.rehearsal = Rehearsal()
 
-    def warm(self, name: str, config: HotdraftConfig, registry: AdapterRegistry) -> None:
-        """Have at hand what the first job will ask for: the draft, and what it does on what it brings with it.
+    def warm(self, name: str, config: HotdraftConfig, registry: AdapterRegistry) -> Iterator[None]:
+        """Have at hand what the first job asks for: the draft, and what it does and says on what it brings along.
 
+        Bit by bit, within a second each: a job may be due meanwhile.
         Raises as `load_draft` does, `RegistryError` if the champion cannot be had, and `StoreError`.
         """
-        draft, judges = self.draft(name, config), held_out_in_mixture(config)
-        VersionScores(draft, registry, config.distill, judges, self.scores).of_champion(registry.champion())
+        champion = registry.champion()
+        draft, (learned, judges) = with_parent(self.draft(name, config), registry, champion), split_mixture(config)
+        yield
+        for start in range(0, len(judges), AT_ONCE):
+            some = judges[start : start + AT_ONCE]
+            VersionScores(draft, registry, config.distill, some, self.scores).of_champion(champion)
+            yield
+        teachers = teachers_of(draft, champion, registry)
+        for start in range(0, len(learned), AT_ONCE):
+            self.rehearsal.taught(teachers, learned[start : start + AT_ONCE], config.recorder.top_k)
+            yield
 
     def draft(self, name: str, config: HotdraftConfig) -> ServedDraft:
         """On `distill.threads` threads. Raises as `load_draft` does."""
@@ -35,6 +54,7 @@ class Resident:
         if self._draft is None or self._draft.fingerprint != fingerprint(name):
             self._draft = load_draft(name, config)
             self.scores.clear()
+            self.rehearsal.forget()
         if sum(map(len, self.scores.values())) > MOST_SCORES:
             self.scores.clear()
         return self._draft

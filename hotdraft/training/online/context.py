@@ -76,6 +76,12 @@ class JobContext:
         """The same for a job that is a `burst`; None: one that the configuration says."""
         if burst is None:
             return self
-        narrow = {"max_steps": burst.steps, "window_requests": burst.requests, "mix_requests": burst.requests}
-        distill = self.config.distill.model_copy(update=narrow)
+        distill = self.config.distill
+        narrow = {
+            "max_steps": burst.steps,
+            "window_requests": burst.requests,
+            "mix_requests": burst.requests,
+            "blends": [max(distill.blends)],  # half of few steps is little, and one candidate is judged sooner
+        }
+        distill = distill.model_copy(update=narrow)
         return replace(self, config=self.config.model_copy(update={"distill": distill}))

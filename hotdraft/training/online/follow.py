@@ -44,9 +44,9 @@ def follow(config: HotdraftConfig, stop: StopEvent) -> None:
     )
     poll, retry_delay = config.distill.trigger.poll_seconds, 0.0
     while not stop.is_set():
-        ended = False
+        at_once = False
         try:
-            ended = follower.turn(stop)
+            at_once = follower.turn(stop)
         except JobInterruptedError as interruption:
             logger.info("%s; it goes on at the next start", interruption)
             return
@@ -56,7 +56,7 @@ def follow(config: HotdraftConfig, stop: StopEvent) -> None:
             retry_delay = min(max(2 * retry_delay, poll), LONGEST_RETRY_SECONDS)
         else:
             retry_delay = 0.0
-        if not ended:  # what came while a job ran may call for the next
+        if not at_once:
             stop.wait(max(poll, retry_delay))
 
 
@@ -70,14 +70,15 @@ class _Follower:
         self._next_job = NextJobFile(config.run_dir)
         self._resident = Resident()
         self._enabled = True
-        self._warm = False
+        draft = config.draft
+        self._warming = iter(()) if draft is None else self._resident.warm(draft, config, self._registry)
         self._learned = self._records.last_job()
         brought = len(held_out_in_mixture(config))
         self._trigger = DistillTrigger(config, self._buffer, self._learned, held_out=brought)
         self._unfinished = unfinished(self._records, config) is not None
 
     def turn(self, stop: StopEvent) -> bool:
-        """Run a job if one is due; says whether the next may be due at once: it came to a verdict, or gave way.
+        """Run a job if one is due, or get readier for one; says whether there may be more to do at once.
 
         Raises `JobInterruptedError` if `stop` ended it, and `StoreError`.
         """
@@ -88,8 +89,7 @@ class _Follower:
         decision = self._trigger.decide()
         self._next_job.tell(decision.reason)
         if not self._is_enabled() or not (decision.due or self._unfinished):
-            self._warm_up()
-            return False
+            return self._warm_up()
         with store_errors(self._config):
             self._registry.champion()  # before the job is put on record: an outage is not many jobs that failed
         try:
@@ -127,15 +127,14 @@ class _Follower:
         refused = 0 if self._learned is None else self._learned.refused_in_a_row
         self._trigger.reset(taken, new_draft=new_draft, refused_in_a_row=refused)
 
-    def _warm_up(self) -> None:
-        if self._warm or self._config.draft is None:
-            return
-        self._warm = True
+    def _warm_up(self) -> bool:
+        """Whether there was anything left to warm up."""
         try:
             with store_errors(self._config):
-                self._resident.warm(self._config.draft, self._config, self._registry)
+                return next(self._warming, self) is None
         except (ModelError, VocabularyError, RegistryError) as error:
             logger.warning("the first job will begin cold: %s", error)
+        return False
 
     def _is_enabled(self) -> bool:
         enabled = self._controls.read().loop_enabled

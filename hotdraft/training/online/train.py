@@ -1,29 +1,26 @@
 """The third stage of a job: train, and offer what came of it to the gate."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import lightning
 import numpy as np
-from transformers import PreTrainedModel
 
 from hotdraft.pipeline.models.adapter_folder import AdapterError
-from hotdraft.pipeline.store.connection import name_part
 from hotdraft.training.fit.lora import build_lora, card_of, resolve_quantization
 from hotdraft.training.fit.module import NonFiniteLossError
 from hotdraft.training.fit.run import FitOptions, RunPlace, train
-from hotdraft.training.judging.anchors import read_anchors
 from hotdraft.training.judging.candidate import Candidate, candidates, copy_trainable
 from hotdraft.training.judging.evidence import VersionScores
 from hotdraft.training.judging.parent import initial_adapter, with_parent
 from hotdraft.training.judging.served_check import UnlikeServedError, check_served, checkable
 from hotdraft.training.judging.served_draft import ServedDraft
+from hotdraft.training.judging.teachers import teachers_of
 from hotdraft.training.online.context import JobContext, JobError
 from hotdraft.training.online.recorded import Recorded
 from hotdraft.training.online.unproven import Unproven
 from hotdraft.training.scoring.evaluate import by_request
-from hotdraft.training.scoring.rehearsal import rehearsed
 
 RANKED = 256
 """Requests that the trimmed head's tokens are counted in, of what is new and of what is rehearsed."""
@@ -81,10 +78,11 @@ def _candidates(
     start = copy_trainable(model)
     ranking = None if draft.head_size is None else draft.rank(data.drawn(RANKED))
     if distill.older_targets == "best":
-        data.rehearse(partial(rehearsed, _teachers(context, draft), top_k=context.config.recorder.top_k))
+        teachers = teachers_of(draft, job.work.parent_version, context.registry)
+        data.rehearse(partial(context.resident.rehearsal.taught, teachers, top_k=context.config.recorder.top_k))
     uri, stop = context.config.tracking_uri, context.interruption
     place = RunPlace(uri, job.run_id, job.work_folder / "checkpoints", context.progress, stop, job.tell)
-    options = FitOptions(vocabulary=draft.covered(ranking), share=distill.share)
+    options = FitOptions(vocabulary=draft.covered(ranking), prompt_steps=distill.prompt_steps, share=distill.share)
     metrics |= train(model, data, distill, place, options)
     context.interruption.check("the candidates were judged")
     context.interruption.trained()
@@ -92,13 +90,3 @@ def _candidates(
     card = card_of(draft.base, draft.fingerprint, distill.lora, quantization, data.train_rows, parent)
     sample = recorded.held_out[-1]
     return candidates(model, start, draft, card, ranking, sample, distill.blends, job.work_folder)
-
-
-def _teachers(context: JobContext, draft: ServedDraft) -> Callable[[str], PreTrainedModel]:
-    """By domain: the draft without an adapter where no version was better, or else the champion."""
-    champion = context.job.work.parent_version
-    if draft.parent is None:
-        return lambda _: draft.base
-    best = read_anchors(champion, context.registry.version(champion).tags)
-    merged = draft.model(draft.parent)
-    return lambda domain: merged if best.get(name_part(domain), champion) else draft.base

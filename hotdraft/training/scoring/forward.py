@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from hotdraft.training.batches.packing import PackedBatch
+from hotdraft.training.scoring.kept_prompts import KeptPrompts
 from hotdraft.training.scoring.packed_attention import attend_within_requests
 
 T = TypeVar("T")
@@ -26,10 +27,24 @@ NO_MASS = -1e4
 """A logit beside which every other has all the mass; not infinite, as its products with 0 must be 0."""
 
 
-def hidden_states(model: nn.Module, batch: PackedBatch) -> Tensor:
-    """States [N, H] after the last layer and its norm, at the supervised positions of `batch`."""
+def hidden_states(model: nn.Module, batch: PackedBatch, prompts: KeptPrompts | None = None) -> Tensor:
+    """States [N, H] after the last layer and its norm, at the supervised positions of `batch`.
+
+    With `prompts`, what stands before these is taken from there, and no gradient goes through it.
+    """
     causal = _causal_lm(model)
     attend_within_requests(causal)
+    if prompts is not None:
+        cache, before = prompts.before(causal, batch)
+        answered = batch.lengths.cpu() - before
+        output = causal.base_model(
+            input_ids=batch.input_ids[:, batch.supervised],
+            attention_mask=torch.stack([before, answered])[None, None],
+            position_ids=batch.position_ids[:, batch.supervised],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return output[0].squeeze(0)
     output = causal.base_model(
         input_ids=batch.input_ids,
         attention_mask=batch.lengths.cpu()[None, None, None],
@@ -104,15 +119,18 @@ def _trimmed(head: nn.Linear, vocabulary: Tensor) -> nn.Linear:
 class DraftForward(nn.Module):
     """All work on a draft's weights as one forward pass, within which FSDP has them gathered."""
 
-    def __init__(self, model: nn.Module, vocabulary: Tensor | None = None) -> None:
-        """`vocabulary`: see `OutputHead`."""
+    def __init__(
+        self, model: nn.Module, vocabulary: Tensor | None = None, prompts: KeptPrompts | None = None
+    ) -> None:
+        """`vocabulary`: see `OutputHead`; `prompts`: see `hidden_states`."""
         super().__init__()
         self.model = model
         self._head = OutputHead(model, vocabulary)
+        self._prompts = prompts
 
     def forward(self, batch: PackedBatch, read: Callable[[Tensor, OutputHead], T]) -> T:
         """What `read` makes of the states [N, H] and the head."""
-        return read(hidden_states(self.model, batch), self._head)
+        return read(hidden_states(self.model, batch, self._prompts), self._head)
 
 
 def disable_dropout(model: nn.Module) -> None:

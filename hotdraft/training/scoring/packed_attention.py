@@ -3,6 +3,7 @@
 A mask over the whole row would have the kernels compute all pairs of tokens, of which few see each other.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ PACKED = "hotdraft_packed"
 def attend_within_requests(model: PreTrainedModel) -> None:
     """Have `model` take the lengths of a row's requests, int64 [1, 1, 1, R] on the CPU, as its attention mask.
 
+    Or [1, 1, 2, R]: the tokens of each request that were read before, whose keys come first, and those in the row.
     Of four dimensions, as transformers hands on a mask of these untouched.
     """
     if model.config._attn_implementation != PACKED:
@@ -30,26 +32,35 @@ def packed_attention(
 
     In the layer's sliding window, if it has one.
 
-    Shapes: query [1, G*H, T, D]; key and value [1, H, T, D]; attention_mask as above, without which
-    nothing is packed. Returns [1, T, G*H, D].
+    Shapes: query [1, G*H, T, D]; key and value [1, H, P + T, D], the P read before first; attention_mask as above,
+    without which nothing is packed. Returns [1, T, G*H, D].
     """
     window = options.pop("sliding_window", None)
     if attention_mask is None:
         return sdpa_attention_forward(module, query, key, value, _within(window, query, key), **options)
     options["is_causal"] = True
-    lengths = attention_mask.flatten().tolist()
-    requests = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
+    *before, lengths = attention_mask[0, 0].tolist()
+    keys, values = (_by_request(tensor, lengths, *before) for tensor in (key, value))
+    requests = zip(query.split(lengths, dim=2), keys, values, strict=True)
     attended = [
         sdpa_attention_forward(module, q, k, v, _within(window, q, k), **options)[0] for q, k, v in requests
     ]
     return torch.cat(attended, dim=1), None
 
 
+def _by_request(tensor: Tensor, lengths: list[int], before: list[int] | None = None) -> Sequence[Tensor]:
+    if before is None:
+        return tensor.split(lengths, dim=2)
+    kept, row = tensor.split([sum(before), sum(lengths)], dim=2)
+    parts = zip(kept.split(before, dim=2), row.split(lengths, dim=2), strict=True)
+    return [torch.cat(pair, dim=2) for pair in parts]
+
+
 def _within(window: int | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """bool [1, 1, Q, K]: the last `window` keys up to each query's own; None where these are all of them."""
+    """bool [1, 1, Q, K]: the last `window` keys, or all, up to each query's own; None where causality says it."""
     queries, keys = query.shape[2], key.shape[2]
-    if window is None or keys <= window:
+    if queries == keys and (window is None or keys <= window):
         return None
     positions = torch.arange(keys, device=query.device)
     distance = positions[keys - queries :, None] - positions
-    return ((distance >= 0) & (distance < window))[None, None]
+    return ((distance >= 0) & (distance < (window or keys)))[None, None]

@@ -6,28 +6,61 @@ these few by heart and loses the rest of their kind; taught a draft's, it is hel
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.training.scoring.target_scores import ScoredText, score
 
+MOST_KEPT = 1024
+"""Requests."""
 
-def rehearsed(
-    teacher_of: Callable[[str], PreTrainedModel], samples: Sequence[ReplaySample], top_k: int
-) -> list[ReplaySample]:
-    """`samples` in order, with the distributions of their domains' teachers in place of the target's.
 
-    Of these `top_k` tokens. Their temperature is 1: nothing is to be made sharper than the teacher is.
-    """
-    teachers = [teacher_of(sample.domain) for sample in samples]
+@dataclass(frozen=True)
+class Teacher:
+    version: int
+    """Of its adapter; 0 is none."""
+    model: PreTrainedModel
+
+
+TeacherOf = Callable[[str], Teacher]
+"""By domain."""
+
+
+class Rehearsal:
+    """What teachers say of older requests, each asked once: few are there to rehearse, and they come again."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, str], ReplaySample] = {}
+        """By version and request, the oldest first."""
+
+    def taught(self, teacher_of: TeacherOf, samples: Sequence[ReplaySample], top_k: int) -> list[ReplaySample]:
+        """`samples` in order, with the distributions of their domains' teachers in place of the target's.
+
+        Of these `top_k` tokens. Their temperature is 1: nothing is to be made sharper than the teacher is.
+        """
+        teachers = [teacher_of(sample.domain) for sample in samples]
+        keys = [(teacher.version, sample.request_id) for teacher, sample in zip(teachers, samples, strict=True)]
+        for version, model in {teacher.version: teacher.model for teacher in teachers}.items():
+            missing = [
+                sample
+                for sample, key in zip(samples, keys, strict=True)
+                if key[0] == version and key not in self._kept
+            ]
+            found = rehearsed(model, missing, top_k) if missing else []
+            self._kept.update({(version, sample.request_id): sample for sample in found})
+        taught = [self._kept[key] for key in keys]
+        for key in list(self._kept)[:-MOST_KEPT]:
+            del self._kept[key]
+        return taught
+
+    def forget(self) -> None:
+        self._kept.clear()
+
+
+def rehearsed(teacher: PreTrainedModel, samples: Sequence[ReplaySample], top_k: int) -> list[ReplaySample]:
+    """`samples` in order, with the distributions of `teacher`."""
     together = sum(len(sample.prompt_ids) + len(sample.output_ids) for sample in samples)
-    taught: dict[str, ReplaySample] = {}
-    for teacher in set(teachers):
-        texts = [
-            ScoredText(s.request_id, s.domain, 1.0, s.prompt_ids, s.output_ids)
-            for s, of_it in zip(samples, teachers, strict=True)
-            if of_it is teacher
-        ]
-        taught.update((sample.request_id, sample) for sample in score(teacher, texts, top_k, together))
-    return [taught[sample.request_id] for sample in samples]
+    texts = [ScoredText(s.request_id, s.domain, 1.0, s.prompt_ids, s.output_ids) for s in samples]
+    return list(score(teacher, texts, top_k, together))

@@ -32,6 +32,18 @@ def test_the_built_in_stream_is_a_shift():
     assert not set(texts(stream.prompts)) & set(texts(stream.probes))
 
 
+def test_ceilings_learn_from_more_of_each_source_that_is_no_probe(files):
+    settings = SETTINGS.model_copy(update={"ceiling_requests": 500})
+    with_more, without = (read_streams(told, None, 20)["shift"][0] for told in (settings, SETTINGS))
+    assert (with_more.prompts, with_more.probes) == (without.prompts, without.probes)
+    assert not without.more
+    assert len(with_more.more) > 900
+    assert not set(texts(with_more.more)) & set(texts(with_more.probes))
+    left = read_streams(settings, files, 2)["traffic"][0]
+    assert len(left.more) == 2 * (10 - 3 - 2)
+    assert len({*texts(left.prompts), *texts(left.probes), *texts(left.more)}) == 20
+
+
 def test_files_are_played_in_turn_each_shuffled_by_the_seed(files):
     streams = read_streams(SETTINGS, files, None)["traffic"]
     for stream in streams.values():

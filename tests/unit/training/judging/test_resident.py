@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 
 import pytest
@@ -6,11 +7,13 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.replay.schema import table_of
 from hotdraft.pipeline.store.registry import AdapterRegistry
-from hotdraft.training.batches.mixture import held_out_in_mixture, save_mixture
+from hotdraft.training.batches.mixture import save_mixture, split_mixture
 from hotdraft.training.judging import resident as resident_module
 from hotdraft.training.judging.evidence import VersionScores
 from hotdraft.training.judging.resident import Resident
 from hotdraft.training.judging.served_draft import ServedDraft
+from hotdraft.training.judging.teachers import teachers_of
+from hotdraft.training.scoring import rehearsal
 
 pytestmark = pytest.mark.slow
 
@@ -25,11 +28,15 @@ def test_a_trainer_that_was_warmed_up_loads_and_asks_nothing_at_its_first_job(
     save_mixture(folder, rows.select(range(20)), rows.select(range(20, 30)), 20, seed=0)
     config = HotdraftConfig(target="unused", draft=str(folder), dtype="float32", device="cpu", run_dir=tmp_path)
     registry, resident = AdapterRegistry(config), Resident()
-    resident.warm(config.draft, config, registry)
+    bits = sum(1 for _ in resident.warm(config.draft, config, registry))
+    learned, judges = split_mixture(config)
+    assert judges
+    assert bits == 1 + math.ceil(len(judges) / 8) + math.ceil(len(learned) / 8)
     monkeypatch.setattr(resident_module, "load_draft", None)
     monkeypatch.setattr(ServedDraft, "chances", None)
-    judges = held_out_in_mixture(config)
-    assert judges
+    monkeypatch.setattr(rehearsal, "score", None)
     draft = resident.draft(config.draft, config)
     scores = VersionScores(draft, registry, config.distill, judges, resident.scores).of_champion(0)
     assert ((scores >= 0) & (scores <= 1)).all()
+    taught = resident.rehearsal.taught(teachers_of(draft, 0, registry), learned, config.recorder.top_k)
+    assert [sample.request_id for sample in taught] == [sample.request_id for sample in learned]

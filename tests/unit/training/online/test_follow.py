@@ -93,12 +93,28 @@ def test_what_came_while_a_job_ran_is_looked_at_without_a_wait(config, jobs, mak
 def test_a_trainer_that_cannot_warm_up_goes_on(config, jobs, make_llama, serve, monkeypatch, caplog, error):
     def fail(*_):
         raise error
+        yield
 
     monkeypatch.setattr(Resident, "warm", fail)
     buffer = ReplayBuffer(config.replay_url)
     follow(config, Watch(4, 2, lambda: buffer.append(serve(make_llama(0), 20))))
     assert caplog.text.count(f"the first job will begin cold: {error}") == 1
     assert jobs.count == 1
+
+
+def test_a_job_that_is_due_does_not_wait_for_the_rest_of_warming_up(config, jobs, make_llama, serve, monkeypatch):
+    buffer, done = ReplayBuffer(config.replay_url), []
+
+    def warm(*_):
+        for bit in range(1000):
+            if bit == 2:
+                buffer.append(serve(make_llama(0), 20))
+            done.append(jobs.count)
+            yield
+
+    monkeypatch.setattr(Resident, "warm", warm)
+    follow(config, StopAfterPolls(1))
+    assert done == [0, 0, 0, *[1] * 997], "without a wait between two bits, but for the job"
 
 
 @pytest.mark.parametrize("outcome", [JobError("no draft"), JobCancelledError("cancelled")])

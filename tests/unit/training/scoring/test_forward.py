@@ -5,6 +5,7 @@ import transformers
 
 from hotdraft.training.batches.packing import pack
 from hotdraft.training.scoring.forward import DraftForward, OutputHead, disable_dropout, hidden_states
+from hotdraft.training.scoring.kept_prompts import KeptPrompts
 from tests.models import tiny_llama, tiny_neox
 from tests.unit.training.masked import draft_logits
 
@@ -86,6 +87,8 @@ def test_a_packed_request_is_seen_through_the_models_windows(name, make_llama, s
         alone.append(model(tokens, use_cache=False).logits[0, len(sample.prompt_ids) - 1 :])
     packed = OutputHead(model)(hidden_states(model, pack(samples, max_length=1000)))
     torch.testing.assert_close(packed, torch.cat(alone))
+    kept = hidden_states(model, pack(samples, max_length=1000), KeptPrompts(1))
+    torch.testing.assert_close(OutputHead(model)(kept), torch.cat(alone))
     unpacked = model(torch.arange(20)[None], use_cache=False).logits
     model.set_attn_implementation("sdpa")
     torch.testing.assert_close(unpacked, model(torch.arange(20)[None], use_cache=False).logits)

@@ -1,0 +1,75 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hotdraft.training.batches.packing import pack
+from hotdraft.training.scoring import kept_prompts
+from hotdraft.training.scoring.forward import disable_dropout, hidden_states
+from hotdraft.training.scoring.kept_prompts import KeptPrompts, prompts_of
+from tests.unit.training.scoring.test_forward import build
+
+
+@pytest.fixture
+def batch(make_llama, serve):
+    """Three requests, whose prompts differ in length."""
+    return pack(serve(make_llama(1), 3), max_length=1000)
+
+
+@pytest.mark.parametrize(
+    "name", ["Llama", "GPTNeoX", "Gemma", "Granite", "Cohere", "GPT2", "OPT", "Qwen2", "Mistral"]
+)
+def test_states_after_kept_prompts_are_those_of_the_whole_request(name, batch):
+    model = build(name)
+    disable_dropout(model)
+    prompts = KeptPrompts(2)
+    expected = hidden_states(model, batch)
+    for _ in range(2):  # read, then kept
+        torch.testing.assert_close(hidden_states(model, batch, prompts), expected)
+
+
+def test_a_prompt_is_read_once_until_it_is_too_old(batch):
+    model = build("Llama")
+    read = []
+    model.base_model.register_forward_pre_hook(
+        lambda module, args, kwargs: read.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    prompts, ahead = KeptPrompts(3), int(batch.supervised.numel())
+    in_prompts = batch.input_ids.numel() - ahead
+    for prompts.step in range(5):
+        hidden_states(model, batch, prompts)
+    assert read == [in_prompts, ahead, ahead, ahead, in_prompts, ahead, ahead]
+
+
+def test_gradients_go_through_answers_alone_and_survive_autocast(batch):
+    model = build("Llama")
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden_states(model, batch, KeptPrompts(1)).float().square().sum().backward()
+    embedding = model.get_input_embeddings().weight.grad
+    answered = batch.input_ids[0, batch.supervised].unique()
+    others = torch.ones(len(embedding), dtype=torch.bool)
+    others[answered] = False
+    assert not embedding[others].any()
+    assert embedding[answered].any()
+    assert all(layer.mlp.up_proj.weight.grad.any() for layer in model.model.layers)
+
+
+def test_what_is_kept_is_bounded_and_the_newest_stays(batch, monkeypatch):
+    model = build("Llama")
+    expected = hidden_states(model, batch)
+    unbounded = KeptPrompts(100)
+    hidden_states(model, batch, unbounded)
+    last = prompts_of(batch)[-1]
+    monkeypatch.setattr(kept_prompts, "MOST_BYTES", unbounded._kept[last].bytes)
+    prompts = KeptPrompts(100)
+    torch.testing.assert_close(hidden_states(model, batch, prompts), expected)
+    assert list(prompts._kept) == [last]
+    torch.testing.assert_close(hidden_states(model, batch, prompts), expected)
+
+
+def test_a_request_without_a_prompt_before_its_first_token_has_nothing_kept(make_llama, serve):
+    samples = serve(make_llama(1), 2)
+    samples[0] = replace(samples[0], prompt_ids=samples[0].prompt_ids[:1])
+    for asked in (samples, samples[:1]):
+        batch, model = pack(asked, max_length=1000), build("Llama")
+        torch.testing.assert_close(hidden_states(model, batch, KeptPrompts(1)), hidden_states(model, batch))

@@ -72,7 +72,12 @@ class DistillConfig(TrainingSection):
         description="of the frozen base: NF4 (QLoRA) or none; `auto` is NF4 on a GPU from 0.5 B parameters on",
     )
     lora: LoraSection = LoraSection()
-    learning_rate: float = Field(2e-3, gt=0, description="of AdamW, at its highest")
+    learning_rate: float = Field(
+        6e-4,
+        gt=0,
+        description="of AdamW, at its highest, in a job of `max_steps`; that of a burst is higher, by the root of how "
+        "much shorter it is",
+    )
     greedy_temperature: float = Field(
         0.5, gt=0, le=1, description="what the target is cooled to where the request was greedy"
     )

@@ -1,5 +1,6 @@
 """What every stage of a job is given, and why and where a job ends before its verdict."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
@@ -79,6 +80,7 @@ class JobContext:
         distill = self.config.distill
         narrow = {
             "max_steps": burst.steps,
+            "learning_rate": distill.learning_rate * math.sqrt(distill.max_steps / burst.steps),
             "window_requests": burst.requests,
             "mix_requests": burst.requests,
             "blends": [max(distill.blends)],  # half of few steps is little, and one candidate is judged sooner

@@ -1,6 +1,6 @@
-"""How far the draft of a small GPT-NeoX pair follows a shift of traffic, with default settings.
+"""How far the draft of a small pair of another architecture follows a shift of traffic, with default settings.
 
-    python -m tests.benchmarks.learning.bench_second_pair --out second-pair.json
+    python -m tests.benchmarks.learning.bench_other_pairs --architecture gpt_neox --out gpt-neox.json
 
 Trains the pair, plays the built-in shift under several seeds, and shows the figures of each and of all.
 """
@@ -17,7 +17,7 @@ import yaml
 
 from hotdraft.commands.experiment import experiment
 from hotdraft.training.experiment.report import figures
-from tests.benchmarks.learning.second_pair import train_pair
+from tests.benchmarks.learning.other_pairs import ARCHITECTURES, train_pair
 
 POLICY = "ours"
 
@@ -43,7 +43,7 @@ def main(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         pair = (str(arguments.pair / "target"), str(arguments.pair / "draft")) if arguments.pair else None
-        pair = pair or train_pair(folder / "pair")
+        pair = pair or train_pair(folder / "pair", arguments.architecture)
         results = play_shift(pair, folder, arguments.seeds)
     found = {seed: figures(result) | {"each_job": result["jobs"]} for seed, result in results.items()}
     for seed, of_seed in found.items():
@@ -54,6 +54,7 @@ def main(arguments: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="JSON file for the figures")
+    parser.add_argument("--architecture", choices=ARCHITECTURES, default="gpt_neox")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--pair", type=Path, help="folder of a pair that was trained before")

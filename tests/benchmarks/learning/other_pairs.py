@@ -1,4 +1,4 @@
-"""A pair of another architecture, trained on the spot: GPT-NeoX models that answer the built-in prompts.
+"""Pairs of other architectures, trained on the spot: models that answer the built-in prompts.
 
 The target has learned arithmetic and text-to-SQL, the draft arithmetic alone, so that text-to-SQL is a shift.
 """
@@ -10,13 +10,22 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    GPTNeoXConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
 
 from hotdraft.pipeline.traffic.generators import arithmetic, text_to_sql
 from hotdraft.pipeline.traffic.prompts import Prompt
 from tests.benchmarks.learning.worked_answers import worked_answer
 from tests.models import CHAT_TEMPLATE
 
+ARCHITECTURES: dict[str, type[PreTrainedConfig]] = {"gpt_neox": GPTNeoXConfig, "qwen2": Qwen2Config}
 VOCABULARY = 1500
 SEED = 1000
 """Of prompts that no stream of a small seed has."""
@@ -24,15 +33,17 @@ WARMUP = 20
 UNLEARNED = -100
 
 
-def train_pair(folder: Path, *, target_steps: int = 600, draft_steps: int = 400) -> tuple[str, str]:
+def train_pair(
+    folder: Path, architecture: str, *, target_steps: int = 600, draft_steps: int = 400
+) -> tuple[str, str]:
     """Folders of target and draft, the same ones each time. Takes about two minutes on two cores."""
     numbers, queries = arithmetic(3000, SEED), text_to_sql(3000, SEED)
     tokenizer = train_tokenizer(
         [text for prompt in numbers + queries for text in (*_turns(prompt), worked_answer(prompt))]
     )
-    target = neox(tokenizer, width=128, layers=4)
+    target = untrained(architecture, tokenizer, width=128, layers=4)
     train(target, tokenizer, numbers + queries, target_steps)
-    draft = neox(tokenizer, width=64, layers=1)
+    draft = untrained(architecture, tokenizer, width=64, layers=1)
     train(draft, tokenizer, numbers, draft_steps)
     for model, name in ((target, "target"), (draft, "draft")):
         model.save_pretrained(folder / name)
@@ -58,9 +69,9 @@ def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", chat_template=CHAT_TEMPLATE)
 
 
-def neox(tokenizer: PreTrainedTokenizerBase, *, width: int, layers: int) -> GPTNeoXForCausalLM:
+def untrained(architecture: str, tokenizer: PreTrainedTokenizerBase, *, width: int, layers: int) -> PreTrainedModel:
     torch.manual_seed(0)
-    config = GPTNeoXConfig(
+    config = ARCHITECTURES[architecture](
         vocab_size=len(tokenizer),
         hidden_size=width,
         intermediate_size=4 * width,
@@ -71,11 +82,11 @@ def neox(tokenizer: PreTrainedTokenizerBase, *, width: int, layers: int) -> GPTN
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
     )
-    return GPTNeoXForCausalLM(config)
+    return AutoModelForCausalLM.from_config(config)
 
 
 def train(
-    model: GPTNeoXForCausalLM,
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
     steps: int,

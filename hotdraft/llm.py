@@ -126,7 +126,7 @@ class LLM:
         finally:
             self._engine.cancel(request.request_id)
 
-    def record_to(self, buffer: ReplayBuffer | None, *, flush_seconds: float = 5.0) -> None:
+    def record_to(self, buffer: ReplayBuffer | None, *, flush_seconds: float = 2.0) -> None:
         """Keep what is asked from now on, once answered, in `buffer` with the target's distributions; None ends it.
 
         Shards appear every `flush_seconds`. What the recorder before had taken is written first, for ten seconds at

@@ -75,8 +75,8 @@ class DistillConfig(TrainingSection):
     learning_rate: float = Field(
         6e-4,
         gt=0,
-        description="of AdamW, at its highest, in a job of `max_steps`; that of a burst is higher, by the root of how "
-        "much shorter it is",
+        description="of AdamW, at its highest, in a job of `max_steps`; higher in a burst, by the root of how much "
+        "shorter that is, fourfold at most",
     )
     greedy_temperature: float = Field(
         0.5, gt=0, le=1, description="what the target is cooled to where the request was greedy"
@@ -84,7 +84,7 @@ class DistillConfig(TrainingSection):
     window_requests: int = Field(256, ge=1, description="newest requests a job learns from")
     mix_requests: int = Field(32, ge=1, description="newest requests whose domains are today's traffic")
     older_fraction: float = Field(
-        0.3, ge=0, lt=1, description="share of batches from before the window and of other domains than today's"
+        0.5, ge=0, lt=1, description="share of batches from before the window and of other domains than today's"
     )
     older_targets: Literal["best", "target"] = Field(
         "best", description="whose distributions these teach, see `training.scoring.rehearsal`"
@@ -107,7 +107,10 @@ class DistillConfig(TrainingSection):
     )
     continue_from_champion: bool = Field(True, description="a job goes on from the champion's adapter")
     blends: list[Annotated[float, Field(gt=0, le=1)]] = Field(
-        [1.0, 0.5], min_length=1, description="shares of the way to a job's last step, all judged by the gate"
+        [0.85, 0.5],
+        min_length=1,
+        description="shares of the way to a job's last step: the gate judges the largest, and the next where that "
+        "loses what was known",
     )
     device: str | None = None
     """Where a job trains, `cuda:1` for one; where the server decodes if unset."""

@@ -61,18 +61,21 @@ def read_mixture(draft: str) -> pa.Table | None:
 
 def split_mixture(config: HotdraftConfig) -> tuple[list[ReplaySample], list[ReplaySample]]:
     """The requests to rehearse, and those to judge by, that the draft brings with it."""
-    mixture = None if config.draft is None else read_mixture(config.draft)
-    if mixture is None:
-        return [], []
-    rows = ReplayRows.of(mixture)
-    judges = held_out(rows.column("prompt_hash"), config.replay.held_out_fraction)
-    learned, judging = (SoundRows(rows).samples(np.flatnonzero(part)) for part in (~judges, judges))
-    return learned, judging
+    return _in_mixture(config, for_gate=False), held_out_in_mixture(config)
 
 
 def held_out_in_mixture(config: HotdraftConfig) -> list[ReplaySample]:
     """The requests to judge by that the draft brings with it."""
-    return split_mixture(config)[1]
+    return _in_mixture(config, for_gate=True)
+
+
+def _in_mixture(config: HotdraftConfig, *, for_gate: bool) -> list[ReplaySample]:
+    mixture = None if config.draft is None else read_mixture(config.draft)
+    if mixture is None:
+        return []
+    rows = ReplayRows.of(mixture)
+    judges = held_out(rows.column("prompt_hash"), config.replay.held_out_fraction)
+    return SoundRows(rows).samples(np.flatnonzero(judges == for_gate))
 
 
 def served(rows: ReplayRows) -> ReplayRows:

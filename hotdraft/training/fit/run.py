@@ -78,8 +78,8 @@ def train(
     """Train what is trainable of `model` for `max_steps` or `max_seconds`; gives the last loss and the steps.
 
     Goes on from `last.ckpt` in `place.checkpoints` if there is one; without `max_seconds` it ends where it would
-    have ended unbroken. Raises `NonFiniteLossError`, and `JobInterruptedError` once `place.stop` is set, with a
-    checkpoint written, or the process gets SIGTERM.
+    have ended unbroken, or about there where prompts are kept. Raises `NonFiniteLossError`, and
+    `JobInterruptedError` once `place.stop` is set, with a checkpoint written, or the process gets SIGTERM.
     """
     device = next(model.parameters()).device
     last, validation = place.checkpoints / "last.ckpt", options.validation

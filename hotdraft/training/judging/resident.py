@@ -32,18 +32,24 @@ class Resident:
     def warm(self, name: str, config: HotdraftConfig, registry: AdapterRegistry) -> Iterator[None]:
         """Have at hand what the first job asks for: the draft, and what it does and says on what it brings along.
 
-        Bit by bit, within a second each: a job may be due meanwhile.
+        Bit by bit, as a job may be due meanwhile; it ends once that has loaded another draft.
         Raises as `load_draft` does, `RegistryError` if the champion cannot be had, and `StoreError`.
         """
-        champion = registry.champion()
-        draft, (learned, judges) = with_parent(self.draft(name, config), registry, champion), split_mixture(config)
+        champion, bare = registry.champion(), self.draft(name, config)
+        draft, (learned, judges) = with_parent(bare, registry, champion), split_mixture(config)
         yield
         for start in range(0, len(judges), AT_ONCE):
+            if self._draft is not bare:
+                return
             some = judges[start : start + AT_ONCE]
             VersionScores(draft, registry, config.distill, some, self.scores).of_champion(champion)
             yield
+        if config.distill.older_targets != "best" or not config.distill.older_fraction:
+            return
         teachers = teachers_of(draft, champion, registry)
         for start in range(0, len(learned), AT_ONCE):
+            if self._draft is not bare:
+                return
             self.rehearsal.taught(teachers, learned[start : start + AT_ONCE], config.recorder.top_k)
             yield
 

@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -54,26 +53,12 @@ def _asked(context: JobContext, recorded: Recorded) -> tuple[list[ReplaySample],
 def _evidence(
     context: JobContext, trained: Trained, samples: Sequence[ReplaySample], mix: Mapping[str, float]
 ) -> Iterator[GateEvidence]:
-    """Of the candidate that does best on today's traffic, then of the next beside it, and so on.
+    """Of the candidate that went furthest, then of the next beside it, and so on."""
 
-    What guards older domains is asked last, and of those alone that come so far.
-    """
-    candidates = trained.candidates
+    def scores(of: Candidate) -> np.ndarray:
+        return by_request(trained.draft.chances(of.adapter, samples, context.config.distill.batch_tokens))
 
-    def scores(of: Candidate, at: np.ndarray) -> np.ndarray:
-        asked = [samples[row] for row in at]
-        return by_request(trained.draft.chances(of.adapter, asked, context.config.distill.batch_tokens))
-
-    domains = np.array([sample.domain for sample in samples], object)
-    is_today = np.isin(domains, list(mix))
-    today, older = np.flatnonzero(is_today), np.flatnonzero(~is_today)
-    counts = Counter(domains[today])
-    weights = np.array([mix[domain] / counts[domain] for domain in domains[today]])
-    of_today = [scores(one, today) for one in candidates]
-    means = [np.nan_to_num(weights @ found, nan=-np.inf) for found in of_today]
     judged: dict[float, np.ndarray] = {}
-    for place in np.argsort(means)[::-1]:
-        whole = np.empty(len(samples))
-        whole[today], whole[older] = of_today[place], scores(candidates[place], older)
-        judged[candidates[place].blend] = whole
-        yield GateEvidence(samples, mix, judged, len(candidates))
+    for candidate in sorted(trained.candidates, key=lambda one: one.blend, reverse=True):
+        judged[candidate.blend] = scores(candidate)
+        yield GateEvidence(samples, mix, dict(judged), len(trained.candidates))

@@ -40,7 +40,7 @@ def contest(
         )
         for blend in blends or evidence.candidates
     }  # fmt: skip
-    blend, verdict = max(verdicts.items(), key=lambda item: (item[1].accepted, item[1].gain))
+    blend, verdict = max(verdicts.items(), key=lambda item: (item[1].accepted, not item[1].loses, item[1].gain))
     candidate = evidence.candidates[blend]
     tail = tail_of(config.gate, offered)
     better = [domain for domain in anchors if _is_better((candidate - best)[domains == domain], tail)]

@@ -25,6 +25,9 @@ class JobGaveWayError(JobCancelledError):
     """A job that was dropped for what was more urgent; what it would have learned from is new still."""
 
 
+MOST_RATE = 4.0
+"""Times `distill.learning_rate`, in the shortest of bursts."""
+
 Urgent = Callable[[], str | None]
 """Says what is more urgent than the job that runs, if anything is."""
 
@@ -80,10 +83,9 @@ class JobContext:
         distill = self.config.distill
         narrow = {
             "max_steps": burst.steps,
-            "learning_rate": distill.learning_rate * math.sqrt(distill.max_steps / burst.steps),
+            "learning_rate": distill.learning_rate * min(MOST_RATE, math.sqrt(distill.max_steps / burst.steps)),
             "window_requests": burst.requests,
             "mix_requests": burst.requests,
-            "blends": [max(distill.blends)],  # half of few steps is little, and one candidate is judged sooner
         }
         distill = distill.model_copy(update=narrow)
         return replace(self, config=self.config.model_copy(update={"distill": distill}))

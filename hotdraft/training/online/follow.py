@@ -1,6 +1,7 @@
 """The trainer that stays: distil whenever the trigger says so."""
 
 import logging
+from collections.abc import Iterator
 from typing import Protocol
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
@@ -70,8 +71,7 @@ class _Follower:
         self._next_job = NextJobFile(config.run_dir)
         self._resident = Resident()
         self._enabled = True
-        draft = config.draft
-        self._warming = iter(()) if draft is None else self._resident.warm(draft, config, self._registry)
+        self._warming = self._warm()
         self._learned = self._records.last_job()
         brought = len(held_out_in_mixture(config))
         self._trigger = DistillTrigger(config, self._buffer, self._learned, held_out=brought)
@@ -88,7 +88,9 @@ class _Follower:
             self._reset(new_draft=last.accepted)
         decision = self._trigger.decide()
         self._next_job.tell(decision.reason)
-        if not self._is_enabled() or not (decision.due or self._unfinished):
+        if not self._is_enabled():
+            return False
+        if not (decision.due or self._unfinished):
             return self._warm_up()
         with store_errors(self._config):
             self._registry.champion()  # before the job is put on record: an outage is not many jobs that failed
@@ -127,11 +129,18 @@ class _Follower:
         refused = 0 if self._learned is None else self._learned.refused_in_a_row
         self._trigger.reset(taken, new_draft=new_draft, refused_in_a_row=refused)
 
+    def _warm(self) -> Iterator[None]:
+        draft = self._config.draft
+        return iter(()) if draft is None else self._resident.warm(draft, self._config, self._registry)
+
     def _warm_up(self) -> bool:
-        """Whether there was anything left to warm up."""
+        """Whether there was anything left to warm up. Raises `StoreError`, after which it begins anew."""
         try:
             with store_errors(self._config):
                 return next(self._warming, self) is None
+        except StoreError:
+            self._warming = self._warm()
+            raise
         except (ModelError, VocabularyError, RegistryError) as error:
             logger.warning("the first job will begin cold: %s", error)
         return False

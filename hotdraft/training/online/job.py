@@ -79,7 +79,7 @@ def run_job(
         judged = _judged(context, burst)
         with store_errors(config):
             version, judged = offer(judged, job.run_id, job.work_folder, config, registry)
-        Unproven(config.run_dir).settle(judged, job.work_folder)
+        Unproven(config.run_dir).settle(judged)
         verdict, last = judged.verdict, JobRecords(config.run_dir).last_job()
         refused = 1 + (0 if last is None else last.refused_in_a_row) if verdict.is_hopeless else 0
         result = JobResult(version, verdict, judged.metrics, job.run_id, time.monotonic() - began)

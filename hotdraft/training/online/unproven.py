@@ -11,7 +11,6 @@ from pathlib import Path
 
 from hotdraft.pipeline.models.adapter_folder import AdapterBase, AdapterError, LoadedAdapter, load_adapter
 from hotdraft.pipeline.system.json_file import BrokenFileError, read_json, write_json
-from hotdraft.training.judging.candidate import candidate_folder
 from hotdraft.training.judging.served_draft import ServedDraft
 from hotdraft.training.online.publish import Judged
 
@@ -31,12 +30,11 @@ class Unproven:
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / "jobs" / "unproven"
 
-    def settle(self, judged: Judged, job_folder: Path) -> None:
-        """Keep what the job ended with, or forget what there was: it is served now, or leads nowhere."""
+    def settle(self, judged: Judged) -> None:
+        """Keep the candidate that was judged, or forget what there was: it is served now, or leads nowhere."""
         shutil.rmtree(self._folder, ignore_errors=True)
-        if judged.verdict.is_promising and judged.champion is not None:
-            blends = [float(path.name.removeprefix("adapter-")) for path in job_folder.glob("adapter-*")]
-            shutil.copytree(candidate_folder(job_folder, max(blends)), self._folder / ADAPTER)
+        if judged.verdict.is_promising and judged.champion is not None and judged.folder is not None:
+            shutil.copytree(judged.folder, self._folder / ADAPTER)
             write_json(self._folder / RECORD, {"champion": judged.champion})
 
     def beside(self, champion: int, draft: ServedDraft) -> LoadedAdapter | None:

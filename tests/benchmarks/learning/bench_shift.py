@@ -31,8 +31,8 @@ from hotdraft.training.experiment.ceiling import UNJUDGED, ceiling
 from hotdraft.training.experiment.played_draft import PlayedDraft
 from hotdraft.training.experiment.streams import Stream
 
-CEILING_SEED = 999_983
-CEILING = {"max_steps": 2400, "batch_tokens": 512, "learning_rate": 1e-3}
+CEILING_SEED = 7
+CEILING = {"max_steps": 1500, "batch_tokens": 512, "learning_rate": 1e-3}
 Phase = tuple[str, int]
 
 
@@ -65,7 +65,7 @@ def prompts_of(phases: Sequence[Phase], seed: int) -> tuple[list[Prompt], dict[s
 def played(phases: Sequence[Phase], seed: int, folder: Path) -> Shift:
     prompts, probes = prompts_of(phases, seed)
     overrides = {"run_dir": folder, "distill": {"seed": seed}}
-    config = load_config(arguments.config, overrides)
+    config = load_config(arguments.config, {**overrides, "experiment": {"max_tokens": arguments.max_tokens}})
     folder.mkdir(parents=True)
     with local_server(arguments.config, folder / "server.log", overrides) as url:
         playback = asyncio.run(
@@ -124,10 +124,10 @@ def reached(phases: Sequence[Phase], scratch: Path) -> dict[str, float]:
     """By domain, what a long job on `arguments.ceiling` requests of the newest does on the first seed's probes."""
     newest = phases[-1][0]
     _, probes = prompts_of(phases, arguments.seeds[0])
-    learned = BUILTIN[newest](arguments.ceiling, CEILING_SEED)
-    told = {**UNJUDGED, "run_dir": scratch, "distill": {**UNJUDGED["distill"], **CEILING}}
-    config = load_config(arguments.config, told)
     asked = [prompt for some in probes.values() for prompt in some]
+    learned = [prompt for prompt in BUILTIN[newest](arguments.ceiling, CEILING_SEED) if prompt not in asked]
+    told = {**UNJUDGED, "run_dir": scratch, "distill": {**UNJUDGED["distill"], **CEILING}}
+    config = load_config(arguments.config, {**told, "experiment": {"max_tokens": arguments.max_tokens}})
     answers = answers_of(config, arguments.answers, [Stream(learned, asked)])
     return ceiling(config, answers.of(learned), answers.of(asked)).probes
 

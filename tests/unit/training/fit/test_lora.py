@@ -14,6 +14,8 @@ from hotdraft.training.fit.lora import (
     save_lora,
     target_modules,
 )
+from hotdraft.training.scoring.forward import hidden_states
+from hotdraft.training.scoring.kept_prompts import KeptPrompts
 from hotdraft.training.scoring.losses import distillation_loss
 from tests.unit.training.masked import draft_logits
 
@@ -77,6 +79,19 @@ def test_training_reaches_every_layer_and_lowers_the_loss(make_llama, serve, qua
     assert all(gradient.abs().max() > 0 for gradient in gradients.values())
     assert all(p.dtype == torch.float32 for p in model.parameters() if p.requires_grad)
     assert all(torch.equal(tensor, before[name]) for name, tensor in base.state_dict().items())
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_gradients_reach_every_layer_after_prompts_that_were_read_without(make_llama, serve, quantization):
+    batch = pack(serve(make_llama(1, scale=0.3), 4), max_length=1000)
+    model = build_lora(make_llama(0, scale=0.1).bfloat16(), SECTION, quantization).train()
+    prompts = KeptPrompts(steps=2)
+    for prompts.step in range(4):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden_states(model, batch, prompts).float().square().sum().backward()
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+        assert all(gradient.any() for name, gradient in gradients.items() if "lora_B" in name)
 
 
 @pytest.mark.parametrize("quantization", ["none", "nf4"])

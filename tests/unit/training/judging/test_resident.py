@@ -40,3 +40,19 @@ def test_a_trainer_that_was_warmed_up_loads_and_asks_nothing_at_its_first_job(
     assert ((scores >= 0) & (scores <= 1)).all()
     taught = resident.rehearsal.taught(teachers_of(draft, 0, registry), learned, config.recorder.top_k)
     assert [sample.request_id for sample in taught] == [sample.request_id for sample in learned]
+
+
+def test_what_was_begun_with_another_draft_is_not_gone_on_with(tmp_path, make_llama, serve, empty_mlflow_db):
+    (tmp_path / "mlflow.db").write_bytes(Path(empty_mlflow_db).read_bytes())
+    folder = tmp_path / "draft"
+    make_llama(0, layers=1).save_pretrained(folder)
+    rows = ReplayRows.of(table_of(serve(make_llama(1, layers=1), 30)))
+    save_mixture(folder, rows.select(range(20)), rows.select(range(20, 30)), 20, seed=0)
+    config = HotdraftConfig(target="unused", draft=str(folder), dtype="float32", device="cpu", run_dir=tmp_path)
+    resident = Resident()
+    bits = resident.warm(config.draft, config, AdapterRegistry(config))
+    next(bits)
+    make_llama(5, layers=1).save_pretrained(folder)
+    resident.draft(config.draft, config)
+    assert list(bits) == []
+    assert not resident.scores

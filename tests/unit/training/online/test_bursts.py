@@ -12,7 +12,7 @@ from hotdraft.pipeline.store.connection import open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.fit.resume import JobInterruptedError
 from hotdraft.training.judging.served_draft import ServedDraft
-from hotdraft.training.online.context import JobGaveWayError
+from hotdraft.training.online.context import JobContext, JobGaveWayError
 from hotdraft.training.online.job import run_job
 from tests.unit.training.online.jobs import StopAfter, with_distill
 
@@ -36,6 +36,22 @@ def test_a_burst_that_was_stopped_is_gone_on_with_as_that_burst(config, buffer, 
     assert result.metrics["steps"] == 7
     params = open_client(config).get_run(result.run_id).data.params
     assert (params["max_steps"], params["window_requests"], params["mix_requests"]) == ("7", "12", "12")
+
+
+def test_a_burst_takes_larger_steps(config, buffer, target, serve):
+    config = with_distill(config, learning_rate=1e-3, max_steps=28)
+    buffer.append(serve(target, 20, domain="new", prefix="n", seed=3))
+    client, registry = open_client(config), AdapterRegistry(config)
+    rates = {}
+    for burst in (Burst(7, 12), None):
+        result = run_job(config, buffer=buffer, registry=registry, burst=burst)
+        rates[burst] = float(client.get_run(result.run_id).data.params["learning_rate"])
+    assert rates == {Burst(7, 12): pytest.approx(2e-3), None: 1e-3}
+
+
+def test_the_shortest_of_bursts_takes_steps_of_four_times_the_size(config):
+    context = JobContext(with_distill(config, learning_rate=1e-3, max_steps=10_000), *[None] * 6)
+    assert context.being(Burst(7, 12)).config.distill.learning_rate == 4e-3
 
 
 def test_a_job_that_gives_way_is_dropped_and_one_that_is_trained_does_not(config, buffer):
@@ -77,7 +93,7 @@ def test_what_is_new_is_what_a_burst_learns_though_most_recorded_requests_are_ot
     assert is_new.all()
 
 
-def test_what_guards_older_domains_is_asked_of_the_best_candidate_alone(config, buffer, target, serve, monkeypatch):
+def test_no_more_candidates_are_asked_than_it_takes(config, buffer, target, serve, monkeypatch):
     buffer.append(serve(target, 20, domain="new", prefix="n", seed=3))
     asked, real = [], ServedDraft.chances
 
@@ -91,10 +107,11 @@ def test_what_guards_older_domains_is_asked_of_the_best_candidate_alone(config, 
     result = run_job(settings, buffer=buffer, registry=AdapterRegistry(config))
     assert result.verdict.accepted, result.verdict.reason
     assert result.verdict.by_domain.keys() == {"d", "new"}
-    assert asked == [{"new"}, {"new"}, {"d"}]
+    assert asked == [{"d", "new"}]
+    assert result.metrics["blend"] == max(config.distill.blends)
 
 
-def test_if_the_best_on_todays_traffic_loses_the_next_is_asked(config, buffer, target, serve, monkeypatch):
+def test_where_the_candidate_that_went_furthest_loses_the_next_is_asked(config, buffer, target, serve, monkeypatch):
     buffer.append(serve(target, 20, domain="new", prefix="n", seed=3))
     real = ServedDraft.chances
     whole = []
@@ -102,16 +119,18 @@ def test_if_the_best_on_todays_traffic_loses_the_next_is_asked(config, buffer, t
     def forget(draft, adapter, samples, *args):
         """The first that is asked has lost all of the old domain."""
         found = real(draft, adapter, samples, *args)
-        if adapter is not None and samples[0].domain == "d":
-            whole.append(adapter)
-            return [np.zeros_like(of) for of in found] if len(whole) == 1 else found
-        return found
+        if adapter is None:
+            return found
+        whole.append(adapter)
+        lost = [sample.domain == "d" and len(whole) == 1 for sample in samples]
+        return [np.zeros_like(of) if gone else of for of, gone in zip(found, lost, strict=True)]
 
     monkeypatch.setattr(ServedDraft, "chances", forget)
     settings = with_distill(config, max_steps=20, window_requests=20, mix_requests=20, blends=[1.0, 0.75])
     result = run_job(settings, buffer=buffer, registry=AdapterRegistry(config))
     assert len(whole) == 2
     assert result.verdict.accepted, result.verdict.reason
+    assert result.metrics["blend"] == 0.75
 
 
 def test_older_domains_rehearse_what_the_draft_says_where_no_version_was_better(config, buffer, monkeypatch):
@@ -124,12 +143,14 @@ def test_older_domains_rehearse_what_the_draft_says_where_no_version_was_better(
         raise JobInterruptedError("seen")
 
     monkeypatch.setattr("hotdraft.training.online.train.train", remember)
-    monkeypatch.setattr("hotdraft.training.online.train.read_anchors", lambda *_: {"old": 0, "lately": champion})
+    monkeypatch.setattr(
+        "hotdraft.training.judging.teachers.read_anchors", lambda *_: {"old": 0, "lately": champion}
+    )
     with pytest.raises(JobInterruptedError, match="seen"):
         run_job(config, buffer=buffer, registry=registry)
     [teacher_of] = teachers
     draft = load_causal_lm(config.draft, dtype=torch.float32, device=torch.device("cpu"))
-    weights = {domain: teacher_of(domain).state_dict() for domain in ("old", "lately", "never judged")}
+    weights = {domain: teacher_of(domain).model.state_dict() for domain in ("old", "lately", "never judged")}
     own = {name: tensor.equal(draft.state_dict()[name]) for name, tensor in weights["old"].items()}
     assert all(own.values())
     adapted = {

@@ -110,7 +110,7 @@ class DistillConfig(TrainingSection):
         [0.85, 0.5],
         min_length=1,
         description="shares of the way to a job's last step: the gate judges the largest, and the next where that "
-        "loses what was known",
+        "does not pass",
     )
     device: str | None = None
     """Where a job trains, `cuda:1` for one; where the server decodes if unset."""

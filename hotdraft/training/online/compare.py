@@ -34,7 +34,7 @@ def compare(context: JobContext, recorded: Recorded, trained: Trained) -> Judged
     folder = context.job.work_folder
     for evidence in _evidence(context, trained, samples, mix):
         judged = contest(judged, evidence, scores, folder, context.registry, context.config)
-        if not judged.verdict.loses:
+        if judged.verdict.accepted:
             break
     evidence.save(folder)
     context.interruption.check("the verdict was published")

@@ -81,7 +81,8 @@ def test_a_champion_rolled_back_during_a_job_stays_so_unless_the_candidate_beats
 
     monkeypatch.setattr("hotdraft.training.online.contest.judge", judge_by_parent)
     stop = Meanwhile(asked, lambda: two_versions.rollback(reason="fell", version=2))
-    result = run_job(config, buffer=buffer, registry=two_versions, stop=stop)
+    one_candidate = with_distill(config, blends=[1.0])
+    result = run_job(one_candidate, buffer=buffer, registry=two_versions, stop=stop)
     assert stop.act is None
     assert len(judged_against) == judgements
     assert two_versions.champion() == 1, "not undone"

@@ -18,15 +18,18 @@ from hotdraft.training.scoring import rehearsal
 pytestmark = pytest.mark.slow
 
 
-def test_a_trainer_that_was_warmed_up_loads_and_asks_nothing_at_its_first_job(
-    tmp_path, make_llama, serve, monkeypatch, empty_mlflow_db
-):
+@pytest.fixture
+def config(tmp_path, make_llama, serve, empty_mlflow_db):
+    """Whose draft brings a mixture along."""
     (tmp_path / "mlflow.db").write_bytes(Path(empty_mlflow_db).read_bytes())
     folder = tmp_path / "draft"
     make_llama(0, layers=1).save_pretrained(folder)
     rows = ReplayRows.of(table_of(serve(make_llama(1, layers=1), 30)))
     save_mixture(folder, rows.select(range(20)), rows.select(range(20, 30)), 20, seed=0)
-    config = HotdraftConfig(target="unused", draft=str(folder), dtype="float32", device="cpu", run_dir=tmp_path)
+    return HotdraftConfig(target="unused", draft=str(folder), dtype="float32", device="cpu", run_dir=tmp_path)
+
+
+def test_a_trainer_that_was_warmed_up_loads_and_asks_nothing_at_its_first_job(config, monkeypatch):
     registry, resident = AdapterRegistry(config), Resident()
     bits = sum(1 for _ in resident.warm(config.draft, config, registry))
     learned, judges = split_mixture(config)
@@ -42,17 +45,11 @@ def test_a_trainer_that_was_warmed_up_loads_and_asks_nothing_at_its_first_job(
     assert [sample.request_id for sample in taught] == [sample.request_id for sample in learned]
 
 
-def test_what_was_begun_with_another_draft_is_not_gone_on_with(tmp_path, make_llama, serve, empty_mlflow_db):
-    (tmp_path / "mlflow.db").write_bytes(Path(empty_mlflow_db).read_bytes())
-    folder = tmp_path / "draft"
-    make_llama(0, layers=1).save_pretrained(folder)
-    rows = ReplayRows.of(table_of(serve(make_llama(1, layers=1), 30)))
-    save_mixture(folder, rows.select(range(20)), rows.select(range(20, 30)), 20, seed=0)
-    config = HotdraftConfig(target="unused", draft=str(folder), dtype="float32", device="cpu", run_dir=tmp_path)
+def test_what_was_begun_with_another_draft_is_not_gone_on_with(config, make_llama):
     resident = Resident()
     bits = resident.warm(config.draft, config, AdapterRegistry(config))
     next(bits)
-    make_llama(5, layers=1).save_pretrained(folder)
+    make_llama(5, layers=1).save_pretrained(config.draft)
     resident.draft(config.draft, config)
     assert list(bits) == []
     assert not resident.scores

@@ -6,6 +6,7 @@
 #pragma GCC target("avx2,fma,bmi2")
 
 namespace {
+constexpr int PART_BYTES = 32;
 constexpr int PANELS = 2, BLOCK = 3;  // of a tile, so that its sums stay in registers
 #include "build.inl"
 }  // namespace

@@ -6,6 +6,7 @@
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma,bmi2")
 
 namespace {
+constexpr int PART_BYTES = 64;
 constexpr int PANELS = 4, BLOCK = 6;  // of a tile, so that its sums stay in registers
 #include "build.inl"
 }  // namespace

@@ -7,6 +7,7 @@
 #define HD_BF16
 
 namespace {
+constexpr int PART_BYTES = 64;
 constexpr int PANELS = 4, BLOCK = 6;  // of a tile, so that its sums stay in registers
 #include "build.inl"
 }  // namespace

@@ -11,6 +11,23 @@ struct Ahead {
     }
 };
 
+// Sums of a tile in vectors of the machine's own width: the compiler keeps those in registers, wider ones in memory.
+template <int P, int T>
+struct Registers {
+    Part parts[PARTS][P][T];
+
+    explicit Registers(const Floats (&sums)[P][T]) {
+        for (int part = 0; part < PARTS; ++part)
+            for (int p = 0; p < P; ++p)
+                for (int t = 0; t < T; ++t) parts[part][p][t] = reinterpret_cast<const Part *>(&sums[p][t])[part];
+    }
+    void put_back(Floats (&sums)[P][T]) const {
+        for (int part = 0; part < PARTS; ++part)
+            for (int p = 0; p < P; ++p)
+                for (int t = 0; t < T; ++t) reinterpret_cast<Part *>(&sums[p][t])[part] = parts[part][p][t];
+    }
+};
+
 struct Float32 {
     static constexpr int UNIT = 1;     // neighbouring inputs in a vector
     static constexpr int VECTORS = 1;  // of a panel that go together
@@ -24,17 +41,16 @@ struct Float32 {
 
     template <int P, int T>
     static void tile(const char *panels, int64_t panel, const char *x, int64_t stride, int64_t vectors, const Ahead &ahead, Floats (&sums)[P][T]) {
+        Registers<P, T> kept(sums);
         for (int64_t i = 0; i < vectors; ++i) {
-            Floats weights[P];
             ahead.ask(i);
-            for (int p = 0; p < P; ++p) {
-                weights[p] = *reinterpret_cast<const Floats *>(panels + p * panel + i * VECTOR);
-            }
-            for (int t = 0; t < T; ++t) {
-                const Floats input = splat(reinterpret_cast<const float *>(x + t * stride)[i]);
-                for (int p = 0; p < P; ++p) sums[p][t] += weights[p] * input;
-            }
+            for (int p = 0; p < P; ++p)
+                for (int part = 0; part < PARTS; ++part) {
+                    const Part weights = reinterpret_cast<const Part *>(panels + p * panel + i * VECTOR)[part];
+                    for (int t = 0; t < T; ++t) kept.parts[part][p][t] += weights * reinterpret_cast<const float *>(x + t * stride)[i];
+                }
         }
+        kept.put_back(sums);
     }
 };
 
@@ -71,22 +87,21 @@ struct Bfloat16 {
 
     template <int P, int T>
     static void tile(const char *panels, int64_t panel, const char *x, int64_t stride, int64_t vectors, const Ahead &ahead, Floats (&sums)[P][T]) {
+        Registers<P, T> kept(sums);
         for (int64_t i = 0; i < vectors; ++i) {
-            Floats first[P], second[P];
             ahead.ask(i);
-            for (int p = 0; p < P; ++p) {
-                const Words pairs = *reinterpret_cast<const Words *>(panels + p * panel + i * VECTOR);
-                first[p] = (Floats)(pairs << 16);
-                second[p] = (Floats)(pairs & 0xffff0000u);
-            }
-            for (int t = 0; t < T; ++t) {
-                const float *input = reinterpret_cast<const float *>(x + t * stride) + 2 * i;
-                for (int p = 0; p < P; ++p) {
-                    sums[p][t] += first[p] * splat(input[0]);
-                    sums[p][t] += second[p] * splat(input[1]);
+            for (int p = 0; p < P; ++p)
+                for (int part = 0; part < PARTS; ++part) {
+                    const PartWords pairs = reinterpret_cast<const PartWords *>(panels + p * panel + i * VECTOR)[part];
+                    const Part first = (Part)(pairs << 16), second = (Part)(pairs & 0xffff0000u);
+                    for (int t = 0; t < T; ++t) {
+                        const float *input = reinterpret_cast<const float *>(x + t * stride) + 2 * i;
+                        kept.parts[part][p][t] += first * input[0];
+                        kept.parts[part][p][t] += second * input[1];
+                    }
                 }
-            }
         }
+        kept.put_back(sums);
     }
 #endif
 };

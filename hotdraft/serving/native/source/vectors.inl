@@ -7,6 +7,11 @@ typedef uint32_t Words __attribute__((vector_size(64), may_alias));
 typedef uint16_t Halves __attribute__((vector_size(32), may_alias));
 typedef uint16_t LooseHalves __attribute__((vector_size(32), aligned(2), may_alias));
 
+// As wide as the machine's.
+typedef float Part __attribute__((vector_size(PART_BYTES), may_alias));
+typedef uint32_t PartWords __attribute__((vector_size(PART_BYTES), may_alias));
+constexpr int PARTS = VECTOR / PART_BYTES;
+
 constexpr float INFINITE = __builtin_huge_valf();
 constexpr Ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 

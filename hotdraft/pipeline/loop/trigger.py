@@ -119,10 +119,10 @@ class DistillTrigger:
             self._before.clear()
 
     def _burst(self) -> Burst | None:
-        """Twice as long as the one before it, until it is as long as any job, which is none."""
+        """By `drift_steps` longer than the one before it, until it is as long as any job, which is none."""
         steps = self._trigger.drift_steps
         if steps is not None and self._followed is not None:
-            steps = 2 * self._followed.steps
+            steps += self._followed.steps
         return None if steps is None or steps >= self._max_steps else Burst(steps, min(self._shift, self._window))
 
     def _follow_up(self, burst: Burst | None) -> None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +14,8 @@ from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.proposers.plan import ProposalPlan
 from hotdraft.serving.sampling.logits import SamplingBatch
+
+T = TypeVar("T", float, np.ndarray)
 
 CONTEXT = 64
 """Tokens that each row holds while costs are measured."""
@@ -28,7 +31,7 @@ class RoundCosts:
 
     def __init__(self, verifying: dict[int, list[float]], draft_steps: dict[int, float]) -> None:
         self._measured = sorted(verifying)
-        self._verifying = verifying
+        self._verifying = {rows: np.array(seconds) for rows, seconds in verifying.items()}
         self._draft_steps = draft_steps
 
     @property
@@ -36,21 +39,22 @@ class RoundCosts:
         """Largest t that was measured."""
         return len(self._verifying[self._measured[0]]) - 1
 
-    def verify_seconds(self, rows: float, tokens: int) -> float:
-        return self._at(rows, lambda measured: self._verifying[measured][tokens])
+    def verify_seconds(self, rows: float) -> np.ndarray:
+        """By tokens, [most + 1]."""
+        return self._at(rows, self._verifying.__getitem__)
 
     def draft_step_seconds(self, rows: float) -> float:
         return self._at(rows, self._draft_steps.__getitem__)
 
     def round_seconds(self, rows: float, k: int) -> float:
         """Of a round of k drafted tokens."""
-        return self.verify_seconds(rows, k) + k * self.draft_step_seconds(rows)
+        return float(self.verify_seconds(rows)[k]) + k * self.draft_step_seconds(rows)
 
     def cost_ratio(self, rows: int) -> float:
         """c of Leviathan et al. (2023): a draft step over a round that drafts nothing."""
         return self.draft_step_seconds(rows) / self.round_seconds(rows, 0)
 
-    def _at(self, rows: float, value: Callable[[int], float]) -> float:
+    def _at(self, rows: float, value: Callable[[int], T]) -> T:
         above = min(bisect.bisect_left(self._measured, rows), len(self._measured) - 1)
         high, low = self._measured[above], self._measured[max(above - 1, 0)]
         if high == low:

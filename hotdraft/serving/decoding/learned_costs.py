@@ -43,16 +43,9 @@ class _Learned:
 
     def __init__(self, inherited: np.ndarray) -> None:
         self.rounds = np.zeros(len(inherited))
-        self._inherited = inherited
-        self._own = np.zeros(len(inherited))
-
-    @property
-    def effects(self) -> np.ndarray:
+        self.effects = inherited
         """What was never tried costs as much more as its neighbours do."""
-        tried = np.flatnonzero(self.rounds)
-        if not len(tried):
-            return self._inherited
-        return self._inherited + np.interp(np.arange(len(self.rounds)), tried, self._own[tried])
+        self._inherited = inherited
 
     @property
     def doubt(self) -> np.ndarray:
@@ -63,10 +56,12 @@ class _Learned:
         return never / np.sqrt(1 + self.rounds)
 
     def learn(self, k: int, surprise: float) -> None:
-        self._own = self.effects - self._inherited
-        self._own[k] += max(1 / (self.rounds[k] + 2), RATE) * surprise
+        own = self.effects - self._inherited
+        own[k] += max(1 / (self.rounds[k] + 2), RATE) * surprise
         self.rounds *= MEMORY
         self.rounds[k] += 1
+        tried = np.flatnonzero(self.rounds)
+        self.effects = self._inherited + np.interp(np.arange(len(own)), tried, own[tried])
 
 
 class _Costs:
@@ -104,8 +99,8 @@ class LearnedCosts:
 
     def verifying(self, setting: RoundSetting) -> np.ndarray:
         """What it is expected to take to verify t tokens in each row, [most + 1]."""
-        measured = [self.measured.verify_seconds(setting.rows, t) for t in range(self.measured.most + 1)]
-        return np.array(measured) * np.exp((self._pace or 0.0) + self._verifying.of(setting).effects)
+        measured = self.measured.verify_seconds(setting.rows)
+        return measured * np.exp((self._pace or 0.0) + self._verifying.of(setting).effects)
 
     def drafting(self, setting: RoundSetting) -> np.ndarray:
         """What it is expected to take to draft j tokens in each row, [max_k + 1]."""

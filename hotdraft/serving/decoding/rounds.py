@@ -61,7 +61,7 @@ class Round:
         return cls(
             token_ids=token_ids,
             num_accepted=num_accepted[:, 0],
-            proposed_ids=np.pad(proposed_ids, ((0, 0), (0, 1)), constant_values=NOT_DRAFTED),
+            proposed_ids=np.concatenate([proposed_ids, np.full_like(num_accepted, NOT_DRAFTED)], 1),
             target_log=log,
             target_is_sound=sound[:, 0] != 0,
             draft_is_sound=sound[:, 1] != 0,

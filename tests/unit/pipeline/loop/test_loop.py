@@ -231,7 +231,8 @@ def test_bursts_follow_one_another_each_longer_until_one_has_no_hope(config, buf
 
 def test_what_would_be_as_long_as_any_job_is_one(config, buffer):
     settings = changed(config, drift=0.2, drift_requests=10, min_new_rejected=10)
-    last = LastJob("r49", 0.0, accepted=True, burst=Burst(settings.distill.max_steps - settings.distill.trigger.drift_steps, 20))
+    nearly = settings.distill.max_steps - settings.distill.trigger.drift_steps
+    last = LastJob("r49", 0.0, accepted=True, burst=Burst(nearly, 20))
     buffer.append([*samples(0, 30, rejected=2), *samples(30, 35, rejected=6)])
     whole = DistillTrigger(settings, buffer, last).decide()
     assert (whole.due, whole.burst) == (True, None)

@@ -26,9 +26,7 @@ def seconds(costs: RoundCosts, choice: Choice) -> float:
     """Of a round: each step of the draft is of the rows that still draft."""
     rows = len(choice.drafted)
     proposed = (sum(choice.guessed) + sum(choice.drafted)) / rows
-    verifying = np.interp(
-        proposed, range(costs.most + 1), [costs.verify_seconds(rows, t) for t in range(costs.most + 1)]
-    )
+    verifying = np.interp(proposed, range(costs.most + 1), costs.verify_seconds(rows))
     active = [sum(count > step for count in choice.drafted) for step in range(max(choice.drafted))]
     return float(verifying) + sum(costs.draft_step_seconds(count) for count in active)
 

@@ -1,4 +1,4 @@
-"""``hotdraft adapters export`` and ``push``: a version as other programs load it, in a folder or on the hub."""
+"""``hotdraft adapters export``: a version as other programs load it."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -12,11 +12,13 @@ from hotdraft.commands.options import ConfigOption, waiting
 class ExportFormat(StrEnum):
     PEFT = "peft"
     MERGED = "merged"
+    GGUF = "gguf"
 
 
 VersionArgument = Annotated[int, typer.Argument(min=1, help="Version number, as `list` shows it.")]
 FormatOption = Annotated[
-    ExportFormat, typer.Option("--format", help="A PEFT adapter, or the draft with it merged in.")
+    ExportFormat,
+    typer.Option("--format", help="A PEFT adapter, or the draft with it merged in: a folder, or llama.cpp's file."),
 ]
 
 
@@ -26,9 +28,7 @@ def export(
     out: Annotated[Path, typer.Option(help="New or empty folder to write to.")],
     kind: FormatOption = ExportFormat.MERGED,
 ) -> None:
-    """Write VERSION, with a model card, for vLLM, transformers or PEFT to load.
-
-    For llama.cpp, give the merged folder to its convert_hf_to_gguf.py.
+    """Write VERSION, with a model card, for vLLM, transformers, PEFT or llama.cpp to load.
 
     Examples:
     $ hotdraft adapters export 3 --config configs/smollm2.yaml --out my-draft
@@ -38,47 +38,12 @@ def export(
     from hotdraft.pipeline.models.draft_folder import check_out
 
     check_out(out)
-    _write(version, config, out, kind)
+    write_version(version, config, out, kind)
     typer.echo(f"version {version} is in {out}")
 
 
-def push(
-    version: VersionArgument,
-    config: ConfigOption,
-    repo: Annotated[str, typer.Option(help="Repository on the hub, as ORG/NAME; made if there is none.")],
-    kind: FormatOption = ExportFormat.MERGED,
-    private: Annotated[bool, typer.Option("--private", help="Make it for its owners alone.")] = False,
-) -> None:
-    """Put VERSION on the Hugging Face hub, as `export` writes it; a merged one is a draft by the name ORG/NAME.
-
-    It takes the token that `hf auth login` stored, or HF_TOKEN.
-
-    Examples:
-    $ hotdraft adapters push 3 -c configs/smollm2.yaml --repo me/my-draft
-    """
-    from tempfile import TemporaryDirectory
-
-    from httpx import HTTPError
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    from hotdraft.pipeline.models.names import ModelError
-
-    with TemporaryDirectory() as name:
-        folder = Path(name) / "export"
-        _write(version, config, folder, kind)
-        try:
-            with waiting(f"putting it on the hub as {repo}"):
-                hub = HfApi()
-                page = hub.create_repo(repo, private=private, exist_ok=True)
-                hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=f"Version {version}")
-        except (HfHubHTTPError, HFValidationError, HTTPError) as error:
-            [says, *_] = str(error).strip().splitlines() or [type(error).__name__]
-            raise ModelError(f"{repo} on the hub cannot be written: {says}") from error
-    typer.echo(f"version {version} is at {page}")
-
-
-def _write(version: int, config: Path, out: Path, kind: ExportFormat) -> None:
+def write_version(version: int, config: Path, out: Path, kind: ExportFormat) -> None:
+    """Write `version` into the new folder `out`. Raises `ConfigError` where there is no draft to speak of."""
     from hotdraft.pipeline.config.section import ConfigError
     from hotdraft.pipeline.config.settings import load_config
 

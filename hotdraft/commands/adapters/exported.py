@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -11,18 +12,19 @@ import yaml
 
 from hotdraft.pipeline.models.adapter_folder import (
     CONFIG_FILE,
-    WEIGHTS_FILE,
     AdapterBase,
     load_adapter,
     merged_weights,
 )
 from hotdraft.pipeline.models.draft_folder import new_folder, save_plain
+from hotdraft.pipeline.models.gguf_file import write_gguf
+from hotdraft.pipeline.models.gguf_vocabulary import write_tokenizer
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm, load_tokenizer
-from hotdraft.pipeline.models.names import public_name
+from hotdraft.pipeline.models.names import ModelError, public_name
 from hotdraft.pipeline.store.adapter_version import AdapterVersion
 from hotdraft.pipeline.store.lineage import gate_by_domain
 
-Format = Literal["peft", "merged"]
+Format = Literal["peft", "merged", "gguf"]
 
 CARD = """{front_matter}
 # {name}, version {version}
@@ -40,20 +42,23 @@ Accepted is the share of the examined tokens: those up to and including the firs
 WHAT = {
     "peft": "This is a LoRA of rank {rank} for `{draft}`, in PEFT's form.",
     "merged": "These are the weights of `{draft}` with a LoRA of rank {rank} merged in.",
+    "gguf": "These are the weights of `{draft}` with a LoRA of rank {rank} merged in, for llama.cpp.",
 }
 
 
 def write_export(adapter: Path, found: AdapterVersion, out: Path, kind: Format, *, target: str, draft: str) -> None:
     """Write version `found`, whose files are in `adapter`, into the new folder `out`.
 
-    `merged` is in bfloat16, with tokenizer and generation config: transformers and vLLM load it, and llama.cpp's
-    converter. Raises `AdapterError` for an adapter of another draft, `ModelError` for a folder that is not empty.
+    `merged` is in bfloat16, with tokenizer and generation config: transformers and vLLM load it. `gguf` is one file
+    of the same, for llama.cpp. `peft` has hotdraft's own files beside PEFT's, so that it can be pulled again.
+    Raises `AdapterError` for an adapter of another draft, `ModelError` for a folder that is not empty and for a
+    draft that cannot be written as GGUF.
     """
     model = load_causal_lm(draft, dtype=torch.bfloat16)
     loaded = load_adapter(adapter, AdapterBase.of(model, fingerprint(draft)))
     with new_folder(out) as folder:
         if kind == "peft":
-            shutil.copy(adapter / WEIGHTS_FILE, folder)
+            shutil.copytree(adapter, folder, dirs_exist_ok=True)
             told = json.loads((adapter / CONFIG_FILE).read_text())
             told["base_model_name_or_path"] = public_name(draft)
             (folder / CONFIG_FILE).write_text(json.dumps(told, indent=2) + "\n")
@@ -61,9 +66,25 @@ def write_export(adapter: Path, found: AdapterVersion, out: Path, kind: Format, 
             weights = model.state_dict()
             model.load_state_dict({**weights, **merged_weights(weights, loaded)})
             save_plain(folder, model, load_tokenizer(draft))
+        if kind == "gguf":
+            _as_gguf(folder, f"{Path(public_name(draft)).name}-v{found.version}-bf16.gguf")
         rank, requests = loaded.card.rank, loaded.card.requests
         card = model_card(found, kind, target=target, draft=draft, rank=rank, requests=requests)
         (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _as_gguf(folder: Path, name: str) -> None:
+    """The model in `folder` as a file there, in place of all else."""
+    others = list(folder.iterdir())
+    try:
+        write_gguf(folder, folder / name, "bfloat16", partial(write_tokenizer, folder=folder))
+    except ValueError as error:
+        raise ModelError(
+            f"this draft cannot be written as GGUF: {error}; llama.cpp's convert_hf_to_gguf.py takes the folder "
+            "that --format merged writes"
+        ) from error
+    for file in others:
+        file.unlink()
 
 
 def model_card(found: AdapterVersion, kind: Format, *, target: str, draft: str, rank: int, requests: int) -> str:
@@ -71,7 +92,7 @@ def model_card(found: AdapterVersion, kind: Format, *, target: str, draft: str, 
     facts = {
         "base_model": public_name(draft),
         "base_model_relation": "adapter" if kind == "peft" else "merge",
-        "library_name": "peft" if kind == "peft" else "transformers",
+        "library_name": {"peft": "peft", "merged": "transformers", "gguf": "gguf"}[kind],
         "pipeline_tag": "text-generation",
         "tags": ["speculative-decoding", "draft-model", "hotdraft"],
     }

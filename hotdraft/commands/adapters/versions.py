@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotdraft.commands.adapters.export import export, push
+from hotdraft.commands.adapters.export import export
+from hotdraft.commands.adapters.hub import pull, push
 from hotdraft.commands.options import ConfigOption, JsonOption, waiting
 from hotdraft.pipeline.system.local_time import MINUTES, local_time
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="""Adapter versions: list, show, promote, roll back, unpin, export, push.
+    help="""Adapter versions: list, show, promote, roll back, unpin, export, push, pull.
 
     Examples:
     $ hotdraft adapters list --config configs/smollm2.yaml
@@ -31,6 +32,7 @@ app = typer.Typer(
 
 app.command()(export)
 app.command()(push)
+app.command()(pull)
 
 IN_TABLES = ("status", "served/", "gate_by_domain", "watch/")
 """Tags that are shown otherwise, or are for servers to read."""

@@ -58,6 +58,8 @@ def test_merged_it_is_the_model_that_served(adapter: Path, tiny_draft: str, tmp_
 
 def test_as_an_adapter_peft_makes_the_same_of_it(adapter: Path, tiny_draft: str, tmp_path: Path) -> None:
     facts = exported(adapter, tiny_draft, tmp_path / "out", "peft")
+    again = load_adapter(tmp_path / "out", AdapterBase.of(load_causal_lm(tiny_draft), fingerprint(tiny_draft)))
+    assert again.card.requests == 1
     assert facts["library_name"] == "peft"
     model = PeftModel.from_pretrained(load_causal_lm(tiny_draft), str(tmp_path / "out"))
     with torch.inference_mode():
@@ -66,6 +68,23 @@ def test_as_an_adapter_peft_makes_the_same_of_it(adapter: Path, tiny_draft: str,
     plain = load_causal_lm(tiny_draft)
     with torch.inference_mode():
         assert (plain(IDS).logits - logits).abs().max() > 1
+
+
+def test_as_gguf_it_is_the_same_model_in_one_file(adapter: Path, tiny_draft: str, tmp_path: Path) -> None:
+    facts = exported(adapter, tiny_draft, tmp_path / "out", "gguf")
+    assert facts["library_name"] == "gguf"
+    [card, file] = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert (card, file) == ("README.md", f"{Path(tiny_draft).name}-v3-bf16.gguf")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", gguf_file=file, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(IDS).logits, expected(adapter, tiny_draft), atol=0.3, rtol=0.05)
+
+
+def test_what_cannot_be_written_as_gguf_is_one_line(tiny_neox_target: str, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "neox", tiny_neox_target)
+    with pytest.raises(ModelError, match=r"only Llama models .* --format merged"):
+        exported(adapter, tiny_neox_target, tmp_path / "out", "gguf")
+    assert not (tmp_path / "out").exists()
 
 
 def test_nothing_is_written_over_and_nothing_of_another_draft_is_exported(

@@ -1,4 +1,4 @@
-"""`hotdraft adapters export` and `push` take a version out of the registry, or say in one line why not."""
+"""`hotdraft adapters export`, `push` and `pull` move versions out of the registry and in, or say why not."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +12,9 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from hotdraft.cli import app
+from hotdraft.commands.adapters import pulled
 from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
+from hotdraft.pipeline.models.adapter_folder import AdapterError
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.store.connection import open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry
@@ -60,6 +62,7 @@ def test_a_version_is_put_on_the_hub(config: Path, monkeypatch: pytest.MonkeyPat
     told = invoke("push", "1", "-c", str(config), "--repo", "me/my-draft", "--format", "peft", "--private")
     assert "https://hub.test/me/my-draft" in told.output, told.output
     files = ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    files += ["hotdraft_adapter.json", "probe.safetensors"]
     assert done == [("made", ("me/my-draft", True, True)), ("filled", ("me/my-draft", files))]
 
 
@@ -72,3 +75,42 @@ def test_a_hub_that_cannot_be_written_is_one_line(config: Path, monkeypatch: pyt
     assert isinstance(told.exception, ModelError)
     assert str(told.exception).count("\n") == 0
     assert "me/my-draft on the hub cannot be written" in str(told.exception)
+
+
+def test_what_was_pushed_is_pulled_as_a_version(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed = tmp_path / "abc123"
+    assert invoke("export", "1", "-c", str(config), "--out", str(pushed), "--format", "peft").exit_code == 0
+    asked: list[Any] = []
+    monkeypatch.setattr(pulled, "snapshot_download", lambda repo, **told: asked.append((repo, told)) or str(pushed))
+    told = invoke("pull", "me/my-draft", "-c", str(config), "--revision", "main")
+    assert "me/my-draft is version 2 here" in told.output, told.output
+    assert (asked[0][0], asked[0][1]["revision"]) == ("me/my-draft", "main")
+    settings = load_config(config)
+    version = AdapterRegistry(settings).version(2)
+    assert (version.status, version.tags["origin"]) == ("candidate", "me/my-draft@abc123")
+    assert open_client(settings).get_run(version.run_id).info.status == "FINISHED"
+    assert invoke("promote", "2", "-c", str(config)).exit_code == 0
+    assert AdapterRegistry(settings).champion() == 2
+
+
+def test_nothing_of_another_draft_is_pulled(
+    config: Path, tiny_neox_target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = write_adapter(tmp_path / "other", tiny_neox_target)
+    monkeypatch.setattr(pulled, "snapshot_download", lambda *_, **__: str(other))
+    told = invoke("pull", "me/other", "-c", str(config))
+    assert isinstance(told.exception, AdapterError)
+    assert "another base" in str(told.exception)
+    assert len(AdapterRegistry(load_config(config)).versions()) == 1
+
+
+def test_a_hub_that_cannot_be_read_is_one_line(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise httpx.ConnectError("[Errno -2] Name or service not known")
+
+    monkeypatch.setattr(pulled, "snapshot_download", away)
+    told = invoke("pull", "me/my-draft", "-c", str(config))
+    assert isinstance(told.exception, ModelError)
+    assert "me/my-draft on the hub cannot be read" in str(told.exception)

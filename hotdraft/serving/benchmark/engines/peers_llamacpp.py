@@ -8,8 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gguf
 import xllamacpp
 
+from hotdraft.pipeline.models.gguf_file import write_gguf
 from hotdraft.serving.benchmark.engines.conversion import converted
 from hotdraft.serving.benchmark.engines.engine import (
     PLAIN,
@@ -19,7 +21,6 @@ from hotdraft.serving.benchmark.engines.engine import (
     RunResult,
     Speculation,
 )
-from hotdraft.serving.benchmark.engines.gguf_model import write_gguf
 
 DRAFTED_TOKENS = (1, 2, 3, 4)
 """Numbers of drafted tokens a round that can be asked for."""
@@ -88,15 +89,27 @@ def _complete(handle: Callable[..., Any], max_tokens: int, prompt: list[int]) ->
     token_ids: list[int] = []
     token_times: list[float] = []
     for seconds, chunk in chunks:
-        told = [int(token_id) for token_id in chunk["choices"][0]["text"].split()]  # see gguf_model
+        told = [int(token_id) for token_id in chunk["choices"][0]["text"].split()]  # see `ids_as_tokens`
         token_ids += told
         token_times += [seconds] * len(told)
     timings = chunks[-1][1]["timings"]
     return _Completion(token_ids, token_times, timings.get("draft_n", 0), timings.get("draft_n_accepted", 0))
 
 
+def ids_as_tokens(writer: gguf.GGUFWriter, size: int) -> None:
+    """A vocabulary of the ids themselves: the text of token 216 is `216 `.
+
+    Token ids are handed over and taken back. That needs no tokenizer, loses nothing to incomplete UTF-8 in a
+    stream, and leaves llama.cpp without an end-of-text token to stop at.
+    """
+    writer.add_vocab_size(size)
+    writer.add_tokenizer_model("bert")  # of llama.cpp's kinds, one without an end-of-text token of its own
+    writer.add_token_list([f"{token_id} " for token_id in range(size)])
+    writer.add_token_types([gguf.TokenType.NORMAL] * size)
+
+
 def _as_gguf(settings: EngineSettings, folder: Path) -> Path:
-    write = partial(write_gguf, dtype=settings.dtype)
+    write = partial(write_gguf, dtype=settings.dtype, write_vocabulary=ids_as_tokens)
     try:
         return converted(folder, settings.cache_folder, f"{settings.dtype}.gguf", write)
     except ValueError as error:

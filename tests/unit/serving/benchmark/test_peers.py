@@ -3,8 +3,6 @@
 import importlib
 from pathlib import Path
 
-import gguf
-import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -12,7 +10,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from hotdraft.serving.benchmark.engines.conversion import converted
 from hotdraft.serving.benchmark.engines.engine import PLAIN, EngineSettings, Mode, Speculation
-from hotdraft.serving.benchmark.engines.gguf_model import read_tensors, write_gguf
 
 PROMPTS = [[5, 9, 2], [7, 7, 1, 3, 8], [40, 2], [11, 60, 33, 21]]
 
@@ -63,41 +60,6 @@ def greedy(folder: Path, prompt: list[int], count: int) -> list[int]:
         for _ in range(count):
             ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
     return ids[len(prompt) :]
-
-
-def test_gguf_holds_the_same_model(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    write_gguf(pair[0], tmp_path / "m.gguf", "float32")
-    original = AutoModelForCausalLM.from_pretrained(pair[0])
-    read_back = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf", dtype=torch.float32)
-    ids = torch.tensor([PROMPTS[1]])
-    with torch.inference_mode():
-        torch.testing.assert_close(read_back(ids).logits, original(ids).logits, rtol=1e-4, atol=1e-4)
-
-
-def test_tensors_of_bfloat16_are_read_exactly(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(pair[0], dtype=torch.bfloat16)
-    model.save_pretrained(tmp_path / "half")
-    found = dict(read_tensors(tmp_path / "half"))
-    assert found.keys() == model.state_dict().keys()
-    for name, tensor in model.state_dict().items():
-        np.testing.assert_array_equal(found[name], tensor.float().numpy())
-
-
-def test_bfloat16_stays_bfloat16_in_gguf(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    AutoModelForCausalLM.from_pretrained(pair[0], dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
-    write_gguf(tmp_path / "half", tmp_path / "m.gguf", "bfloat16")
-    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
-    assert tensors["token_embd.weight"].tensor_type == gguf.GGMLQuantizationType.BF16
-    stored = gguf.dequantize(tensors["token_embd.weight"].data, gguf.GGMLQuantizationType.BF16)
-    np.testing.assert_array_equal(stored, dict(read_tensors(tmp_path / "half"))["model.embed_tokens.weight"])
-
-
-def test_gguf_refuses_what_it_would_get_wrong(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    scaled = LlamaConfig.from_pretrained(pair[0])
-    scaled.rope_parameters = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}
-    scaled.save_pretrained(pair[0])
-    with pytest.raises(ValueError, match="rope scaling"):
-        write_gguf(pair[0], tmp_path / "m.gguf", "float32")
 
 
 def test_conversion_is_kept_until_the_model_changes(pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -1,14 +1,10 @@
 """A Hugging Face Llama folder as a GGUF file for llama.cpp, without torch.
 
-The benchmark hands token ids over and takes token ids back, so the file's vocabulary is made of the
-ids themselves: the text of token 216 is `216 `. That needs no tokenizer, loses nothing to incomplete
-UTF-8 in a stream, and leaves llama.cpp without an end-of-text token to stop at.
-
 Tensor layouts: https://github.com/ggml-org/llama.cpp/blob/master/convert_hf_to_gguf.py
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +20,19 @@ PRECISIONS = {
 """Of the matrices; vectors are always float32, as llama.cpp wants them."""
 
 
-def write_gguf(folder: Path, destination: Path, dtype: str) -> None:
+def write_gguf(
+    folder: Path, destination: Path, dtype: str, write_vocabulary: Callable[[gguf.GGUFWriter, int], None]
+) -> None:
     """Write the model in `folder` to the file `destination` with matrices in `dtype`, one of `PRECISIONS`.
 
-    Raises `ValueError` if it is no plain Llama.
+    `write_vocabulary(writer, size)` adds the tokens. Raises `ValueError` if it is no plain Llama.
     """
     config = json.loads((folder / "config.json").read_text())
     quantization, file_type = PRECISIONS[dtype]
     writer = gguf.GGUFWriter(destination, "llama")
     writer.add_file_type(file_type)
     _write_shape(writer, config)
-    _write_vocabulary(writer, config["vocab_size"])
+    write_vocabulary(writer, config["vocab_size"])
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for name, tensor in read_tensors(folder):
@@ -105,10 +103,3 @@ def _write_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_dimension_count(size)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-
-
-def _write_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
-    writer.add_vocab_size(size)
-    writer.add_tokenizer_model("bert")  # of llama.cpp's kinds, one without an end-of-text token of its own
-    writer.add_token_list([f"{token_id} " for token_id in range(size)])
-    writer.add_token_types([gguf.TokenType.NORMAL] * size)

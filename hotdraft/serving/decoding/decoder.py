@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from hotdraft.pipeline.replay.sample import NOT_DRAFTED
+from hotdraft.pipeline.system.transfer import received
 from hotdraft.serving.decoding.rounds import Round, RoundSeconds
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.models.runner import Runner, Window
@@ -79,7 +80,7 @@ class SpeculativeDecoder:
         if prompt_log is not None and logits is not None:
             following = self.slots.tokens[row : row + 1, start + 1 : self.target.lengths[row] + 1]
             packed = pack(logits[..., : self.vocab_size].float(), self.log_top_k, following)
-            prompt_log.append(unpack(packed.cpu().numpy(), with_tokens=True))
+            prompt_log.append(unpack(received(packed), with_tokens=True))
         if with_proposer and self.proposer is not None:
             self.proposer.advance(row, budget)
         return self.unread(row, with_proposer=with_proposer) == 0
@@ -177,9 +178,9 @@ class SpeculativeDecoder:
         decided = torch.cat([verdict.sound, proposal.sound, accepted, token_ids, told], 1).to(torch.int32)
         with_tokens = sampling.any_logprobs
         if not (log or with_tokens):
-            return Round.of(decided.cpu().numpy(), k, 0, with_tokens=False)
+            return Round.of(received(decided), k, 0, with_tokens=False)
         # what comes after the last token that some row keeps need not be logged; a CPU knows without waiting
         kept = int(accepted.max()) + 1 if self.device.type == "cpu" else k + 1
         packed = pack(logits[:, :kept], self.log_top_k, token_ids[:, :kept] if with_tokens else None)
         columns = torch.cat([decided, packed.flatten(1)], 1)  # the round's only copy from the device
-        return Round.of(columns.cpu().numpy(), k, kept, with_tokens=with_tokens)
+        return Round.of(received(columns), k, kept, with_tokens=with_tokens)

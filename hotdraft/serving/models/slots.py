@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotdraft.pipeline.system.transfer import sent
+
 KEY_BLOCK = 64
 """Attention reads whole blocks of keys, so that shapes recur."""
 
@@ -32,7 +34,7 @@ class Slots:
         prompt = np.asarray(prompt_ids, np.int32)
         same = (self._host_tokens[:, :length] == prompt).cumprod(1).sum(1)
         self._host_tokens[row, :length] = prompt
-        self.tokens[row, :length] = torch.from_numpy(prompt).to(self.device, torch.int64)
+        self.tokens[row, :length] = sent(prompt, torch.int64, self.device)
         self._prompt_lengths[row] = length
         self.rewind(row, length)
         return same if self._reuse_prefixes else np.zeros_like(same)

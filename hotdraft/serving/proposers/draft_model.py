@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotdraft.pipeline.system.transfer import sent
 from hotdraft.serving.models.native_runner import NativeRunner
 from hotdraft.serving.models.runner import Runner, Window
 from hotdraft.serving.models.slots import KEY_BLOCK, Slots
@@ -79,19 +80,18 @@ class DraftModel(Track):
         # a prompt shorter than what is fed has its first token fed more than once, at the same position
         positions = (ends + torch.arange(-2 - missed, 0, device=slots.device)).clamp_min(0)
         fed = slots.tokens[:rows].gather(1, positions)
-        ks = torch.tensor(plan.drafted, dtype=torch.int32)
-        num_drafted = ks.to(slots.device, torch.int64)
+        num_drafted = sent(plan.drafted, torch.int64, slots.device)
         greedy = not sampling.any_sampled and not sampling.any_penalised
         if isinstance(self.runner, NativeRunner) and self.stops_early and greedy:
             floors = torch.zeros(rows) if plan.floors is None else torch.tensor(plan.floors)
             rates = torch.from_numpy(self._by_confidence.rates())
-            draft = self.runner.draft_greedily(positions, fed, ks, rates, floors)
+            draft = self.runner.draft_greedily(positions, fed, num_drafted.int(), rates, floors)
             self._confidences = draft.confidences.tolist()
             return Proposal(draft.token_ids, draft.num_drafted.long(), None, draft.sound.bool())
         self._confidences = None
         drawing = Drawing(sampling, AnswerTokens(*slots.answers(rows), self._vocab_size), self.vocabulary)
         for step in range(max(plan.drafted)):
-            counts = (ks > step).int() * fed.shape[1]
+            counts = (num_drafted > step).int() * fed.shape[1]
             logits = self.runner.forward(Window(slice(0, rows), positions, key_length, counts), fed, 1)
             fed, positions = drawing.draw(logits), ends + step
         return replace(drawing.proposal(), num_drafted=num_drafted)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hotdraft.pipeline.system.transfer import sent
+
 
 @dataclass(frozen=True)
 class ProposalPlan:
@@ -38,11 +40,9 @@ class ProposalPlan:
 
     def guessed_ids(self, device: torch.device) -> Tensor:
         """int64 [B, k], 0 where nothing is guessed."""
-        token_ids = torch.zeros(self.rows, self.k, dtype=torch.int64)
-        for row, guess in enumerate(self.guesses):
-            token_ids[row, : len(guess)] = torch.tensor(guess, dtype=torch.int64)
-        return token_ids.to(device)
+        padded = [[*guess, *[0] * (self.k - len(guess))] for guess in self.guesses]
+        return sent(padded, torch.int64, device)
 
     def num_guessed(self, device: torch.device) -> Tensor:
         """int64 [B, 1]."""
-        return torch.tensor([[len(guess)] for guess in self.guesses], device=device)
+        return sent([[len(guess)] for guess in self.guesses], torch.int64, device)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hotdraft.pipeline.system.transfer import sent
 from hotdraft.serving.messages.request import SamplingParams
 
 Rows = slice | torch.Tensor | None
@@ -44,23 +45,23 @@ class SamplingBatch:
     @classmethod
     def of(cls, params: Sequence[SamplingParams], seeds: Sequence[int], device: torch.device) -> "SamplingBatch":
         def column(values: list[float]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
+            return sent(values, torch.float32, device)[:, None]
 
         def rows(wanted: Iterable[bool]) -> Rows:
             indices = [row for row, is_wanted in enumerate(wanted) if is_wanted]
             if len(indices) == len(params):
                 return slice(None)
-            return torch.tensor(indices, device=device) if indices else None
+            return sent(indices, torch.int64, device) if indices else None
 
         return cls(
             temperature=column([p.temperature for p in params]),
-            top_k=torch.tensor([p.top_k for p in params], device=device)[:, None],
+            top_k=sent([p.top_k for p in params], torch.int64, device)[:, None],
             top_p=column([p.top_p for p in params]),
             min_p=column([p.min_p for p in params]),
             cutoffs=_cutoffs(params, device),
             presence_penalty=column([p.presence_penalty for p in params]),
             frequency_penalty=column([p.frequency_penalty for p in params]),
-            seeds=torch.tensor(seeds, dtype=torch.int64, device=device),
+            seeds=sent(list(seeds), torch.int64, device),
             any_sampled=any(p.temperature > 0 for p in params),
             filtered=rows(p.temperature > 0 and p.has_filters for p in params),
             seeded=rows(p.temperature > 0 and p.seed is not None for p in params),
@@ -90,7 +91,7 @@ class SamplingBatch:
 def _cutoffs(params: Sequence[SamplingParams], device: torch.device) -> torch.Tensor | None:
     if not any(p.has_cutoffs for p in params):
         return None
-    return torch.tensor([[p.epsilon_cutoff, p.eta_cutoff] for p in params], dtype=torch.float32, device=device)
+    return sent([[p.epsilon_cutoff, p.eta_cutoff] for p in params], torch.float32, device)
 
 
 def _biased(
@@ -101,7 +102,7 @@ def _biased(
         return None
     rows, token_ids, biases = zip(*entries, strict=True)
     return (
-        torch.tensor(rows, device=device),
-        torch.tensor(token_ids, device=device),
-        torch.tensor(biases, dtype=torch.float32, device=device),
+        sent(rows, torch.int64, device),
+        sent(token_ids, torch.int64, device),
+        sent(biases, torch.float32, device),
     )

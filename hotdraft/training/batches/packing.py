@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from hotdraft.pipeline.replay.sample import ReplaySample
-from hotdraft.training.batches.sampling import Sampling
+from hotdraft.pipeline.system.transfer import moved
+from hotdraft.training.batches.sampling import SAMPLED, Sampling
 
 
 class DataError(ValueError):
@@ -26,8 +27,10 @@ class PackedBatch(NamedTuple):
     """int64 [1, T]."""
     position_ids: Tensor
     """int64 [1, T]: from 0 in each request."""
-    lengths: Tensor
-    """int64 [R]: tokens of each request, T together."""
+    lengths: tuple[int, ...]
+    """[R]: tokens of each request, T together."""
+    prompts: tuple[bytes, ...]
+    """Of each request the tokens before its first supervised position, as int64."""
     supervised: Tensor
     """int64 [N]: positions whose next token was emitted by the target."""
     request: Tensor
@@ -46,6 +49,8 @@ class PackedBatch(NamedTuple):
     """int64 [N]."""
     min_p: Tensor
     """float32 [N]."""
+    any_filtered: bool
+    """Whether some request has filters."""
     weight: Tensor
     """float32 [N]: loss weight."""
     step_weight: Tensor
@@ -53,11 +58,12 @@ class PackedBatch(NamedTuple):
 
     @property
     def sampling(self) -> Sampling:
-        return Sampling(self.temperature, self.top_p, self.top_k, self.min_p)
+        return Sampling(self.temperature, self.top_p, self.top_k, self.min_p, self.any_filtered)
 
     def on(self, device: torch.device) -> Self:
-        """This batch with its tensors on `device`."""
-        return self._replace(**{name: tensor.to(device) for name, tensor in self._asdict().items()})
+        """This batch with its tensors on `device`, which is not waited for."""
+        tensors = {name: part for name, part in self._asdict().items() if isinstance(part, Tensor)}
+        return self._replace(**{name: moved(tensor, device) for name, tensor in tensors.items()})
 
 
 def pack(
@@ -76,6 +82,8 @@ def pack(
     """
     top_k = min(sample.target_top_ids.shape[1] for sample in samples)
     columns: dict[str, list[np.ndarray]] = {name: [] for name in PackedBatch._fields}
+    lengths: list[int] = []
+    prompts: list[bytes] = []
     start = 0
     for index, sample in enumerate(samples):
         # The last output token is a label only: nothing is predicted after it.
@@ -91,13 +99,14 @@ def pack(
         logprobs, tail = cut_top(sample, count, top_k)
         columns["input_ids"].append(tokens)
         columns["position_ids"].append(np.arange(length))
-        columns["lengths"].append(np.full(1, length))
+        lengths.append(length)
+        prompts.append(tokens[:first].astype(np.int64).tobytes())
         columns["supervised"].append(start + first + np.arange(count))
         columns["request"].append(np.full(count, index))
         columns["top_ids"].append(sample.target_top_ids[:count, :top_k])
         columns["top_logprobs"].append(logprobs)
         columns["tail_logprob"].append(tail)
-        for name in Sampling._fields:
+        for name in SAMPLED:
             columns[name].append(np.full(count, getattr(sample, name)))
         undrafted = np.where(sample.drafted_ids[:count] < 0, undrafted_weight, 1.0)
         columns["weight"].append(np.where(sample.rejected[:count], rejected_weight, undrafted))
@@ -110,7 +119,8 @@ def pack(
     return PackedBatch(
         input_ids=joined("input_ids", torch.int64)[None],
         position_ids=joined("position_ids", torch.int64)[None],
-        lengths=joined("lengths", torch.int64),
+        lengths=tuple(lengths),
+        prompts=tuple(prompts),
         supervised=joined("supervised", torch.int64),
         request=joined("request", torch.int64),
         top_ids=joined("top_ids", torch.int64),
@@ -120,6 +130,7 @@ def pack(
         top_p=joined("top_p", torch.float32),
         top_k=joined("top_k", torch.int64),
         min_p=joined("min_p", torch.float32),
+        any_filtered=any(s.temperature > 0 and (s.top_p < 1 or s.top_k > 0 or s.min_p > 0) for s in samples),
         weight=weight,
         step_weight=weight.sum(),
     )

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hotdraft.pipeline.replay.sample import ReplaySample
-from hotdraft.training.batches.sampling import Sampling, sampled_target, unfiltered
+from hotdraft.training.batches.sampling import SAMPLED, Sampling, sampled_target, unfiltered
 
 ROUNDING = 1e-2
 """Nats by which stored log-probs may be off, float16 as they are."""
@@ -61,7 +61,7 @@ def _drawn_from(sample: ReplaySample, vocab_size: int) -> np.ndarray:
     logprobs, tail_logprob = (
         torch.tensor(part, dtype=torch.float32) for part in (sample.target_top_logprobs, sample.target_tail_logprob)
     )
-    own = {name: torch.full((len(sample.output_ids),), float(getattr(sample, name))) for name in Sampling._fields}
+    own = {name: torch.full((len(sample.output_ids),), float(getattr(sample, name))) for name in SAMPLED}
     filtered, whole = (
         torch.cat([top, tail[:, None]], 1)
         for top, tail in (

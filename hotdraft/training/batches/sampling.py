@@ -4,6 +4,7 @@ As `serving.sampling.logits` samples: temperature, top-k, top-p on what is left,
 are passed over: what is said of it here is at temperature 1, unfiltered.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,10 @@ ROWS_AT_ONCE = 64
 """Rows widened to float32, see `training.scoring.losses`."""
 
 
+SAMPLED = ("temperature", "top_p", "top_k", "min_p")
+"""What of a request's sampling parameters is recorded."""
+
+
 class Sampling(NamedTuple):
     """How the requests of N positions were sampled, [N] each, as in their sampling parameters."""
 
@@ -23,6 +28,8 @@ class Sampling(NamedTuple):
     top_p: Tensor
     top_k: Tensor
     min_p: Tensor
+    any_filtered: bool = True
+    """Whether some request may have filters: known on the host, which need not look for them on a device."""
 
     @property
     def divisor(self) -> Tensor:
@@ -35,13 +42,14 @@ class Sampling(NamedTuple):
         return (self.temperature > 0) & ((self.top_p < 1) | (self.top_k > 0) | (self.min_p > 0))
 
     def at(self, rows: Tensor | slice) -> "Sampling":
-        return Sampling(*(column[rows] for column in self))
+        columns = (self.temperature, self.top_p, self.top_k, self.min_p)
+        return Sampling(*(column[rows] for column in columns), self.any_filtered)
 
 
 def unfiltered(temperature: Tensor) -> Sampling:
     """Of [N] positions at `temperature` alone."""
     none = torch.zeros_like(temperature)
-    return Sampling(temperature, none + 1, none, none)
+    return Sampling(temperature, none + 1, none, none, any_filtered=False)
 
 
 def sampled_target(
@@ -56,8 +64,7 @@ def sampled_target(
     top = top_logprobs / divisor[:, None]
     tail = tail_at(divisor, top_logprobs[:, -1], tail_logprob, vocab_size - top.shape[1])
     masses = torch.cat([top, tail[:, None]], 1).log_softmax(-1)
-    filtered = sampling.is_filtered
-    if filtered.any():
+    if sampling.any_filtered and (filtered := sampling.is_filtered).any():
         masses[filtered] = _filtered(masses[filtered], sampling.at(filtered))
     return masses[:, :-1], masses[:, -1]
 
@@ -72,7 +79,7 @@ def tail_at(temperature: Tensor, least: Tensor, tail: Tensor, unseen: int) -> Te
     """
     power = 1 / temperature
     least = torch.minimum(least, tail)
-    spread = (1 - power) * torch.log(torch.tensor(max(1, unseen), dtype=tail.dtype, device=tail.device))
+    spread = (1 - power) * math.log(max(1, unseen))
     gathered = (power - 1) * least.nan_to_num(neginf=0.0)
     return ((1 + power) * tail + spread + gathered) / 2
 
@@ -82,8 +89,7 @@ def lowest_drafted(draft_logits: Tensor, sampling: Sampling) -> Tensor | None:
 
     Below it nothing is drafted. -inf where nothing is filtered; None if no row is.
     """
-    filtered = sampling.is_filtered.nonzero().squeeze(1)
-    if not len(filtered):
+    if not sampling.any_filtered or not len(filtered := sampling.is_filtered.nonzero().squeeze(1)):
         return None
     wide = torch.promote_types(draft_logits.dtype, torch.float32)
     lowest = torch.full((len(draft_logits),), -torch.inf, dtype=wide, device=draft_logits.device)

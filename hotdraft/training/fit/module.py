@@ -83,8 +83,8 @@ class DistillationModule(lightning.LightningModule):
         )
         scores: PositionScores = self.draft(batch, read)
         loss = scores.loss / self._summed(batch.step_weight)
-        if not torch.isfinite(loss):
-            raise NonFiniteLossError(f"the loss is {loss.item()} at step {self.global_step}")
+        if measure:  # what is no number stays none, and to look at every step is to wait for every step
+            self._check(loss)
         first = batch_idx % self._accumulate == 0
         self._step_loss = loss.detach() if first else self._step_loss + loss.detach()
         self.log("loss", self._step_loss, prog_bar=True, sync_dist=True, reduce_fx="sum")
@@ -95,6 +95,14 @@ class DistillationModule(lightning.LightningModule):
             self.log("tokens", float(len(batch.supervised)))
         # The trainer divides by the batches of a step, and the mean over processes by their number.
         return loss * (self._accumulate * self.trainer.world_size)
+
+    def on_train_end(self) -> None:
+        self._check(self._step_loss)
+
+    def transfer_batch_to_device(
+        self, batch: PackedBatch, device: torch.device, dataloader_idx: int
+    ) -> PackedBatch:
+        return batch.on(device)
 
     def validation_step(self, batch: PackedBatch, batch_idx: int) -> None:
         scores: PositionScores = self.draft(
@@ -129,6 +137,10 @@ class DistillationModule(lightning.LightningModule):
         trainable = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
         state = super().state_dict(*args, **kwargs)
         return {name: tensor for name, tensor in state.items() if name in trainable}
+
+    def _check(self, loss: Tensor) -> None:
+        if not torch.isfinite(loss):
+            raise NonFiniteLossError(f"the loss is {loss.item()} at step {self.global_step}")
 
     def _rate(self, step: int) -> float:
         warmup = min(1.0, (step + 1) / max(1, self._warmup_steps))

@@ -36,10 +36,10 @@ def hidden_states(model: nn.Module, batch: PackedBatch, prompts: KeptPrompts | N
     attend_within_requests(causal)
     if prompts is not None:
         cache, before = prompts.before(causal, batch)
-        answered = batch.lengths.cpu() - before
+        answered = [length - read for length, read in zip(batch.lengths, before, strict=True)]
         output = causal.base_model(
             input_ids=batch.input_ids[:, batch.supervised],
-            attention_mask=torch.stack([before, answered])[None, None],
+            attention_mask=torch.tensor([before, answered])[None, None],
             position_ids=batch.position_ids[:, batch.supervised],
             past_key_values=cache,
             use_cache=True,
@@ -47,7 +47,7 @@ def hidden_states(model: nn.Module, batch: PackedBatch, prompts: KeptPrompts | N
         return output[0].squeeze(0)
     output = causal.base_model(
         input_ids=batch.input_ids,
-        attention_mask=batch.lengths.cpu()[None, None, None],
+        attention_mask=torch.tensor([[[batch.lengths]]]),
         position_ids=batch.position_ids,
         use_cache=False,
     )
@@ -71,8 +71,8 @@ class OutputHead:
         self._places: Tensor | None = None
         if vocabulary is not None:
             self._width = len(vocabulary) + 1
-            self._places = torch.full((self.vocab_size,), len(vocabulary))
-            self._places[vocabulary] = torch.arange(len(vocabulary))
+            self._places = torch.full((self.vocab_size,), len(vocabulary), device=vocabulary.device)
+            self._places[vocabulary] = torch.arange(len(vocabulary), device=vocabulary.device)
             trimmed = _trimmed(self._module, vocabulary)
             names = [name for name, module in causal._modules.items() if module is self._module]
             self._shell._modules.update(dict.fromkeys(names, trimmed))
@@ -84,7 +84,10 @@ class OutputHead:
 
     def places(self, token_ids: Tensor) -> Tensor:
         """Columns of the logits that stand for `token_ids`, in their shape."""
-        return token_ids if self._places is None else self._places.to(token_ids.device)[token_ids]
+        if self._places is None:
+            return token_ids
+        self._places = self._places.to(token_ids.device)  # once: the model may have moved since
+        return self._places[token_ids]
 
     @property
     def is_trimmed(self) -> bool:

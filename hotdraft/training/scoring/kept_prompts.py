@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from hotdraft.pipeline.system.transfer import moved
 from hotdraft.training.batches.packing import PackedBatch
 
 MOST_BYTES = 2**28
@@ -42,12 +43,12 @@ class KeptPrompts:
         """By its tokens, the one that was asked for longest ago first."""
         self._bytes = 0
 
-    def before(self, model: PreTrainedModel, batch: PackedBatch) -> tuple[DynamicCache, Tensor]:
+    def before(self, model: PreTrainedModel, batch: PackedBatch) -> tuple[DynamicCache, list[int]]:
         """Keys of what stands before the supervised positions of `batch`, request by request, and how many [R].
 
         `model` is to attend within requests.
         """
-        prompts = prompts_of(batch)
+        prompts = batch.prompts
         found = {tokens: kept for tokens in prompts if (kept := self._find(tokens)) is not None}
         missing = [tokens for tokens in dict.fromkeys(prompts) if tokens and tokens not in found]
         if missing:
@@ -59,7 +60,7 @@ class KeptPrompts:
             cache.update(torch.cat(keys, 2), torch.cat(values, 2), number)
         for tokens in missing:
             self._keep(tokens, found[tokens])
-        return cache, torch.tensor([_length(tokens) for tokens in prompts])
+        return cache, [_length(tokens) for tokens in prompts]
 
     def _find(self, tokens: bytes) -> _Prompt | None:
         kept = self._kept.get(tokens)
@@ -83,9 +84,9 @@ class KeptPrompts:
         lengths = [len(part) for part in parts]
         cache = DynamicCache()
         model.base_model(
-            input_ids=torch.cat(parts)[None].to(model.device),
+            input_ids=moved(torch.cat(parts)[None], model.device),
             attention_mask=torch.tensor(lengths)[None, None, None],
-            position_ids=torch.cat([torch.arange(length) for length in lengths])[None].to(model.device),
+            position_ids=moved(torch.cat([torch.arange(length) for length in lengths])[None], model.device),
             past_key_values=cache,
             use_cache=True,
         )
@@ -100,14 +101,6 @@ class KeptPrompts:
             tokens: _Prompt([(keys[at], values[at]) for keys, values in split], self.step)
             for at, tokens in enumerate(prompts)
         }
-
-
-def prompts_of(batch: PackedBatch) -> list[bytes]:
-    """The tokens, int64, before the first supervised position of each request."""
-    ids, ends = batch.input_ids[0].cpu(), batch.lengths.cumsum(0).tolist()
-    starts = [0, *ends[:-1]]
-    firsts = batch.supervised.cpu()[torch.searchsorted(batch.supervised.cpu(), torch.tensor(starts))].tolist()
-    return [ids[start:first].numpy().tobytes() for start, first in zip(starts, firsts, strict=True)]
 
 
 def _length(tokens: bytes) -> int:

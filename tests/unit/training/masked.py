@@ -10,7 +10,7 @@ from hotdraft.training.batches.packing import PackedBatch
 def draft_logits(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     """Logits [N, V] at the supervised positions."""
     model.set_attn_implementation("sdpa")
-    owner = torch.repeat_interleave(torch.arange(len(batch.lengths)), batch.lengths)
+    owner = torch.repeat_interleave(torch.arange(len(batch.lengths)), torch.tensor(batch.lengths))
     seen = (owner[:, None] == owner[None, :]).tril()[None, None]
     output = model(
         input_ids=batch.input_ids,

@@ -6,7 +6,7 @@ import torch
 from hotdraft.training.batches.packing import pack
 from hotdraft.training.scoring import kept_prompts
 from hotdraft.training.scoring.forward import disable_dropout, hidden_states
-from hotdraft.training.scoring.kept_prompts import KeptPrompts, prompts_of
+from hotdraft.training.scoring.kept_prompts import KeptPrompts
 from tests.unit.training.scoring.test_forward import build
 
 
@@ -59,7 +59,7 @@ def test_what_is_kept_is_bounded_and_the_newest_stays(batch, monkeypatch):
     expected = hidden_states(model, batch)
     unbounded = KeptPrompts(100)
     hidden_states(model, batch, unbounded)
-    last = prompts_of(batch)[-1]
+    last = batch.prompts[-1]
     monkeypatch.setattr(kept_prompts, "MOST_BYTES", unbounded._kept[last].bytes)
     prompts = KeptPrompts(100)
     torch.testing.assert_close(hidden_states(model, batch, prompts), expected)

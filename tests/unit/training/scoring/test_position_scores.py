@@ -203,7 +203,7 @@ def test_sampled_requests_teach_what_they_are_sampled_from_and_greedy_ones_as_be
 
 def test_a_head_that_has_nothing_of_what_filters_leave_learns_nothing_there(make_llama, batch):
     ones = torch.ones_like(batch.temperature)
-    batch = batch._replace(temperature=0.5 * ones, top_k=ones.long())
+    batch = batch._replace(temperature=0.5 * ones, top_k=ones.long(), any_filtered=True)
     kept = batch.top_ids[:, 0]
     lacking = int(kept.mode().values)
     model = lora(make_llama).train()

@@ -5,7 +5,7 @@ from 0, so that packing changes nothing but the speed.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -62,8 +62,10 @@ class PackedBatch(NamedTuple):
 
     def on(self, device: torch.device) -> Self:
         """This batch with its tensors on `device`, which is not waited for."""
-        tensors = {name: part for name, part in self._asdict().items() if isinstance(part, Tensor)}
-        return self._replace(**{name: moved(tensor, device) for name, tensor in tensors.items()})
+        there: dict[str, Any] = {
+            name: moved(part, device) for name, part in self._asdict().items() if isinstance(part, Tensor)
+        }
+        return self._replace(**there)
 
 
 def pack(

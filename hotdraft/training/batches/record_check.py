@@ -61,12 +61,15 @@ def _drawn_from(sample: ReplaySample, vocab_size: int) -> np.ndarray:
     logprobs, tail_logprob = (
         torch.tensor(part, dtype=torch.float32) for part in (sample.target_top_logprobs, sample.target_tail_logprob)
     )
-    own = {name: torch.full((len(sample.output_ids),), float(getattr(sample, name))) for name in SAMPLED}
+    temperature, top_p, top_k, min_p = (
+        torch.full((len(sample.output_ids),), float(getattr(sample, name))) for name in SAMPLED
+    )
+    own = Sampling(temperature, top_p, top_k, min_p)
     filtered, whole = (
         torch.cat([top, tail[:, None]], 1)
         for top, tail in (
             sampled_target(logprobs, tail_logprob, sampling, vocab_size)
-            for sampling in (Sampling(**own), unfiltered(own["temperature"]))
+            for sampling in (own, unfiltered(own.temperature))
         )
     )
     return torch.logaddexp(filtered + math.log1p(-BARRED), whole + math.log(BARRED)).numpy()

@@ -42,8 +42,9 @@ class Sampling(NamedTuple):
         return (self.temperature > 0) & ((self.top_p < 1) | (self.top_k > 0) | (self.min_p > 0))
 
     def at(self, rows: Tensor | slice) -> "Sampling":
-        columns = (self.temperature, self.top_p, self.top_k, self.min_p)
-        return Sampling(*(column[rows] for column in columns), self.any_filtered)
+        return Sampling(
+            self.temperature[rows], self.top_p[rows], self.top_k[rows], self.min_p[rows], self.any_filtered
+        )
 
 
 def unfiltered(temperature: Tensor) -> Sampling:

@@ -94,7 +94,7 @@ def _served(outcome: Outcome) -> tuple[str, int, int]:
     return outcome.domain, outcome.draft_version, outcome.tokens
 
 
-def figures(shift: Shift, phases: Sequence[Phase], most: dict[str, float] | None) -> dict[str, float]:
+def figures(shift: Shift, phases: Sequence[Phase], most: dict[str, float] | None) -> dict[str, Any]:
     """Of the newest domain, its gain and when it was served; of the others, what was lost."""
     newest, before, last = phases[-1][0], shift.versions[0], shift.versions[max(shift.served[-1][1], 0)]
     of_newest = [version for domain, version, _ in shift.served if domain == newest]
@@ -112,7 +112,7 @@ def figures(shift: Shift, phases: Sequence[Phase], most: dict[str, float] | None
         found |= {"ceiling_gain": gain, "share": found["gain"] / gain}
         for share in (0.25, 0.5, 0.75):
             enough = {v: p[newest] - before[newest] >= share * gain for v, p in shift.versions.items()}
-            found[f"until_{share:g}"] = next((n for n, one in enumerate(of_newest) if enough[one]), float("inf"))
+            found[f"until_{share:g}"] = next((n for n, one in enumerate(of_newest) if enough[one]), None)
     if [name for name, _ in phases].count(newest) > 1:
         first = next(count for name, count in phases if name == newest)
         ended, began = shift.versions[of_newest[first - 1]], shift.versions[of_newest[first]]
@@ -142,12 +142,16 @@ def main() -> None:
             began = time.monotonic()
             shift = played(phases, seed, Path(arguments.keep or scratch) / f"seed-{seed}")
             found = figures(shift, phases, most)
-            print(f"seed {seed}, {time.monotonic() - began:.0f} s", {n: round(v, 3) for n, v in found.items()})
+            told = {name: value if value is None else round(value, 3) for name, value in found.items()}
+            print(f"seed {seed}, {time.monotonic() - began:.0f} s", told)
             result["seeds"][seed] = {"figures": found, **asdict(shift)}
             arguments.out.write_text(json.dumps(result) + "\n")
     every = [one["figures"] for one in result["seeds"].values()]
     for name in every[0]:
         values = [one[name] for one in every]
+        if None in values:  # never in some run
+            print(f"{name}: {values}")
+            continue
         spread = statistics.stdev(values) if len(values) > 1 else 0.0
         print(f"{name}: {statistics.fmean(values):.3f} ± {spread:.3f}")
 

@@ -116,6 +116,10 @@ class EngineConfig(Section):
     prefill_chunk: int = Field(256, ge=1, description="prompt tokens processed between two rounds, at most")
     reuse_prefixes: bool = Field(True, description="copy what another request has read of the same beginning")
     threads: Threads = Field(None, description="CPU threads of the decoder; torch's default if unset")
+    enforce_eager: bool = Field(
+        False,
+        description="launch operations one by one on a GPU too, where recurring forwards are CUDA graphs else",
+    )
     draft_weights: Literal["auto", "dtype", "int8"] = Field(
         "auto",
         description="as `dtype` says, or 8 bits each, which change acceptance alone; auto takes 8 bits in a "

@@ -1,9 +1,13 @@
 """Which target and proposer a decoder is made of."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
+from hotdraft.serving.graphs.graphed_runner import GraphedRunner
+from hotdraft.serving.graphs.graphs import Graphs
 from hotdraft.serving.models.choose import make_runners
 from hotdraft.serving.models.slots import Slots
 from hotdraft.serving.proposers.draft_model import DraftModel
@@ -23,12 +27,14 @@ def build_decoder(
     instructions: str = "auto",
     target_int8: bool = False,
     draft_int8: bool | None = None,
+    graphs: Callable[[], Graphs] | None = None,
 ) -> SpeculativeDecoder:
     """A decoder that takes the models over: their weights may be stored in another form.
 
     With `draft=None` nothing is drafted. With `draft_vocabulary` [N] the draft proposes only these token ids.
     `max_proposed` counts what is guessed too; it is `max_k` by default.
-    For `instructions` and 8-bit weights see `Forms`.
+    For `instructions` and 8-bit weights see `Forms`. With `graphs`, which makes what records those of a model,
+    recurring forwards become graphs.
     """
     models = [target] if draft is None else [target, draft]
     vocab_size = min(model.config.get_text_config().vocab_size for model in models)
@@ -45,6 +51,10 @@ def build_decoder(
         target_int8=target_int8,
         draft_int8=draft_int8,
     )
+    if graphs is not None:
+        runner = GraphedRunner(runner, graphs(), num_slots, slots.max_length)
+        if draft_runner is not None:
+            draft_runner = GraphedRunner(draft_runner, graphs(), num_slots, slots.max_length)
     return SpeculativeDecoder(
         runner,
         None if draft_runner is None else DraftModel(draft_runner, slots, vocab_size),

@@ -27,6 +27,7 @@ from hotdraft.serving.engine.recorder import Recorder
 from hotdraft.serving.engine.scheduler import Scheduler
 from hotdraft.serving.engine.sequence import Sequence
 from hotdraft.serving.engine.steps import Steps
+from hotdraft.serving.graphs.graphed_runner import GraphCounts, GraphedRunner
 from hotdraft.serving.messages.events import SwapEvent
 from hotdraft.serving.messages.request import MAX_LOGPROBS, FinishReason, GenerationRequest, OutputDelta
 from hotdraft.serving.models.runner import Computation, Runner
@@ -110,6 +111,12 @@ class Engine:
     def computations(self) -> dict[str, Computation]:
         """By what target and draft are computed."""
         return {model: runner.computation for model, runner in self._runners.items()}
+
+    @property
+    def graphs(self) -> GraphCounts:
+        """Of target and draft together."""
+        runners = [runner for runner in self._runners.values() if isinstance(runner, GraphedRunner)]
+        return GraphCounts(*(sum(column) for column in zip(*(runner.counts for runner in runners), strict=True)))
 
     @property
     def stalls(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from prometheus_client import REGISTRY
 
+from hotdraft.serving.graphs.graphed_runner import GraphCounts
 from hotdraft.serving.messages.events import EngineListener, RoundStats, SwapEvent
 from hotdraft.serving.messages.request import GenerationRequest, RequestStats, SamplingParams
 from hotdraft.serving.models.runner import Computation
@@ -38,6 +39,8 @@ class FollowedEngine:
         self.max_model_len = max_model_len
         self.computations: Mapping[str, Computation] = {}
         self.stalls = 0
+        self.graphs = GraphCounts()
+        """vLLM's are its own."""
         self.workers: dict[str, dict[str, Any]] = {}
         """What each told last of itself."""
         self._journal = journal

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hotdraft.pipeline.replay.buffer import ReplaySize
 from hotdraft.pipeline.store.domains import MAX_DOMAINS
+from hotdraft.serving.graphs.graphed_runner import GraphCounts
 from hotdraft.serving.messages.events import RoundStats, SwapEvent
 from hotdraft.serving.messages.request import GenerationRequest, RequestStats, SamplingParams
 from hotdraft.serving.metrics.listener import ServingMetrics
@@ -26,6 +27,7 @@ class State:
         }
     )
     stalls: int = 5
+    graphs: GraphCounts = field(default_factory=lambda: GraphCounts(7, 2, 11))
     num_running: int = 0
     num_waiting: int = 0
     recorded: int = 0
@@ -161,6 +163,8 @@ def test_names_without_traffic(metrics: ServingMetrics) -> None:
         "hotdraft_engine_failures": "counter",
         "hotdraft_forward_stalls": "counter",
         "hotdraft_runner": "gauge",
+        "hotdraft_graphs": "gauge",
+        "hotdraft_forwards_without_graph": "counter",
         "hotdraft_swap_failures": "counter",
         "hotdraft_swap_stall_seconds": "histogram",
         "hotdraft_recorder_samples": "counter",
@@ -175,6 +179,8 @@ def test_what_computes_the_models(metrics: ServingMetrics) -> None:
     assert values["hotdraft_runner/avx512_bf16/target/native/bfloat16"] == 1
     assert values["hotdraft_runner/torch/draft/fused/float32"] == 1
     assert values["hotdraft_forward_stalls_total"] == 5
+    assert (values["hotdraft_graphs/captured"], values["hotdraft_graphs/dropped"]) == (7, 2)
+    assert values["hotdraft_forwards_without_graph_total"] == 11
 
 
 def test_rounds(metrics: ServingMetrics) -> None:

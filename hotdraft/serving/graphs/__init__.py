@@ -1,0 +1,1 @@
+"""CUDA graphs of what recurs in every round."""

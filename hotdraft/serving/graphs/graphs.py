@@ -1,0 +1,43 @@
+"""What captures a graph, and plays it again."""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+WARM_UPS = 2
+"""Runs ahead of a capture: libraries choose and load their kernels in them."""
+
+
+class Captured(NamedTuple):
+    result: Tensor
+    """Where what was captured leaves its result."""
+    replay: Callable[[], object]
+    """Computes it anew, of what stands then in the memory that it reads."""
+
+
+class Graphs(Protocol):
+    def capture(self, work: Callable[[], Tensor]) -> Captured:
+        """Record the operations of `work`, which has to read and write the same memory each time."""
+        ...
+
+
+class CudaGraphs:
+    """CUDA's, of one model; they share their memory, but for results."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def capture(self, work: Callable[[], Tensor]) -> Captured:
+        """Raises `RuntimeError` where something in `work` cannot be captured, such as a copy to the host."""
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(WARM_UPS):
+                work()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            result = work()
+        return Captured(result, graph.replay)

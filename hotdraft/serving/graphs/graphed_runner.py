@@ -1,11 +1,12 @@
 """A runner whose recurring forwards are graphs: one launch where there were hundreds.
 
 On a GPU a round of few tokens is launches: some twenty operations a layer, each of which takes the host longer than
-the device. A graph is recorded when a shape comes for the first time, compared with what it was recorded from, and
+the device. A graph is recorded when a shape comes for the third time, compared with what it was recorded from, and
 used from then on; where it cannot be recorded, or computes something else, that shape is computed as before.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 MOST_TOKENS = 32
 """Of a row, beyond which a forward computes long enough to hide its launches."""
+RECURS = 3
+"""Times that a shape comes until it is recorded: prompts have any length, and most of them none twice."""
 MOST_GRAPHS = 256
 """Each holds its result, and some memory of CUDA's."""
 TOLERANCE = 1e-2
@@ -43,7 +46,7 @@ class GraphCounts(NamedTuple):
     dropped: int = 0
     """Shapes whose graph could not be recorded, or differed."""
     missed: int = 0
-    """Forwards that could have been a graph's and were not."""
+    """Forwards of recurring shapes that have none."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class GraphedRunner:
         self._graphs = graphs
         self._num_slots = num_slots
         self._max_length = max_length
+        self._came: Counter[Shape] = Counter()
         self._known: dict[Shape, _Graph | None] = {}
         """None where it is computed without one."""
         self._missed = 0
@@ -99,6 +103,9 @@ class GraphedRunner:
         if window.rows.start != 0 or tokens > MOST_TOKENS:
             return self._runner.forward(window, token_ids, keep)
         shape = self._shape(rows, tokens, keep, window.key_length)
+        self._came[shape] += 1
+        if self._came[shape] < RECURS:
+            return self._runner.forward(window, token_ids, keep)
         if shape not in self._known and len(self._known) < MOST_GRAPHS:
             self._known[shape] = self._recorded(shape, window.positions, token_ids)
         graph = self._known.get(shape)

@@ -9,12 +9,12 @@ from torch import Tensor
 from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.graphs import graphed_runner
-from hotdraft.serving.graphs.graphed_runner import GraphCounts, GraphedRunner
+from hotdraft.serving.graphs.graphed_runner import RECURS, GraphCounts, GraphedRunner
 from hotdraft.serving.graphs.graphs import Captured
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.models.runner import Window
 from hotdraft.serving.proposers.plan import ProposalPlan
-from tests.unit.serving.decoders import GREEDY, NEW_TOKENS, PROMPTS, batch, load, run, start
+from tests.unit.serving.decoders import GREEDY, PROMPTS, batch, load, run, start
 
 DRAWN = SamplingParams(temperature=0.8, seed=3)
 
@@ -75,11 +75,11 @@ def test_answers_are_those_without_graphs(
     graphs = RecordedGraphs()
     graphed = decoder(path, tiny_draft, graphs)
     assert answers(graphed, params, rows) == answers(decoder(path, tiny_draft), params, rows)
-    assert graphs.captures < 40 < graphs.replays
+    assert 0 < 2 * graphs.captures < graphs.replays
     assert [(one.dropped, one.missed) for one in counts(graphed)] == [(0, 0)] * 2
-    captures = graphs.captures
+    replays = graphs.replays
     assert answers(graphed, params, rows) == answers(decoder(path, tiny_draft), params, rows)
-    assert graphs.captures == captures, "what was recorded serves the next requests too"
+    assert graphs.replays > 2 * replays, "what was recorded serves the next requests too"
 
 
 def test_a_prompt_that_is_read_meanwhile_is_left_alone(tiny_target: str, tiny_draft: str) -> None:
@@ -127,9 +127,11 @@ def test_graphs_are_bounded(tiny_target: str, tiny_draft: str, monkeypatch: pyte
 
 @torch.inference_mode()
 def test_a_graph_computes_with_the_weights_that_were_swapped_in(tiny_target: str, tiny_draft: str) -> None:
-    of = decoder(tiny_target, tiny_draft, RecordedGraphs())
-    assert len(answers(of, GREEDY, 2)[0]) == NEW_TOKENS
-    runner = of.proposer.runner  # type: ignore[union-attr]
+    runner = decoder(tiny_target, tiny_draft, RecordedGraphs()).proposer.runner  # type: ignore[union-attr]
+    window, ids = Window(slice(0, 2), torch.tensor([[3], [4]]), 64), torch.tensor([[5], [6]])
+    for _ in range(RECURS):
+        before = runner.forward(window, ids, 1)
+    assert runner.counts == GraphCounts(captured=1)
     places = [linear.weight.data_ptr() for linear in runner.linears]
     generator = torch.Generator().manual_seed(0)
     for linear in runner.linears:
@@ -137,18 +139,18 @@ def test_a_graph_computes_with_the_weights_that_were_swapped_in(tiny_target: str
         noisy = {name: w + torch.randn(w.shape, generator=generator) for name, w in weights.items()}
         linear.install(linear.prepare(noisy))
     assert [linear.weight.data_ptr() for linear in runner.linears] == places
-    window = Window(slice(0, 2), torch.tensor([[3], [4]]), 64)
-    ids = torch.tensor([[5], [6]])
-    before = runner.counts
-    graphed = runner.forward(window, ids, 1)
-    assert runner.counts == before, "its graph was there already"
-    torch.testing.assert_close(graphed, runner._runner.forward(window, ids, 1))
+    after = runner.forward(window, ids, 1)
+    assert runner.counts == GraphCounts(captured=1), "its graph was there already"
+    assert (after - before).abs().max() > 1
+    torch.testing.assert_close(after, runner._runner.forward(window, ids, 1))
 
 
 @torch.inference_mode()
 def test_a_result_outlives_the_next_forward(tiny_target: str, tiny_draft: str) -> None:
     runner = decoder(tiny_target, tiny_draft, RecordedGraphs()).target.runner
     window = Window(slice(0, 1), torch.tensor([[3]]), 64)
+    for _ in range(RECURS):
+        runner.forward(window, torch.tensor([[4]]), 1)
     first = runner.forward(window, torch.tensor([[5]]), 1)
     kept = first.clone()
     runner.forward(window, torch.tensor([[6]]), 1)

@@ -15,6 +15,7 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from hotdraft.serving.graphs.graphed_runner import GraphCounts
 from hotdraft.serving.messages.events import RoundStats, SwapEvent
 from hotdraft.serving.messages.request import GenerationRequest, RequestStats, SamplingParams
 from hotdraft.serving.metrics.listener import ServingMetrics
@@ -64,6 +65,7 @@ def exported() -> dict[str, set[str]]:
         failures={"round": 0},
         computations={"target": Computation("native", "avx2", "float32")},
         stalls=0,
+        graphs=GraphCounts(),
     )
     adapters = SimpleNamespace(refused=0, unusable={2: "out of memory"}, swap_failures=0, errors=0)
     metrics = ServingMetrics(engine, "tiny", Sources(adapters=adapters))

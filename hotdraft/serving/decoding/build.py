@@ -38,9 +38,8 @@ def build_decoder(
     """
     models = [target] if draft is None else [target, draft]
     vocab_size = min(model.config.get_text_config().vocab_size for model in models)
-    slots = Slots(
-        num_slots, max_model_len + (max_proposed or max_k) + 1, target.device, reuse_prefixes=reuse_prefixes
-    )
+    capacity = max_model_len + (max_proposed or max_k) + 1 + (graphs is not None)  # whose last position stays free
+    slots = Slots(num_slots, capacity, target.device, reuse_prefixes=reuse_prefixes)
     runner, draft_runner = make_runners(
         target,
         draft,

@@ -13,11 +13,11 @@ KEY_BLOCK = 64
 
 
 class Slots:
-    """A slot's row holds its committed tokens x[0..n-1], of `capacity` at most; its last position stays free."""
+    """A slot's row holds its committed tokens x[0..n-1], of `capacity` at most."""
 
     def __init__(self, num_slots: int, capacity: int, device: torch.device, *, reuse_prefixes: bool = True) -> None:
         self.num_slots = num_slots
-        self.max_length = -(-(capacity + 1) // KEY_BLOCK) * KEY_BLOCK
+        self.max_length = -(-capacity // KEY_BLOCK) * KEY_BLOCK
         self.device = device
         self.tokens = torch.zeros(num_slots, self.max_length, dtype=torch.int64, device=device)
         self.lengths = [0] * num_slots

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gguf
 import xllamacpp
 
 from hotdraft.pipeline.models.gguf_file import write_gguf
@@ -21,6 +20,7 @@ from hotdraft.serving.benchmark.engines.engine import (
     RunResult,
     Speculation,
 )
+from hotdraft.serving.benchmark.engines.gguf_ids import ids_as_tokens
 
 DRAFTED_TOKENS = (1, 2, 3, 4)
 """Numbers of drafted tokens a round that can be asked for."""
@@ -94,18 +94,6 @@ def _complete(handle: Callable[..., Any], max_tokens: int, prompt: list[int]) ->
         token_times += [seconds] * len(told)
     timings = chunks[-1][1]["timings"]
     return _Completion(token_ids, token_times, timings.get("draft_n", 0), timings.get("draft_n_accepted", 0))
-
-
-def ids_as_tokens(writer: gguf.GGUFWriter, size: int) -> None:
-    """A vocabulary of the ids themselves: the text of token 216 is `216 `.
-
-    Token ids are handed over and taken back. That needs no tokenizer, loses nothing to incomplete UTF-8 in a
-    stream, and leaves llama.cpp without an end-of-text token to stop at.
-    """
-    writer.add_vocab_size(size)
-    writer.add_tokenizer_model("bert")  # of llama.cpp's kinds, one without an end-of-text token of its own
-    writer.add_token_list([f"{token_id} " for token_id in range(size)])
-    writer.add_token_types([gguf.TokenType.NORMAL] * size)
 
 
 def _as_gguf(settings: EngineSettings, folder: Path) -> Path:

@@ -15,6 +15,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
 from hotdraft.serving.engine.scheduler import QueueFullError
+from hotdraft.serving.graphs.graphed_runner import GraphCounts
 from hotdraft.serving.messages.request import (
     FinishReason,
     GenerationRequest,
@@ -62,6 +63,7 @@ class ScriptedEngine:
         default_factory=lambda: {"target": Computation("native", "avx2", "float32")}
     )
     stalls: int = 0
+    graphs: GraphCounts = field(default_factory=GraphCounts)
     sampling_defaults: dict[str, float] = field(default_factory=dict)
     is_draining: bool = False
     requests: list[GenerationRequest] = field(default_factory=list)

@@ -46,8 +46,10 @@ class Runner(Protocol):
     overwritten, so a runner keeps no lengths at all.
     """
 
-    head: nn.Module
-    computation: Computation
+    @property
+    def head(self) -> nn.Module: ...
+    @property
+    def computation(self) -> Computation: ...
 
     @property
     def stalls(self) -> int:

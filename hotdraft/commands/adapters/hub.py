@@ -27,23 +27,17 @@ def push(
     """
     from tempfile import TemporaryDirectory
 
-    from httpx import HTTPError
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    from hotdraft.pipeline.models.names import ModelError
+    from hotdraft.commands.adapters.hub_errors import hub_errors
 
     with TemporaryDirectory() as name:
         folder = Path(name) / "export"
         write_version(version, config, folder, kind)
-        try:
-            with waiting(f"putting it on the hub as {repo}"):
-                hub = HfApi()
-                page = hub.create_repo(repo, private=private, exist_ok=True)
-                hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=f"Version {version}")
-        except (HfHubHTTPError, HFValidationError, HTTPError) as error:
-            [says, *_] = str(error).strip().splitlines() or [type(error).__name__]
-            raise ModelError(f"{repo} on the hub cannot be written: {says}") from error
+        with waiting(f"putting it on the hub as {repo}"), hub_errors(repo, "written"):
+            hub = HfApi()
+            page = hub.create_repo(repo, private=private, exist_ok=True)
+            hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=f"Version {version}")
     typer.echo(f"version {version} is at {page}")
 
 

@@ -4,25 +4,20 @@ import time
 from pathlib import Path
 
 import torch
-from httpx import HTTPError
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+from hotdraft.commands.adapters.hub_errors import hub_errors
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.adapter_folder import AdapterBase, load_adapter
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
-from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.store.connection import create_run, experiment_id, open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry
 
 
 def fetch_adapter(repo: str, revision: str | None) -> tuple[Path, str]:
     """The files of a repository on the hub, and the commit they are of. Raises `ModelError` if it has none."""
-    try:
+    with hub_errors(repo, "read"):
         folder = Path(snapshot_download(repo, revision=revision, allow_patterns=["*.json", "*.safetensors"]))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, HTTPError) as error:
-        [says, *_] = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(f"{repo} on the hub cannot be read: {says}") from error
     return folder, folder.name
 
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 
 from hotdraft.pipeline.models.gguf_file import read_tensors, write_gguf
 from hotdraft.pipeline.models.gguf_vocabulary import CONTRACTIONS, PRE_TOKENIZERS, REST, write_tokenizer
+from tests.models import tiny_llama
 
 SIZE = 400
 TEXT = "It's 2026, and the draft's 12 guesses weren't all wrong:\n\n\t42 of 1234 were.  So what?"
@@ -51,19 +52,7 @@ def save_tokenizer(folder: Path, pre_tokenizer: pre_tokenizers.PreTokenizer) -> 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A Llama with grouped heads and more rows than its tokenizer has tokens."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=SIZE,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-        tie_word_embeddings=False,
-    )
-    LlamaForCausalLM(config).eval().save_pretrained(tmp_path / "model")
+    tiny_llama(2, 0, SIZE, head_size=16).save_pretrained(tmp_path / "model")
     save_tokenizer(tmp_path / "model", KINDS["gpt-2"])
     return tmp_path / "model"
 

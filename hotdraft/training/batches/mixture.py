@@ -61,21 +61,25 @@ def read_mixture(draft: str) -> pa.Table | None:
 
 def split_mixture(config: HotdraftConfig) -> tuple[list[ReplaySample], list[ReplaySample]]:
     """The requests to rehearse, and those to judge by, that the draft brings with it."""
-    return _in_mixture(config, for_gate=False), held_out_in_mixture(config)
+    if (rows := _rows(config)) is None:
+        return [], []
+    sound, judges = SoundRows(rows), _judges(rows, config)
+    return sound.samples(np.flatnonzero(~judges)), sound.samples(np.flatnonzero(judges))
 
 
 def held_out_in_mixture(config: HotdraftConfig) -> list[ReplaySample]:
     """The requests to judge by that the draft brings with it."""
-    return _in_mixture(config, for_gate=True)
+    rows = _rows(config)
+    return [] if rows is None else SoundRows(rows).samples(np.flatnonzero(_judges(rows, config)))
 
 
-def _in_mixture(config: HotdraftConfig, *, for_gate: bool) -> list[ReplaySample]:
+def _rows(config: HotdraftConfig) -> ReplayRows | None:
     mixture = None if config.draft is None else read_mixture(config.draft)
-    if mixture is None:
-        return []
-    rows = ReplayRows.of(mixture)
-    judges = held_out(rows.column("prompt_hash"), config.replay.held_out_fraction)
-    return SoundRows(rows).samples(np.flatnonzero(judges == for_gate))
+    return None if mixture is None else ReplayRows.of(mixture)
+
+
+def _judges(rows: ReplayRows, config: HotdraftConfig) -> np.ndarray:
+    return held_out(rows.column("prompt_hash"), config.replay.held_out_fraction)
 
 
 def served(rows: ReplayRows) -> ReplayRows:

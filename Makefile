@@ -36,7 +36,7 @@ $(VLLM_VENV)/.installed: pyproject.toml
 	$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check --upgrade pip
 	$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check "$(VLLM)"
 	$(VLLM_VENV)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	PYTHONWARNINGS=ignore $(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check --editable . pytest pytest-timeout
+	PYTHONWARNINGS=ignore $(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check --editable . pytest pytest-timeout pytest-xdist
 	touch $@
 
 demo-vllm: $(VLLM_VENV)/.installed

@@ -17,7 +17,8 @@ from hotdraft.commands.predistill import predistill
 from hotdraft.commands.serve import serve
 from hotdraft.commands.simulate import demo, simulate
 from hotdraft.doctor.command import doctor
-from hotdraft.pipeline.loop.job_record import LOG_FORMAT
+from hotdraft.gpu_check.command import gpu_check
+from hotdraft.pipeline.system.log_tail import LOG_FORMAT
 
 MLFLOW_DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -65,7 +66,7 @@ def hotdraft(
     """
 
 
-for command in (serve, simulate, demo, distill, controls.k, predistill, experiment, bench, doctor):
+for command in (serve, simulate, demo, distill, controls.k, predistill, experiment, bench, doctor, gpu_check):
     app.command()(command)
 app.add_typer(versions.app, name="adapters")
 app.add_typer(jobs.app, name="jobs")

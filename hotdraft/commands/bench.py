@@ -36,23 +36,17 @@ def bench(
     $ hotdraft bench -c configs/smollm2.yaml --concurrency 1,4 --json bench.json
     """
     import json
-    from tempfile import TemporaryDirectory
 
     from rich.console import Console
 
     from hotdraft.pipeline.config.settings import load_config
 
     with waiting("importing torch"):
-        import torch
-
-        from hotdraft.pipeline.models.loading import load_causal_lm
+        from hotdraft.serving.benchmark.benchmark import measure
         from hotdraft.serving.benchmark.engines.client import WorkerError
-        from hotdraft.serving.benchmark.equality import compare, reference_outputs
         from hotdraft.serving.benchmark.figures.chart import draw
-        from hotdraft.serving.benchmark.figures.report import Sizes, build_report
         from hotdraft.serving.benchmark.figures.table import tables
         from hotdraft.serving.benchmark.plan import make_plan
-        from hotdraft.serving.benchmark.session import run
 
     settings = load_config(config)
     plan = make_plan(
@@ -70,17 +64,12 @@ def bench(
         swap=swap,
     )
     console = Console()
-    with TemporaryDirectory(prefix="hotdraft-bench-") as logs, console.status("") as status:
+    with console.status("") as status:
         try:
-            outcome = run(plan, Path(logs), status.update if console.is_terminal else console.print)
+            report = measure(settings, plan, status.update if console.is_terminal else console.print)
         except WorkerError as error:
             console.print(f"error: {error}", style="red", markup=False, highlight=False)
             raise typer.Exit(1) from error
-        status.update("comparing outputs")
-        reference = reference_outputs(outcome.measurements)
-        equalities = compare(outcome.measurements, plan.prompts, reference, load_causal_lm(settings.target))
-        sizes = Sizes.of(settings, getattr(torch, plan.settings.dtype))
-        report = build_report(plan, outcome, sizes, equalities)
     console.print(tables(report))
     if json_file is not None:
         json_file.write_text(json.dumps(report, indent=2) + "\n")

@@ -14,10 +14,9 @@ from pydantic import Field
 
 from hotdraft.pipeline.loop.job_progress import JobProgress
 from hotdraft.pipeline.system.json_file import write_json
+from hotdraft.pipeline.system.log_tail import LOG_FORMAT
 
 logger = logging.getLogger(__name__)
-
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 Origin = Literal["loop", "command", "api"]
 """`distill --follow`, a command of a person or a scheduler, or a request to the server."""

@@ -1,7 +1,9 @@
-"""The end of a log as a terminal would show it."""
+"""A log's lines, and its end as a terminal would show it."""
 
 import re
 from pathlib import Path
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def log_tail(log: Path, lines: int = 15) -> str:

@@ -16,7 +16,8 @@ from hotdraft.serving.messages.prompt_encoder import encode_chat
 
 OURS = "hotdraft"
 ASSISTED = "transformers-assisted"
-PEERS = ("transformers", ASSISTED, "openvino", "openvino-int8", "llamacpp")
+ON_ANY_DEVICE = ("transformers", ASSISTED)
+PEERS = (*ON_ANY_DEVICE, "openvino", "openvino-int8", "llamacpp")
 SEED = 2026
 """Of the built-in prompts."""
 
@@ -69,10 +70,8 @@ def make_plan(
     if config.draft is None and (overhead or swap or fixed_k or ASSISTED in against):
         raise BenchError("the configuration names no draft: only plain decoding can be measured")
     device = choose_device(config.device)
-    if device.type != "cpu":
-        raise BenchError(
-            f"engines are compared on the CPU, and the configuration serves on {device}: set device: cpu"
-        )
+    if device.type != "cpu" and (alone := sorted(set(against) - set(ON_ANY_DEVICE))):
+        raise BenchError(f"{alone} compute on a CPU here, and the configuration serves on {device}: leave them out")
     dtype = choose_dtype(config.dtype, device)
     tokenizer = load_tokenizer(config.target)
     chosen = read_traffic(traffic)[:prompts] if traffic is not None else builtin_prompts(config, prompts)
@@ -90,6 +89,7 @@ def make_plan(
         max_length=longest,
         config_file=config_file,
         recording=overhead,
+        device=str(device),
     )
     return BenchPlan(settings, tuple(against), ids, max_tokens, repeats, fixed_k, swap)
 

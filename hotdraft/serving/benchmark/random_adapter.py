@@ -25,7 +25,9 @@ SCALE = 1e-3
 
 
 @torch.inference_mode()
-def write_random_adapter(folder: Path, draft: str, rank: int, dtype: torch.dtype, seed: int) -> None:
+def write_random_adapter(
+    folder: Path, draft: str, rank: int, dtype: torch.dtype, seed: int, scale: float = SCALE
+) -> None:
     """A LoRA of `rank` for every linear layer of `draft` but its head, as a trainer would publish it."""
     generator = torch.Generator().manual_seed(seed)
     model = load_causal_lm(draft, dtype=dtype)
@@ -35,7 +37,7 @@ def write_random_adapter(folder: Path, draft: str, rank: int, dtype: torch.dtype
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and module is not head:
             a = torch.randn(rank, module.in_features, generator=generator) / module.in_features**0.5
-            b = torch.randn(module.out_features, rank, generator=generator) * SCALE
+            b = torch.randn(module.out_features, rank, generator=generator) * scale
             lora[f"{PEFT_PREFIX}{name}.lora_A.weight"], lora[f"{PEFT_PREFIX}{name}.lora_B.weight"] = a, b
             module.weight.copy_((module.weight.float() + b @ a).to(dtype))
             names.append(name.rsplit(".", 1)[-1])

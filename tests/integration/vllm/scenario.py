@@ -78,6 +78,7 @@ def run(scenario: Scenario) -> list[Any]:
             time.sleep(0.05)
     came = [_act(act, llm, swapper) for act in scenario.acts]
     if scenario.speculate:
+        llm.collective_rpc("hotdraft_status")  # before the next call the engine says what has finished
         llm.collective_rpc("hotdraft_close")
         time.sleep(0.5)
         engine.stop()

@@ -124,8 +124,8 @@ def test_what_a_client_says_of_its_traffic_is_kept_to(server: Server) -> None:
     assert tagged["examined_tokens"] >= tagged["accepted_tokens"] > 0
     unstored = server.counts(server.ask(2, store=False, metadata={"domain": "private"})["id"])
     assert (unstored["domain"], unstored["recorded"]) == ("unrecorded", False)
-    biased = server.counts(server.ask(3, logit_bias={"65": 5})["id"])
-    assert biased["left_out"] == "logit_bias"
+    penalised = server.counts(server.ask(3, presence_penalty=0.5)["id"])
+    assert penalised["left_out"] == "presence_penalty"
     two = server.ask(4, n=2, temperature=0.7)["id"]
     wait_for("the sum of two answers", lambda: server.counts(two)["completion_tokens"] == 32)
     rows = wait_for("records", lambda: ReplayBuffer(str(load_config(server.config).replay_url)).rows())

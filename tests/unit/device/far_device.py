@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -30,6 +30,7 @@ from hotdraft.pipeline.config.learning import LoraSection
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.serving.decoding import decoder
 from hotdraft.serving.decoding.build import build_decoder
+from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.models import attention, choose, slots
 from hotdraft.serving.proposers import draft_model, plan
@@ -44,7 +45,8 @@ from hotdraft.training.scoring.kept_prompts import KeptPrompts
 from hotdraft.training.scoring.position_scores import position_scores
 from tests.models import tiny_llama, tiny_neox
 
-NAME = "privateuseone"
+NAME = "far"
+torch.utils.rename_privateuse1_backend(NAME)  # an unnamed one has no gradients
 DEVICE = torch.device(NAME, 0)
 
 
@@ -107,15 +109,20 @@ def far_device() -> Iterator[Callable[[], int]]:
     choose._equal = lambda *_: False  # loading may look at weights
     for module in (slots, draft_model, plan, logits):
         module.sent = sent
-    backend_registration._setup_privateuseone_for_python_backend(backend_module=_Backend())
+    backend_registration._setup_privateuseone_for_python_backend(NAME, _Backend())
     fake_tensor.CONSTANT_NUMEL_LIMIT = 64
     with _Fakes(allow_non_fake_inputs=True):
         yield lambda: waits
 
 
-def rounds(kind: str, proposing: str, params: dict[str, Any], *, log: bool, waits: Callable[[], int]) -> None:
-    """Two requests are read, and two rounds of them run."""
+def noted_nothing(crossings: Crossings) -> None:
+    if crossings.noted:
+        raise AssertionError(crossings.noted[0])
 
+
+@cache
+def begun(kind: str, proposing: str) -> SpeculativeDecoder:
+    """A decoder that has read two requests."""
     with DEVICE:
         make = {"llama": tiny_llama, "neox": tiny_neox}[kind]
         target, draft = make(2, 1), make(1, 2)
@@ -124,28 +131,34 @@ def rounds(kind: str, proposing: str, params: dict[str, Any], *, log: bool, wait
         model.set_attn_implementation("hotdraft")
     sizes = {"num_slots": 3, "max_model_len": 256, "max_k": 3, "log_top_k": 8, "max_proposed": 8}
     decoder = build_decoder(target, draft, draft_vocabulary=vocabulary, **sizes)
-    plan = {
-        "plain": ProposalPlan.uniform(2, 0),
-        "text": ProposalPlan([(5, 6, 7, 8), ()], [0, 0]),
-        "text and draft": ProposalPlan([(5, 6), ()], [1, 3]),
-    }.get(proposing, ProposalPlan.uniform(2, 3))
     read(decoder, 2)  # transformers makes a cache at its first forward
     with Crossings() as crossings:
         for row in range(2):
             read(decoder, row)
         decoder.move(1, 2)
+    noted_nothing(crossings)
+    return decoder
+
+
+def a_round(kind: str, proposing: str, params: dict[str, Any], *, log: bool, waits: Callable[[], int]) -> None:
+    """One more of a decoder that all cases of its kind go on with."""
+    decoder = begun(kind, proposing)
+    plan = {
+        "plain": ProposalPlan.uniform(2, 0),
+        "text": ProposalPlan([(5, 6, 7, 8), ()], [0, 0]),
+        "text and draft": ProposalPlan([(5, 6), ()], [1, 3]),
+    }.get(proposing, ProposalPlan.uniform(2, 3))
+    before = waits()
+    with Crossings() as crossings:
         some = SamplingParams(**params)
         sampling = SamplingBatch.of([some, SamplingParams(temperature=0)], [1, 2], DEVICE)
-        before = waits()
-        for _ in range(2):
-            decoder.round(plan, sampling, log=log)
-    if crossings.noted:
-        raise AssertionError(crossings.noted[0])
-    assert waits() - before == 2, f"the host waited {waits() - before} times in two rounds"
+        decoder.round(plan, sampling, log=log)
+    noted_nothing(crossings)
+    assert waits() - before == 1, f"the host waited {waits() - before} times in a round"
 
 
-def loss(batch: Any, *, kept: bool) -> None:
-    """That of a training step. Autograd's own threads want a real device: its gradient is not taken."""
+def training_steps(batch: Any, *, kept: bool, fault: Callable[[Tensor], object] = lambda loss: None) -> None:
+    """Two of them: loss, gradient, optimiser; the second finds prompts that are kept."""
 
     with unset_fake_temporarily():  # PEFT moves what it makes, which fakes cannot be
         model = build_lora(tiny_llama(1, 2), LoraSection(rank=4, alpha=8), "none").train()
@@ -160,13 +173,22 @@ def loss(batch: Any, *, kept: bool) -> None:
     there = {name: part for name, part in batch._asdict().items() if isinstance(part, Tensor)}
     batch = batch._replace(**{name: torch.empty_like(part, device=DEVICE) for name, part in there.items()})
     draft = DraftForward(model, vocabulary, KeptPrompts(60) if kept else None)
+    optimizer = torch.optim.AdamW([part for part in model.parameters() if part.requires_grad])
+    read = partial(position_scores, batch=batch, loss="forward_kl", measure=True)
     _Fakes.host_remembers = True
-    with Crossings() as crossings, torch.no_grad():
-        for _ in range(2):  # the second time prompts are kept
-            draft(batch, lambda *told: position_scores(*told, batch=batch, loss="forward_kl", measure=True))
-    _Fakes.host_remembers = False
-    if crossings.noted:
-        raise AssertionError(crossings.noted[0])
+    try:
+        # autograd's own threads know nothing of fakes
+        with Crossings() as crossings, torch.autograd.set_multithreading_enabled(False):
+            for _ in range(2):
+                loss = draft(batch, read).loss.sum()
+                fault(loss.view(1, 1))
+                loss.backward()
+                nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+    finally:
+        _Fakes.host_remembers = False
+    noted_nothing(crossings)
 
 
 def sample(prompt: int, answer: int) -> ReplaySample:
@@ -219,16 +241,17 @@ PLANTED = {
     "two places": lambda logits: logits + torch.ones_like(logits, device="cpu"),
     "a copy to the host": lambda logits: logits[0].cpu(),
 }
-"""Faults that are put into `are_sound`, which every round comes through: each must be found."""
+"""Faults of which each must be found: in `are_sound`, which every round comes through, and with a loss."""
 
 
 def cases(waits: Callable[[], int], batch: Any) -> Iterator[tuple[str, Callable[[], None]]]:
     for name, (kind, proposing, params, log) in ROUNDS.items():
-        yield name, partial(rounds, kind, proposing, params, log=log, waits=waits)
+        yield name, partial(a_round, kind, proposing, params, log=log, waits=waits)
     for kept in (False, True):
-        yield f"loss{', prompts kept' * kept}", partial(loss, batch, kept=kept)
+        yield f"training{', prompts kept' * kept}", partial(training_steps, batch, kept=kept)
     for name, fault in PLANTED.items():
         yield f"planted: {name}", partial(with_fault, fault, waits)
+        yield f"planted in training: {name}", partial(training_steps, batch, kept=False, fault=fault)
 
 
 def with_fault(fault: Callable[[Tensor], object], waits: Callable[[], int]) -> None:
@@ -240,7 +263,7 @@ def with_fault(fault: Callable[[Tensor], object], waits: Callable[[], int]) -> N
 
     verify.are_sound = faulty
     try:
-        rounds("llama", "draft", SAMPLING["greedy"], log=False, waits=waits)
+        a_round("llama", "draft", SAMPLING["greedy"], log=False, waits=waits)
     finally:
         verify.are_sound = are_sound
 

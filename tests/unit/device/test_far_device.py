@@ -1,4 +1,4 @@
-"""Rounds and losses on a device that is far away: the host waits for it once a round, to read what came of it.
+"""Rounds and training steps on a device far away: the host waits for it once a round, to read what came of it.
 
 See `far_device`, which tries all cases in a process of its own.
 """
@@ -23,11 +23,12 @@ def found() -> Found:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("case", [*ROUNDS, "loss", "loss, prompts kept"])
+@pytest.mark.parametrize("case", [*ROUNDS, "training", "training, prompts kept"])
 def test_nothing_is_waited_for_and_nothing_is_in_two_places(found: Found, case: str) -> None:
     assert found[case] is None, found[case]
 
 
 @pytest.mark.parametrize("fault", PLANTED)
-def test_a_fault_is_found(found: Found, fault: str) -> None:
-    assert found[f"planted: {fault}"] is not None
+@pytest.mark.parametrize("planted", ["planted", "planted in training"])
+def test_a_fault_is_found(found: Found, planted: str, fault: str) -> None:
+    assert found[f"{planted}: {fault}"] is not None

@@ -44,6 +44,8 @@ class EngineSettings:
     """hotdraft's own configuration."""
     recording: bool = False
     """hotdraft's recorder and metrics may be asked for."""
+    device: str = "cpu"
+    """Or a GPU, as torch names it."""
 
 
 @dataclass(frozen=True)

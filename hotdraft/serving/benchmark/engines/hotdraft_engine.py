@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,6 +35,7 @@ class HotdraftEngine:
         engine["reuse_prefixes"] = False  # repeats would find their own prompts read
         overrides: dict[str, Any] = {
             "dtype": settings.dtype,
+            "device": settings.device,
             "run_dir": Path(self._scratch.name),
             "engine": engine,
         }
@@ -79,7 +81,8 @@ class HotdraftEngine:
     def measure(self, figure: str, rows: int) -> dict[str, float]:
         """`bandwidth`, `costs` of a round of `rows`, or the gaps around a `swap`."""
         if figure == "bandwidth":
-            runner, best = self._engine.decoder.target.runner, aside(read_bandwidth)
+            decoder = self._engine.decoder
+            runner, best = decoder.target.runner, aside(partial(read_bandwidth, decoder.device))
             if isinstance(runner, NativeRunner):
                 best = max(best, self._engine.between_rounds(runner.read_speed).result())
             return {"bytes_per_second": best}

@@ -1,6 +1,7 @@
 """transformers' `generate`: plain in padded batches, and assisted generation, which takes one request."""
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ class TransformersEngine:
     def __init__(self, settings: EngineSettings) -> None:
         torch.set_num_threads(settings.threads)
         dtype = getattr(torch, settings.dtype)
-        self._target = _load(settings.target_folder, dtype)
-        self._draft = _load(settings.draft_folder, dtype) if settings.draft_folder is not None else None
+        load = partial(_load, dtype=dtype, device=settings.device)
+        self._target = load(settings.target_folder)
+        self._draft = load(settings.draft_folder) if settings.draft_folder is not None else None
 
     def modes(self, concurrency: int) -> list[Mode]:
         assisted = [Mode("speculative", k) for k in ASSISTED_K]
@@ -44,7 +46,7 @@ class TransformersEngine:
         started = time.perf_counter()
         for first in range(0, len(prompts), concurrency):
             batch = prompts[first : first + concurrency]
-            ids, mask = left_padded(batch)
+            ids, mask = (tensor.to(self._target.device) for tensor in left_padded(batch))
             clock = _Clock()
             with torch.inference_mode():
                 generated = self._target.generate(
@@ -100,10 +102,10 @@ def left_padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, mask
 
 
-def _load(folder: Path, dtype: torch.dtype) -> Any:
+def _load(folder: Path, dtype: torch.dtype, device: str) -> Any:
     """In eval mode, greedy, and blind to the end of the text."""
     loader: Any = AutoModelForCausalLM
-    model = loader.from_pretrained(folder, dtype=dtype).eval()
+    model = loader.from_pretrained(folder, dtype=dtype).to(device).eval()
     model.generation_config = GenerationConfig(
         do_sample=False,
         eos_token_id=None,

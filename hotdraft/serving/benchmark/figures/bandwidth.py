@@ -8,12 +8,23 @@ FLOATS = 192 * 1024 * 1024
 """768 MiB of float32: far beyond any cache."""
 
 
-def read_bandwidth(repeats: int = 5, floats: int = FLOATS) -> float:
-    """Bytes a second of a sum over `floats` float32, with torch's threads; the best of `repeats`."""
-    data = torch.ones(floats)
+def read_bandwidth(device: torch.device, repeats: int = 5, floats: int = FLOATS) -> float:
+    """Bytes a second of a sum over `floats` float32 in the memory of `device`; the best of `repeats`.
+
+    On a CPU torch's threads read.
+    """
+    data = torch.ones(floats, device=device)
     best = float("inf")
     for _ in range(repeats):
+        synchronize(device)
         started = time.perf_counter()
         data.sum()
+        synchronize(device)
         best = min(best, time.perf_counter() - started)
     return 4 * floats / best
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for what `device` has been told; a CPU has done it."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

@@ -100,6 +100,7 @@ def environment(plan: BenchPlan) -> dict[str, Any]:
         "command": " ".join(["hotdraft", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": cpu_name(),
+        "gpu": None if settings.device == "cpu" else torch.cuda.get_device_name(settings.device),
         "threads": settings.threads,
         "dtype": settings.dtype,
         "inflated": inflated_models(settings),
@@ -164,8 +165,10 @@ def plain_shares(rows: Sequence[Row], step_bytes: int, bytes_per_second: float) 
     }
 
 
-def memory_beyond(plan: BenchPlan, measured: Measured, sizes: Sizes) -> float:
-    """MB after loading and running, less imports, weights, and the slots of keys and values."""
+def memory_beyond(plan: BenchPlan, measured: Measured, sizes: Sizes) -> float | None:
+    """MB after loading and running, less imports, weights, and the slots of keys and values; None on a GPU."""
+    if plan.settings.device != "cpu":
+        return None
     assert measured.memory is not None, "hotdraft has run"
     known = (sizes.weights + max(plan.settings.concurrency) * sizes.kv_slot) / 1e6
     return measured.memory.now - measured.imported_mb - known

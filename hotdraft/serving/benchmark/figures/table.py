@@ -29,8 +29,8 @@ def label(row: dict[str, Any]) -> str:
 def _speed(report: dict[str, Any]) -> Table:
     place = report["environment"]
     title = (
-        f"{place['cpu']}, {place['threads']} threads, {place['dtype']}, {place['prompts']} prompts of "
-        f"{place['max_tokens']} tokens, median of {place['repeats']} and min-max"
+        f"{place.get('gpu') or place['cpu']}, {place['threads']} threads, {place['dtype']}, "
+        f"{place['prompts']} prompts of {place['max_tokens']} tokens, median of {place['repeats']} and min-max"
     )
     columns: dict[str, Cell] = {
         "tokens/s": lambda row: _spread(row["tokens_per_second"], 1),
@@ -96,7 +96,8 @@ def _notes(report: dict[str, Any]) -> Iterator[str]:
     yield f"memory reads at {ours['bandwidth_gb_per_second']:.1f} GB/s; plain decoding's share of that limit: " + (
         ", ".join(f"{share:.0%} at {rows}" for rows, share in ours["plain_bandwidth_share"].items())
     )
-    yield f"memory beyond weights and KV cache: {ours['memory_beyond_weights_and_kv_mb']:.0f} MB"
+    if ours["memory_beyond_weights_and_kv_mb"] is not None:
+        yield f"memory beyond weights and KV cache: {ours['memory_beyond_weights_and_kv_mb']:.0f} MB"
     for rows, cost in (ours["recording_overhead_percent"] or {}).items():
         yield (
             f"recorder and metrics at {rows}: {cost['median']:.1f} % of tokens/s "

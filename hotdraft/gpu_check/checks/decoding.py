@@ -1,0 +1,78 @@
+"""A decoder of a check's models, and rounds of it."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from hotdraft.gpu_check.plan import DRAFTED, CheckPlan
+from hotdraft.pipeline.models.loading import load_causal_lm
+from hotdraft.serving.decoding.build import build_decoder
+from hotdraft.serving.decoding.decoder import SpeculativeDecoder
+from hotdraft.serving.graphs.graphs import Captured, CudaGraphs, Graphs
+from hotdraft.serving.messages.request import SamplingParams
+from hotdraft.serving.models.attention import ATTENTION, register_attention
+from hotdraft.serving.proposers.plan import ProposalPlan
+from hotdraft.serving.sampling.logits import SamplingBatch
+
+MAX_MODEL_LEN = 512
+PREFILL_TOKENS = 256
+
+
+class EagerGraphs:
+    """In place of CUDA's on a CPU: a replay computes anew into the memory of the first result."""
+
+    def capture(self, work: Callable[[], torch.Tensor]) -> Captured:
+        result = work().clone()
+        return Captured(result, lambda: result.copy_(work()))
+
+
+def graphs_of(plan: CheckPlan) -> type[Graphs]:
+    return CudaGraphs if plan.on_gpu else EagerGraphs
+
+
+def make_decoder(
+    plan: CheckPlan, target: str, draft: str, dtype: torch.dtype, graphs: Callable[[], Graphs] | None
+) -> SpeculativeDecoder:
+    """By torch's operations on a CPU too: they are what a GPU runs."""
+    register_attention()
+    models = [
+        load_causal_lm(name, dtype=dtype, device=plan.place, attn_implementation=ATTENTION)
+        for name in (target, draft)
+    ]
+    return build_decoder(
+        *models,
+        num_slots=max(plan.rows),
+        max_model_len=MAX_MODEL_LEN,
+        max_k=DRAFTED,
+        log_top_k=8,
+        reuse_prefixes=False,
+        instructions="none",
+        graphs=graphs,
+    )
+
+
+def prompts_of(decoder: SpeculativeDecoder, rows: int, length: int = 24) -> list[list[int]]:
+    """Token ids that no two rows have alike."""
+    return [[(31 * row + 7 * at + 3) % 256 for at in range(length)] for row in range(rows)]
+
+
+def start(decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]]) -> None:
+    for row, prompt in enumerate(prompts):
+        decoder.load(row, prompt)
+        while not decoder.prefill(row, PREFILL_TOKENS, with_proposer=True):
+            pass
+
+
+def greedy_tokens(
+    decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]], k: int, tokens: int
+) -> list[list[int]]:
+    """The first `tokens` of each row, by rounds of k drafted ones."""
+    start(decoder, prompts)
+    rows = len(prompts)
+    sampling = SamplingBatch.of([SamplingParams(temperature=0)] * rows, range(rows), decoder.device)
+    outputs: list[list[int]] = [[] for _ in prompts]
+    while min(map(len, outputs)) < tokens:
+        outcome = decoder.round(ProposalPlan.uniform(rows, k), sampling, log=False)
+        for output, ids, accepted in zip(outputs, outcome.token_ids, outcome.num_accepted, strict=True):
+            output += ids[: accepted + 1].tolist()
+    return [output[:tokens] for output in outputs]

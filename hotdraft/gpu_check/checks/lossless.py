@@ -1,0 +1,49 @@
+"""The step `lossless`: greedy tokens do not depend on drafting, on the rows beside them, or on graphs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hotdraft.gpu_check.checks.decoding import graphs_of, greedy_tokens, make_decoder, prompts_of
+from hotdraft.gpu_check.plan import DRAFTED, CheckPlan, Found, Pair
+from hotdraft.pipeline.models.loading import load_causal_lm
+from hotdraft.serving.benchmark.equality import first_divergence, margin
+
+TOKENS = 48
+TIE = 1e-3
+"""Logits, of order 10, that differ by less in float32 may fall either way: sums are added in another order."""
+
+
+def check(plan: CheckPlan) -> Found:
+    pair = Pair.read(plan)
+    decoder = make_decoder(plan, pair.small, pair.draft, torch.float32, graphs_of(plan))
+    prompts = prompts_of(decoder, 8)
+    outputs = {
+        f"k = {k}, {rows} at once": [
+            tokens
+            for first in range(0, len(prompts), rows)
+            for tokens in greedy_tokens(decoder, prompts[first : first + rows], k, TOKENS)
+        ]
+        for k in (0, 1, DRAFTED)
+        for rows in (1, 8)
+    }
+    del decoder
+    model = load_causal_lm(pair.small, device=plan.place)
+    expected = [_generated(model, prompt) for prompt in prompts]
+    found = Found()
+    for name, answers in outputs.items():
+        parted = [first_divergence(*told) for told in zip(prompts, answers, expected, strict=True)]
+        margins = [margin(model, one) for one in parted if one is not None]
+        found.figures[name] = f"{len(prompts) - len(margins)} of {len(prompts)} as transformers'" + (
+            f", margins {', '.join(f'{one:.1e}' for one in margins)}" if margins else ""
+        )
+        if any(one > TIE for one in margins):
+            found.wrong.append(f"{name}: a token is not the target's most likely one, by {max(margins):.3g}")
+    return found
+
+
+def _generated(model: Any, prompt: Sequence[int]) -> list[int]:
+    ids = torch.tensor([prompt], device=model.device)
+    options = {"max_new_tokens": TOKENS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    return model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, len(prompt) :].tolist()

@@ -1,0 +1,98 @@
+"""The step `rounds`: graphs change no token; what rounds cost with and without, and what they cost at least."""
+
+import gc
+import time
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from hotdraft.gpu_check.checks.decoding import graphs_of, greedy_tokens, make_decoder, prompts_of
+from hotdraft.gpu_check.checks.launches import of_both_runners
+from hotdraft.gpu_check.checks.machine import launch_seconds
+from hotdraft.gpu_check.checks.prediction import Device, Size, forward_seconds, round_seconds
+from hotdraft.gpu_check.plan import DRAFTED, CheckPlan, Found, Pair
+from hotdraft.pipeline.models.loading import choose_dtype
+from hotdraft.pipeline.models.names import local_folder
+from hotdraft.serving.benchmark.engines.weights import bytes_per_step
+from hotdraft.serving.benchmark.figures.bandwidth import read_bandwidth
+from hotdraft.serving.benchmark.figures.theory import bandwidth_share
+from hotdraft.serving.decoding.costs import profile_costs
+from hotdraft.serving.decoding.decoder import SpeculativeDecoder
+from hotdraft.serving.graphs.graphed_runner import GraphedRunner
+
+TOKENS = 64
+
+
+def check(plan: CheckPlan) -> Found:
+    pair, dtype = Pair.read(plan), choose_dtype("auto", plan.place)
+    bandwidth = read_bandwidth(plan.place)
+    forwards = of_both_runners(plan.place)
+    found = Found({f"launches a layer, {name}": forward.layer for name, forward in forwards.items()})
+    found.figures |= _predicted(pair, dtype, Device(launch_seconds(plan.place), bandwidth))
+    eager_tokens = _play(plan, pair, dtype, "eager", found)[0]  # and its decoder is gone
+    graphed_tokens, decoder = _play(plan, pair, dtype, "graphs", found)
+    for rows, tokens in eager_tokens.items():
+        same = sum(one == other for one, other in zip(tokens, graphed_tokens[rows], strict=True))
+        found.figures[f"{rows} at once, same with graphs"] = f"{same} of {rows}"
+        if same < rows and dtype == torch.float32:
+            found.wrong.append(f"{rows} at once: {rows - same} answers are others with graphs")
+    _examine_graphs(decoder, found)
+    found.figures |= {
+        f"{rows} at once, plain, share of the bandwidth": bandwidth_share(
+            found.figures[f"{rows} at once, plain round with graphs, ms"] / 1000,
+            bytes_per_step(pair.target, dtype),
+            bandwidth,
+        )
+        for rows in plan.rows
+    }
+    return found
+
+
+def _play(
+    plan: CheckPlan, pair: Pair, dtype: torch.dtype, how: str, found: Found
+) -> tuple[dict[int, list[list[int]]], SpeculativeDecoder]:
+    """Answers by rows, and the decoder; costs are put into `found`."""
+    decoder = make_decoder(plan, pair.target, pair.draft, dtype, graphs_of(plan) if how == "graphs" else None)
+    began = time.perf_counter()
+    tokens = {rows: greedy_tokens(decoder, prompts_of(decoder, rows), DRAFTED, TOKENS) for rows in plan.rows}
+    found.figures[f"answers, {how}, s"] = time.perf_counter() - began
+    costs = profile_costs(decoder, plan.rows, DRAFTED)
+    for rows in plan.rows:
+        name = f"{rows} at once"
+        found.figures |= {
+            f"{name}, plain round with {how}, ms": 1000 * costs.round_seconds(rows, 0),
+            f"{name}, draft step with {how}, ms": 1000 * costs.draft_step_seconds(rows),
+            f"{name}, round of {DRAFTED} with {how}, ms": 1000 * costs.round_seconds(rows, DRAFTED),
+        }
+    gc.collect()
+    return tokens, decoder
+
+
+def _examine_graphs(decoder: SpeculativeDecoder, found: Found) -> None:
+    proposer: Any = decoder.proposer
+    for name, runner in (("target", decoder.target.runner), ("draft", proposer.runner)):
+        assert isinstance(runner, GraphedRunner)
+        counts = runner.counts
+        found.figures[f"graphs of the {name}"] = counts.captured
+        if counts.dropped or counts.missed or not counts.captured:
+            found.wrong.append(
+                f"{name}: {counts.captured} graphs, {counts.dropped} dropped, {counts.missed} forwards without"
+            )
+
+
+def _predicted(pair: Pair, dtype: torch.dtype, device: Device) -> dict[str, float]:
+    fused = of_both_runners(torch.device("cpu"))["fused"]
+    target, draft = _size(pair.target, dtype), _size(pair.draft, dtype)
+    figures = {}
+    for how, graph in (("eager", False), ("graphs", True)):
+        plain = forward_seconds(fused, target, device, graph=graph)
+        whole = round_seconds(fused, target, draft, DRAFTED, device, graph=graph)
+        figures[f"predicted plain round with {how}, ms"] = 1000 * plain
+        figures[f"predicted round of {DRAFTED} with {how}, ms"] = 1000 * whole
+    return figures
+
+
+def _size(name: str, dtype: torch.dtype) -> Size:
+    config = AutoConfig.from_pretrained(local_folder(name)).get_text_config()
+    return Size(config.num_hidden_layers, bytes_per_step(name, dtype))

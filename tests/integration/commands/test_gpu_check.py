@@ -1,0 +1,43 @@
+"""`hotdraft gpu-check` as it runs on a GPU, on a processor with a tiny pair."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hotdraft.gpu_check.steps import STEPS
+
+COMMAND = [sys.executable, "-m", "hotdraft", "gpu-check"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_all_steps_are_green_and_say_what_they_found(tmp_path: Path) -> None:
+    told = ["--device", "cpu", "--random", "--minutes", "14", "--out", str(tmp_path / "out")]
+    done = subprocess.run([*COMMAND, *told], capture_output=True, text=True, timeout=880)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "out" / "gpu-check.json").read_text())
+    found = report["steps"]
+    assert {name: (result["state"], result["says"]) for name, result in found.items()} == {
+        step.name: ("ok", []) for step in STEPS
+    }
+    assert all(value.startswith("8 of 8") for value in found["lossless"]["figures"].values())
+    assert found["rounds"]["figures"]["8 at once, same with graphs"] == "8 of 8"
+    assert found["batches"]["figures"]["8 at once, hotdraft k=auto, greedy"] == "8 of 8"
+    assert found["training"]["figures"]["steps"] == 20
+    assert 0 < found["sharing"]["figures"]["share that is left"] < 1.5
+    table = (tmp_path / "out" / "gpu-check.md").read_text()
+    assert all(f"| {step.name} | ok |" in table for step in STEPS)
+
+
+def test_what_cannot_be_done_is_one_line() -> None:
+    for told, says in (
+        (["--device", "cuda"], "torch sees no CUDA device"),
+        (["--device", "cpu", "--to", "x"], "'x' is no size"),
+    ):
+        done = subprocess.run([*COMMAND, "--out", "unused", *told], capture_output=True, text=True)
+        assert (done.returncode, says in done.stderr) == (2, True), done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+        assert not Path("unused").exists()

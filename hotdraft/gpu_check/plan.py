@@ -34,7 +34,11 @@ class CheckPlan:
         return cls(**json.loads((work / PLAN_FILE).read_text()))
 
     def write(self) -> None:
-        (Path(self.work) / PLAN_FILE).write_text(json.dumps(asdict(self)))
+        (self.folder / PLAN_FILE).write_text(json.dumps(asdict(self)))
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.work)
 
     @property
     def place(self) -> torch.device:
@@ -65,13 +69,13 @@ class Pair:
     @classmethod
     def read(cls, plan: CheckPlan) -> Self:
         """Raises `CheckError` if the step that makes it failed."""
-        path = Path(plan.work) / PAIR_FILE
+        path = plan.folder / PAIR_FILE
         if not path.is_file():
             raise CheckError("there are no models: see the step `pair`")
         return cls(**json.loads(path.read_text()))
 
     def write(self, plan: CheckPlan) -> None:
-        (Path(plan.work) / PAIR_FILE).write_text(json.dumps(asdict(self)))
+        (plan.folder / PAIR_FILE).write_text(json.dumps(asdict(self)))
 
 
 @dataclass

@@ -61,7 +61,7 @@ def _perform(step: Step, plan: CheckPlan, limit: float, log: Path, environ: Mapp
         return {"state": "failed", "says": [f"did not end within its {limit:.0f} seconds"], "figures": {}}
     finally:
         _end(process)
-    result = result_file(Path(plan.work), step.name)
+    result = result_file(plan.folder, step.name)
     if not result.is_file():
         return {"state": "failed", "says": [f"its process ended with code {code}: see {log.name}"], "figures": {}}
     return json.loads(result.read_text())

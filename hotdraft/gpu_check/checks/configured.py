@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from hotdraft.gpu_check.plan import DRAFTED, CheckPlan, Pair
 from hotdraft.llm import LLM
@@ -14,13 +15,13 @@ STEPS, STEPS_ON_GPU = 20, 200
 
 def write_config(plan: CheckPlan, pair: Pair, name: str) -> Path:
     """A file of that name in the folder of work; a folder of that name takes what is recorded and learned."""
-    path = Path(plan.work) / f"{name}.yaml"
+    path = plan.folder / f"{name}.yaml"
     content = {
         "target": pair.target,
         "draft": pair.draft,
         "device": plan.device,
-        "run_dir": str(Path(plan.work) / name),
-        "engine": {"num_slots": max(plan.rows), "max_model_len": MAX_MODEL_LEN, "max_k": DRAFTED, "k": DRAFTED},
+        "run_dir": str(plan.folder / name),
+        "engine": _engine(plan),
         "replay": {"url": str(recorded(plan))},
         "distill": {
             "quantization": "nf4",
@@ -34,20 +35,16 @@ def write_config(plan: CheckPlan, pair: Pair, name: str) -> Path:
 
 def recorded(plan: CheckPlan) -> Path:
     """Folder of the replay buffer that the step `training` fills."""
-    return Path(plan.work) / "replay"
+    return plan.folder / "replay"
 
 
 def served(plan: CheckPlan, pair: Pair) -> LLM:
     """The pair in this process, with a slot for each of the most requests at once."""
-    return LLM(
-        pair.target,
-        pair.draft,
-        device=plan.device,
-        num_slots=max(plan.rows),
-        max_model_len=MAX_MODEL_LEN,
-        max_k=DRAFTED,
-        k=DRAFTED,
-    )
+    return LLM(pair.target, pair.draft, device=plan.device, **_engine(plan))
+
+
+def _engine(plan: CheckPlan) -> dict[str, Any]:
+    return {"num_slots": max(plan.rows), "max_model_len": MAX_MODEL_LEN, "max_k": DRAFTED, "k": DRAFTED}
 
 
 def conversations(count: int, seed: int = SEED) -> list[list[dict[str, str]]]:

@@ -51,9 +51,9 @@ def make_decoder(
     )
 
 
-def prompts_of(decoder: SpeculativeDecoder, rows: int, length: int = 24) -> list[list[int]]:
+def prompts_of(rows: int) -> list[list[int]]:
     """Token ids that no two rows have alike."""
-    return [[(31 * row + 7 * at + 3) % 256 for at in range(length)] for row in range(rows)]
+    return [[(31 * row + 7 * at + 3) % 256 for at in range(24)] for row in range(rows)]
 
 
 def start(decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]]) -> None:

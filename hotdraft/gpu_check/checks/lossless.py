@@ -18,7 +18,7 @@ TIE = 1e-3
 def check(plan: CheckPlan) -> Found:
     pair = Pair.read(plan)
     decoder = make_decoder(plan, pair.small, pair.draft, torch.float32, graphs_of(plan))
-    prompts = prompts_of(decoder, 8)
+    prompts = prompts_of(8)
     outputs = {
         f"k = {k}, {rows} at once": [
             tokens

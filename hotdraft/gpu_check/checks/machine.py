@@ -9,8 +9,9 @@ from importlib.metadata import version
 import torch
 
 from hotdraft.gpu_check.plan import CheckPlan, Found
-from hotdraft.pipeline.system.transfer import received
-from hotdraft.serving.benchmark.figures.bandwidth import read_bandwidth, synchronize
+from hotdraft.pipeline.system.processor import cpu_name
+from hotdraft.pipeline.system.transfer import received, synchronize
+from hotdraft.serving.benchmark.figures.bandwidth import read_bandwidth
 
 PACKAGES = ("bitsandbytes", "datasets", "fastapi", "lightning", "mlflow", "peft", "pydantic_settings", "vllm")
 LAUNCHES = 2000
@@ -19,7 +20,7 @@ LAUNCHES = 2000
 def check(plan: CheckPlan) -> Found:
     found = Found(
         {
-            "device": torch.cuda.get_device_name(plan.place) if plan.on_gpu else platform.processor() or "a CPU",
+            "device": torch.cuda.get_device_name(plan.place) if plan.on_gpu else cpu_name(),
             "python": platform.python_version(),
             **{name: version(name) for name in ("torch", "transformers")},
             "missing packages": [name for name in PACKAGES if importlib.util.find_spec(name) is None],

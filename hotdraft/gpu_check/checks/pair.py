@@ -3,19 +3,17 @@
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from hotdraft.gpu_check.plan import CheckPlan, Found, Pair
+from hotdraft.pipeline.models.byte_tokenizer import byte_tokenizer
 from hotdraft.pipeline.models.fetch import fetch
 from hotdraft.pipeline.models.inflate import inflate
 from hotdraft.pipeline.models.names import ModelError
 
-CHAT_TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}<assistant>"
-
 
 def check(plan: CheckPlan) -> Found:
-    work = Path(plan.work)
+    work = plan.folder
     small, draft, source = _random(plan) if plan.random else _real(plan)
     found = Found({"models": source})
     target = small
@@ -37,7 +35,7 @@ def _real(plan: CheckPlan) -> tuple[str, str, str]:
 
 def _random(plan: CheckPlan) -> tuple[str, str, str]:
     """The draft is the target's first layers: sometimes they agree."""
-    work = Path(plan.work)
+    work = plan.folder
     torch.manual_seed(0)
     tiny = plan.parameters is None
     config = LlamaConfig(
@@ -63,11 +61,5 @@ def _random(plan: CheckPlan) -> tuple[str, str, str]:
 
 def _save(model: PreTrainedModel, folder: Path) -> str:
     model.save_pretrained(folder)
-    vocabulary = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    vocabulary["<eos>"] = len(vocabulary)
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", chat_template=CHAT_TEMPLATE)
-    tokenizer.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
     return str(folder)

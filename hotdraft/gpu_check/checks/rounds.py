@@ -1,6 +1,5 @@
 """The step `rounds`: graphs change no token; what rounds cost with and without, and what they cost at least."""
 
-import gc
 import time
 from typing import Any
 
@@ -8,7 +7,7 @@ import torch
 from transformers import AutoConfig
 
 from hotdraft.gpu_check.checks.decoding import graphs_of, greedy_tokens, make_decoder, prompts_of
-from hotdraft.gpu_check.checks.launches import of_both_runners
+from hotdraft.gpu_check.checks.launches import Forward, of_both_runners
 from hotdraft.gpu_check.checks.machine import launch_seconds
 from hotdraft.gpu_check.checks.prediction import Device, Size, forward_seconds, round_seconds
 from hotdraft.gpu_check.plan import DRAFTED, CheckPlan, Found, Pair
@@ -29,7 +28,7 @@ def check(plan: CheckPlan) -> Found:
     bandwidth = read_bandwidth(plan.place)
     forwards = of_both_runners(plan.place)
     found = Found({f"launches a layer, {name}": forward.layer for name, forward in forwards.items()})
-    found.figures |= _predicted(pair, dtype, Device(launch_seconds(plan.place), bandwidth))
+    found.figures |= _predicted(pair, dtype, forwards["fused"], Device(launch_seconds(plan.place), bandwidth))
     eager_tokens = _play(plan, pair, dtype, "eager", found)[0]  # and its decoder is gone
     graphed_tokens, decoder = _play(plan, pair, dtype, "graphs", found)
     for rows, tokens in eager_tokens.items():
@@ -55,7 +54,7 @@ def _play(
     """Answers by rows, and the decoder; costs are put into `found`."""
     decoder = make_decoder(plan, pair.target, pair.draft, dtype, graphs_of(plan) if how == "graphs" else None)
     began = time.perf_counter()
-    tokens = {rows: greedy_tokens(decoder, prompts_of(decoder, rows), DRAFTED, TOKENS) for rows in plan.rows}
+    tokens = {rows: greedy_tokens(decoder, prompts_of(rows), DRAFTED, TOKENS) for rows in plan.rows}
     found.figures[f"answers, {how}, s"] = time.perf_counter() - began
     costs = profile_costs(decoder, plan.rows, DRAFTED)
     for rows in plan.rows:
@@ -65,7 +64,6 @@ def _play(
             f"{name}, draft step with {how}, ms": 1000 * costs.draft_step_seconds(rows),
             f"{name}, round of {DRAFTED} with {how}, ms": 1000 * costs.round_seconds(rows, DRAFTED),
         }
-    gc.collect()
     return tokens, decoder
 
 
@@ -81,13 +79,12 @@ def _examine_graphs(decoder: SpeculativeDecoder, found: Found) -> None:
             )
 
 
-def _predicted(pair: Pair, dtype: torch.dtype, device: Device) -> dict[str, float]:
-    fused = of_both_runners(torch.device("cpu"))["fused"]
+def _predicted(pair: Pair, dtype: torch.dtype, forward: Forward, device: Device) -> dict[str, float]:
     target, draft = _size(pair.target, dtype), _size(pair.draft, dtype)
     figures = {}
     for how, graph in (("eager", False), ("graphs", True)):
-        plain = forward_seconds(fused, target, device, graph=graph)
-        whole = round_seconds(fused, target, draft, DRAFTED, device, graph=graph)
+        plain = forward_seconds(forward, target, device, graph=graph)
+        whole = round_seconds(forward, target, draft, DRAFTED, device, graph=graph)
         figures[f"predicted plain round with {how}, ms"] = 1000 * plain
         figures[f"predicted round of {DRAFTED} with {how}, ms"] = 1000 * whole
     return figures

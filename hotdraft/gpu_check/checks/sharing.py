@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from hotdraft.gpu_check.checks.configured import conversations, recorded, served, write_config
 from hotdraft.gpu_check.plan import CheckError, CheckPlan, Found, Pair
@@ -27,7 +26,7 @@ def check(plan: CheckPlan) -> Found:
         load.tokens_per_second(partial(time.sleep, seconds))  # first rounds record graphs
         before = load.tokens_per_second(partial(time.sleep, seconds))
         command = [sys.executable, "-m", "hotdraft", "distill", "--config", str(config)]
-        job = subprocess.Popen(command, cwd=Path(plan.work), stdin=subprocess.DEVNULL)
+        job = subprocess.Popen(command, cwd=plan.folder, stdin=subprocess.DEVNULL)
         beside = load.tokens_per_second(job.wait)
         after = load.tokens_per_second(partial(time.sleep, seconds))
     alone = (before + after) / 2

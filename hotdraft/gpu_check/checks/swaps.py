@@ -26,7 +26,7 @@ def check(plan: CheckPlan) -> Found:
 
 def _check_tokens(plan: CheckPlan, pair: Pair, found: Found) -> None:
     """In float32, where nothing but a fault changes a token."""
-    adapter = Path(plan.work) / "adapter"
+    adapter = plan.folder / "adapter"
     write_random_adapter(adapter, pair.draft, rank=8, dtype=torch.float32, seed=0, scale=3e-2)
     with LLM(pair.small, pair.draft, dtype="float32", device=plan.device, k=DRAFTED, instructions="none") as llm:
         answers = {"before": llm.chat(conversations(8), GREEDY)}
@@ -53,7 +53,7 @@ def _measure_gap(plan: CheckPlan, pair: Pair, found: Found) -> None:
         Path(pair.draft),
         dtype=str(choose_dtype("auto", plan.place)).removeprefix("torch."),
         threads=os.cpu_count() or 1,
-        cache_folder=Path(plan.work),
+        cache_folder=plan.folder,
         config_file=write_config(plan, pair, "swaps"),
         device=plan.device,
     )

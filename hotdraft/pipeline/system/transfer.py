@@ -31,3 +31,9 @@ def received(tensor: Tensor) -> np.ndarray:
     host.copy_(tensor, non_blocking=True)
     torch.accelerator.current_stream(tensor.device.index).synchronize()
     return host.numpy()
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until `device` has computed all that was launched: for those who measure. A CPU has done it."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

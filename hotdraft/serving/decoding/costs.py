@@ -8,8 +8,8 @@ from statistics import median
 from typing import TypeVar
 
 import numpy as np
-import torch
 
+from hotdraft.pipeline.system.transfer import synchronize
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.proposers.plan import ProposalPlan
@@ -88,8 +88,7 @@ def profile_costs(decoder: SpeculativeDecoder, rows: Sequence[int], most: int) -
         for _ in range(1 + REPEATS):
             started = time.perf_counter()
             work()
-            if decoder.device.type == "cuda":
-                torch.cuda.synchronize(decoder.device)
+            synchronize(decoder.device)
             times.append(time.perf_counter() - started)
         return median(times[1:])
 

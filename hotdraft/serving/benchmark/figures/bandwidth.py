@@ -4,6 +4,8 @@ import time
 
 import torch
 
+from hotdraft.pipeline.system.transfer import synchronize
+
 FLOATS = 192 * 1024 * 1024
 """768 MiB of float32: far beyond any cache."""
 
@@ -22,9 +24,3 @@ def read_bandwidth(device: torch.device, repeats: int = 5, floats: int = FLOATS)
         synchronize(device)
         best = min(best, time.perf_counter() - started)
     return 4 * floats / best
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for what `device` has been told; a CPU has done it."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)

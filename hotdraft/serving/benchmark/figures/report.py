@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -15,6 +14,7 @@ from transformers import AutoConfig
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.inflate import INFLATED_FROM
+from hotdraft.pipeline.system.processor import cpu_name
 from hotdraft.serving.benchmark.engines.engine import EngineSettings, Mode
 from hotdraft.serving.benchmark.engines.weights import bytes_per_step, kv_bytes_per_token, stored_bytes
 from hotdraft.serving.benchmark.equality import Equality
@@ -121,15 +121,6 @@ def inflated_models(settings: EngineSettings) -> dict[str, str]:
     return {
         role: getattr(config, INFLATED_FROM) for role, config in configs.items() if hasattr(config, INFLATED_FROM)
     }
-
-
-def cpu_name() -> str:
-    """The processor's name as Linux has it, else as Python does."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine()
-    )
 
 
 def theory(row: Row, costs: Sequence[dict[str, float]]) -> dict[str, float | None]:

@@ -18,7 +18,7 @@ class Goal:
 
     step: str
     figure: str
-    """Beginning of its name."""
+    """Its name there."""
     least: float
     aim: float
 
@@ -27,7 +27,6 @@ GOALS = (
     Goal("speed", "1 at once, plain, share of the bandwidth", 0.65, 0.85),
     Goal("speed", "1 at once, hotdraft k=auto, over its plain", 1.5, 2.5),
     Goal("batches", "8 at once, hotdraft k=auto, over its plain", 1.3, 1.6),
-    Goal("speed", "1 at once, hotdraft plain, over transformers", 1.5, 2.5),
     Goal("speed", "1 at once, hotdraft k=auto, over transformers", 3.0, 5.0),
     Goal("sharing", "share that is left", 0.8, 0.95),
 )

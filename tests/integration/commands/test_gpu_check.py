@@ -1,6 +1,7 @@
 """`hotdraft gpu-check` as it runs on a GPU, on a processor with a tiny pair."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +38,9 @@ def test_what_cannot_be_done_is_one_line() -> None:
         (["--device", "cuda"], "torch sees no CUDA device"),
         (["--device", "cpu", "--to", "x"], "'x' is no size"),
     ):
-        done = subprocess.run([*COMMAND, "--out", "unused", *told], capture_output=True, text=True)
+        command = [*COMMAND, "--out", "unused", *told]
+        environ = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # where there is a GPU it would begin
+        done = subprocess.run(command, capture_output=True, text=True, env=environ)
         assert (done.returncode, says in done.stderr) == (2, True), done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
         assert not Path("unused").exists()

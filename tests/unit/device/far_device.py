@@ -45,9 +45,7 @@ from hotdraft.training.scoring.kept_prompts import KeptPrompts
 from hotdraft.training.scoring.position_scores import position_scores
 from tests.models import tiny_llama, tiny_neox
 
-NAME = "far"
-torch.utils.rename_privateuse1_backend(NAME)  # an unnamed one has no gradients
-DEVICE = torch.device(NAME, 0)
+DEVICE = torch.device("privateuseone", 0)
 
 
 class _Backend(backend_registration._DummyBackendModule):
@@ -109,7 +107,7 @@ def far_device() -> Iterator[Callable[[], int]]:
     choose._equal = lambda *_: False  # loading may look at weights
     for module in (slots, draft_model, plan, logits):
         module.sent = sent
-    backend_registration._setup_privateuseone_for_python_backend(NAME, _Backend())
+    backend_registration._setup_privateuseone_for_python_backend("far", _Backend())  # unnamed it has no gradients
     fake_tensor.CONSTANT_NUMEL_LIMIT = 64
     with _Fakes(allow_non_fake_inputs=True):
         yield lambda: waits

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from hotdraft.gpu_check.plan import DRAFTED, CheckPlan
 from hotdraft.pipeline.models.loading import load_causal_lm
@@ -19,11 +20,16 @@ PREFILL_TOKENS = 256
 
 
 class EagerGraphs:
-    """In place of CUDA's on a CPU: a replay computes anew into the memory of the first result."""
+    """In place of CUDA's on a CPU: a replay computes anew into the memory of the first results."""
 
-    def capture(self, work: Callable[[], torch.Tensor]) -> Captured:
-        result = work().clone()
-        return Captured(result, lambda: result.copy_(work()))
+    def capture(self, work: Callable[[], Sequence[torch.Tensor]]) -> Captured:
+        results = [result.clone() for result in work()]
+
+        def replay() -> None:
+            for result, anew in zip(results, work(), strict=True):
+                result.copy_(anew)
+
+        return Captured(results, replay)
 
 
 def graphs_of(plan: CheckPlan) -> type[Graphs]:
@@ -51,9 +57,32 @@ def make_decoder(
     )
 
 
-def prompts_of(rows: int) -> list[list[int]]:
+def tiny_models(device: torch.device, vocabulary: int) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
+    """A target of two layers and a draft of one, made at random, whose tokens are far from equally likely."""
+    register_attention()
+    return _tiny_model(device, vocabulary, 2), _tiny_model(device, vocabulary, 1)
+
+
+def _tiny_model(device: torch.device, vocabulary: int, layers: int) -> LlamaForCausalLM:
+    torch.manual_seed(layers)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.3,
+        tie_word_embeddings=False,
+    )
+    model = LlamaForCausalLM(config).eval().to(device)
+    model.set_attn_implementation(ATTENTION)
+    return model
+
+
+def prompts_of(rows: int, vocabulary: int = 256) -> list[list[int]]:
     """Token ids that no two rows have alike."""
-    return [[(31 * row + 7 * at + 3) % 256 for at in range(24)] for row in range(rows)]
+    return [[(31 * row + 7 * at + 3) % vocabulary for at in range(24)] for row in range(rows)]
 
 
 def start(decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]]) -> None:

@@ -3,14 +3,12 @@
 import numpy as np
 import torch
 from scipy.stats import chisquare
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from hotdraft.gpu_check.checks.decoding import start
+from hotdraft.gpu_check.checks.decoding import graphs_of, start, tiny_models
 from hotdraft.gpu_check.plan import CheckPlan, Found
 from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.messages.request import SamplingParams
-from hotdraft.serving.models.attention import ATTENTION, register_attention
 from hotdraft.serving.models.runner import Window
 from hotdraft.serving.proposers.plan import ProposalPlan
 from hotdraft.serving.sampling.distributions import Distributions
@@ -34,7 +32,7 @@ WAYS = {
 
 
 def check(plan: CheckPlan) -> Found:
-    decoder = _decoder(plan.place)
+    decoder = _decoder(plan)
     start(decoder, [PROMPT] * ROWS)
     found = Found({"draws of each": ROWS * ROUNDS})
     for name, params in WAYS.items():
@@ -54,24 +52,16 @@ def check(plan: CheckPlan) -> Found:
     return found
 
 
-def _decoder(device: torch.device) -> SpeculativeDecoder:
-    register_attention()
-    models = []
-    for seed, layers in ((0, 2), (1, 1)):
-        torch.manual_seed(seed)
-        config = LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=layers,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            initializer_range=0.3,
-            tie_word_embeddings=False,
-        )
-        models.append(LlamaForCausalLM(config).eval().to(device))
-        models[-1].set_attn_implementation(ATTENTION)
-    return build_decoder(*models, num_slots=ROWS + 1, max_model_len=64, max_k=K, log_top_k=4, instructions="none")
+def _decoder(plan: CheckPlan) -> SpeculativeDecoder:
+    return build_decoder(
+        *tiny_models(plan.place, VOCABULARY),
+        num_slots=ROWS + 1,
+        max_model_len=64,
+        max_k=K,
+        log_top_k=4,
+        instructions="none",
+        graphs=graphs_of(plan),
+    )
 
 
 def _drawn(decoder: SpeculativeDecoder, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:

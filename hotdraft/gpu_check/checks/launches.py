@@ -1,18 +1,23 @@
 """How many operations a forward is: on a GPU each is a launch, and that is what a round of few tokens takes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from hotdraft.serving.models.attention import ATTENTION, register_attention
+from hotdraft.gpu_check.checks.decoding import prompts_of, start, tiny_models
+from hotdraft.serving.decoding.build import build_decoder
+from hotdraft.serving.graphs.graphs import Captured, Graphs
+from hotdraft.serving.graphs.recurring import RECURS
+from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.models.fused_runner import FusedRunner
 from hotdraft.serving.models.linear import ServedLinear
 from hotdraft.serving.models.runner import Runner, Window
 from hotdraft.serving.models.transformers_runner import TransformersRunner
+from hotdraft.serving.proposers.plan import ProposalPlan
+from hotdraft.serving.sampling.logits import SamplingBatch
 
 ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
 """Operations that compute nothing, and do not say that what they return is a view."""
@@ -58,17 +63,7 @@ def of_both_runners(device: torch.device) -> dict[str, Forward]:
 
 @torch.inference_mode()
 def _count_layers(make_runner: Callable[..., Runner], layers: int, device: torch.device) -> int:
-    register_attention()
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
-    model = LlamaForCausalLM(config).eval().to(device)
-    model.set_attn_implementation(ATTENTION)
+    model = tiny_models(device, 64)[2 - layers]
     head = ServedLinear({"head.weight": model.lm_head.weight.detach()}, None)
     runner = make_runner(model, head, 1, 64, why_not_native="launches are counted")
     window = Window(slice(0, 1), torch.zeros(1, 1, dtype=torch.int64, device=device), 64)
@@ -77,3 +72,46 @@ def _count_layers(make_runner: Callable[..., Runner], layers: int, device: torch
     with Launches() as launches:
         runner.forward(window, token_ids, 1)
     return launches.count
+
+
+def beside_forwards(device: torch.device, params: SamplingParams, k: int, graphs: Graphs | None) -> int:
+    """Launches of a round of k drafted tokens that are not its forwards', which are a graph each with `graphs`."""
+    launches = Launches()
+    decoder = build_decoder(
+        *tiny_models(device, 64),
+        num_slots=1,
+        max_model_len=256,
+        max_k=k,
+        log_top_k=8,
+        instructions="none",
+        graphs=None if graphs is None else lambda: _Counted(graphs, launches),
+    )
+    start(decoder, prompts_of(1, 64))
+    sampling, plan = SamplingBatch.of([params], [0], device), ProposalPlan.uniform(1, k)
+    for _ in range(RECURS + 1):  # until everything is a graph
+        decoder.round(plan, sampling, log=True)
+    with launches:
+        decoder.round(plan, sampling, log=True)
+    of_forwards = k + 1
+    if graphs is None:
+        fused = count(FusedRunner, device)
+        of_forwards = k * fused.of(1) + fused.of(2)
+    return launches.count - of_forwards
+
+
+class _Counted:
+    """Of which a replay is one launch, whatever it takes to stand in for it."""
+
+    def __init__(self, graphs: Graphs, launches: Launches) -> None:
+        self._graphs = graphs
+        self._launches = launches
+
+    def capture(self, work: Callable[[], Sequence[torch.Tensor]]) -> Captured:
+        results, replay = self._graphs.capture(work)
+
+        def counted() -> None:
+            before = self._launches.count
+            replay()
+            self._launches.count = before + 1
+
+        return Captured(results, counted)

@@ -1,7 +1,6 @@
 """The step `rounds`: graphs change no token; what rounds cost with and without, and what they cost at least."""
 
 import time
-from typing import Any
 
 import torch
 from transformers import AutoConfig
@@ -18,7 +17,6 @@ from hotdraft.serving.benchmark.figures.bandwidth import read_bandwidth
 from hotdraft.serving.benchmark.figures.theory import bandwidth_share
 from hotdraft.serving.decoding.costs import profile_costs
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
-from hotdraft.serving.graphs.graphed_runner import GraphedRunner
 
 TOKENS = 64
 
@@ -68,14 +66,12 @@ def _play(
 
 
 def _examine_graphs(decoder: SpeculativeDecoder, found: Found) -> None:
-    proposer: Any = decoder.proposer
-    for name, runner in (("target", decoder.target.runner), ("draft", proposer.runner)):
-        assert isinstance(runner, GraphedRunner)
-        counts = runner.counts
-        found.figures[f"graphs of the {name}"] = counts.captured
+    for name, part in decoder.graphed.items():
+        counts = part.counts
+        found.figures[f"graphs, {name}"] = counts.captured
         if counts.dropped or counts.missed or not counts.captured:
             found.wrong.append(
-                f"{name}: {counts.captured} graphs, {counts.dropped} dropped, {counts.missed} forwards without"
+                f"{name}: {counts.captured} graphs, {counts.dropped} dropped, {counts.missed} calls without"
             )
 
 

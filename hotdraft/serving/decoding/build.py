@@ -6,11 +6,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
+from hotdraft.serving.graphs.graphed_function import GraphedFunction
 from hotdraft.serving.graphs.graphed_runner import GraphedRunner
 from hotdraft.serving.graphs.graphs import Graphs
+from hotdraft.serving.graphs.recurring import Graphed
 from hotdraft.serving.models.choose import make_runners
 from hotdraft.serving.models.slots import Slots
 from hotdraft.serving.proposers.draft_model import DraftModel
+from hotdraft.serving.sampling.draw import Drawn, draw
+from hotdraft.serving.sampling.verify import Verified, verify
 
 
 def build_decoder(
@@ -33,8 +37,8 @@ def build_decoder(
 
     With `draft=None` nothing is drafted. With `draft_vocabulary` [N] the draft proposes only these token ids.
     `max_proposed` counts what is guessed too; it is `max_k` by default.
-    For `instructions` and 8-bit weights see `Forms`. With `graphs`, which makes what records those of a model,
-    recurring forwards become graphs.
+    For `instructions` and 8-bit weights see `Forms`. With `graphs`, which makes what records those of a function,
+    recurring forwards and drawings become graphs.
     """
     models = [target] if draft is None else [target, draft]
     vocab_size = min(model.config.get_text_config().vocab_size for model in models)
@@ -50,16 +54,23 @@ def build_decoder(
         target_int8=target_int8,
         draft_int8=draft_int8,
     )
+    graphed: dict[str, Graphed] = {}
+    verifying: Callable[..., Verified] = verify
+    drawing: Callable[..., Drawn] = draw
     if graphs is not None:
-        runner = GraphedRunner(runner, graphs(), num_slots, slots.max_length)
+        runner = graphed["target"] = GraphedRunner(runner, graphs(), num_slots, slots.max_length)
+        verifying = graphed["verifying"] = GraphedFunction(verify, graphs())
         if draft_runner is not None:
-            draft_runner = GraphedRunner(draft_runner, graphs(), num_slots, slots.max_length)
+            draft_runner = graphed["draft"] = GraphedRunner(draft_runner, graphs(), num_slots, slots.max_length)
+            drawing = graphed["drawing"] = GraphedFunction(draw, graphs())
     return SpeculativeDecoder(
         runner,
-        None if draft_runner is None else DraftModel(draft_runner, slots, vocab_size),
+        None if draft_runner is None else DraftModel(draft_runner, slots, vocab_size, drawing),
         slots,
         vocab_size=vocab_size,
         max_model_len=max_model_len,
         max_k=max_k,
         log_top_k=log_top_k,
+        verify=verifying,
+        graphed=graphed,
     )

@@ -5,8 +5,9 @@ round feeds it the last token and what was drafted.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ import torch
 from hotdraft.pipeline.replay.sample import NOT_DRAFTED
 from hotdraft.pipeline.system.transfer import received
 from hotdraft.serving.decoding.rounds import Round, RoundSeconds
+from hotdraft.serving.graphs.recurring import Graphed
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.models.runner import Runner, Window
 from hotdraft.serving.models.slots import Slots
@@ -25,7 +27,7 @@ from hotdraft.serving.sampling.penalties import AnswerTokens
 from hotdraft.serving.sampling.proposal import Proposal
 from hotdraft.serving.sampling.soundness import UnsoundLogitsError
 from hotdraft.serving.sampling.target_log import TargetLog, pack, unpack
-from hotdraft.serving.sampling.verify import verify
+from hotdraft.serving.sampling.verify import Verified, verify
 
 
 class SpeculativeDecoder:
@@ -45,6 +47,8 @@ class SpeculativeDecoder:
         max_model_len: int,
         max_k: int,
         log_top_k: int,
+        verify: Callable[..., Verified] = verify,
+        graphed: Mapping[str, Graphed] = MappingProxyType({}),
     ) -> None:
         self.slots = slots
         self.target = Track(target, slots, lag=1)
@@ -54,6 +58,9 @@ class SpeculativeDecoder:
         self.max_model_len = max_model_len
         self.max_k = 0 if proposer is None else max_k
         self.log_top_k = log_top_k
+        self.graphed = graphed
+        """Parts that have graphs, by name."""
+        self._verify = verify
         self._readers: list[Track | Proposer] = [self.target] if proposer is None else [self.target, proposer]
 
     @torch.inference_mode()
@@ -134,7 +141,7 @@ class SpeculativeDecoder:
         began = time.perf_counter()
         proposal = self.propose(plan, sampling)
         proposed = time.perf_counter()
-        outcome = self._verify(rows, proposal, sampling, log)
+        outcome = self._judge(rows, proposal, sampling, log)
         num_accepted = outcome.num_accepted.tolist()
         self.slots.append_on_host(outcome.token_ids, [count + 1 for count in num_accepted])
         self.target.lengths[:rows] = [length - 1 for length in self.slots.lengths[:rows]]
@@ -161,7 +168,7 @@ class SpeculativeDecoder:
             return RoundSeconds(proposed - began, verified - proposed)
         return RoundSeconds(None, verified - began)
 
-    def _verify(self, rows: int, proposal: Proposal, sampling: SamplingBatch, log: bool) -> Round:
+    def _judge(self, rows: int, proposal: Proposal, sampling: SamplingBatch, log: bool) -> Round:
         k = proposal.k
         lengths = self.slots.device_lengths[:rows]
         drawn_at = lengths + torch.arange(k + 1, device=self.device)
@@ -170,8 +177,10 @@ class SpeculativeDecoder:
         counts = None if k == 0 else (1 + proposal.num_drafted).int()
         window = Window(slice(0, rows), drawn_at - 1, key_length, counts)
         logits = self.target.runner.forward(window, fed, k + 1)[..., : self.vocab_size].float()
-        answers = AnswerTokens(*self.slots.answers(rows), self.vocab_size)
-        verdict = verify(logits, proposal, drawn_at, sampling, answers)
+        counts = None
+        if sampling.any_penalised:
+            counts = AnswerTokens(*self.slots.answers(rows), self.vocab_size).counts()
+        verdict = self._verify(logits, proposal, drawn_at, sampling, counts)
         accepted, token_ids = verdict.num_accepted, verdict.token_ids
         self.slots.append(drawn_at, token_ids, accepted + 1)
         told = torch.where(proposal.drafted, proposal.token_ids, NOT_DRAFTED)

@@ -27,7 +27,7 @@ from hotdraft.serving.engine.recorder import Recorder
 from hotdraft.serving.engine.scheduler import Scheduler
 from hotdraft.serving.engine.sequence import Sequence
 from hotdraft.serving.engine.steps import Steps
-from hotdraft.serving.graphs.graphed_runner import GraphCounts, GraphedRunner
+from hotdraft.serving.graphs.recurring import GraphCounts
 from hotdraft.serving.messages.events import SwapEvent
 from hotdraft.serving.messages.request import MAX_LOGPROBS, FinishReason, GenerationRequest, OutputDelta
 from hotdraft.serving.models.runner import Computation, Runner
@@ -114,9 +114,9 @@ class Engine:
 
     @property
     def graphs(self) -> GraphCounts:
-        """Of target and draft together."""
-        runners = [runner for runner in self._runners.values() if isinstance(runner, GraphedRunner)]
-        return GraphCounts(*(sum(column) for column in zip(*(runner.counts for runner in runners), strict=True)))
+        """Of all that has any."""
+        parts = [part.counts for part in self.decoder.graphed.values()]
+        return GraphCounts(*(sum(column) for column in zip(*parts, strict=True)))
 
     @property
     def stalls(self) -> int:

@@ -5,8 +5,6 @@ the device. A graph is recorded when a shape comes for the third time, compared 
 used from then on; where it cannot be recorded, or computes something else, that shape is computed as before.
 """
 
-import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,21 +12,14 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from hotdraft.serving.graphs.graphs import Graphs
+from hotdraft.serving.graphs.recurring import GraphCounts, Recurring
 from hotdraft.serving.models.linear import ServedLinear
 from hotdraft.serving.models.runner import Computation, Runner, Window
 from hotdraft.serving.models.slots import KEY_BLOCK
 from hotdraft.serving.native.linear import NativeLinear
 
-logger = logging.getLogger(__name__)
-
 MOST_TOKENS = 32
 """Of a row, beyond which a forward computes long enough to hide its launches."""
-RECURS = 3
-"""Times that a shape comes until it is recorded: prompts have any length, and most of them none twice."""
-MOST_GRAPHS = 256
-"""Each holds its result, and some memory of CUDA's."""
-TOLERANCE = 1e-2
-"""Total variation between a graph's output and that of the same operations launched one by one."""
 
 
 class Shape(NamedTuple):
@@ -38,15 +29,6 @@ class Shape(NamedTuple):
     tokens: int
     keep: int
     key_length: int
-
-
-class GraphCounts(NamedTuple):
-    captured: int = 0
-    """Graphs in use."""
-    dropped: int = 0
-    """Shapes whose graph could not be recorded, or differed."""
-    missed: int = 0
-    """Forwards of recurring shapes that have none."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +49,9 @@ class GraphedRunner:
 
     def __init__(self, runner: Runner, graphs: Graphs, num_slots: int, max_length: int) -> None:
         self._runner = runner
-        self._graphs = graphs
+        self._graphs: Recurring[Shape, _Graph] = Recurring(graphs)
         self._num_slots = num_slots
         self._max_length = max_length
-        self._came: Counter[Shape] = Counter()
-        self._known: dict[Shape, _Graph | None] = {}
-        """None where it is computed without one."""
-        self._missed = 0
 
     @property
     def head(self) -> nn.Module:
@@ -89,8 +67,7 @@ class GraphedRunner:
 
     @property
     def counts(self) -> GraphCounts:
-        captured = sum(graph is not None for graph in self._known.values())
-        return GraphCounts(captured, len(self._known) - captured, self._missed)
+        return self._graphs.counts
 
     def move(self, source: int, destination: int, length: int) -> None:
         self._runner.move(source, destination, length)
@@ -103,14 +80,8 @@ class GraphedRunner:
         if window.rows.start != 0 or tokens > MOST_TOKENS:
             return self._runner.forward(window, token_ids, keep)
         shape = self._shape(rows, tokens, keep, window.key_length)
-        self._came[shape] += 1
-        if self._came[shape] < RECURS:
-            return self._runner.forward(window, token_ids, keep)
-        if shape not in self._known and len(self._known) < MOST_GRAPHS:
-            self._known[shape] = self._recorded(shape, window.positions, token_ids)
-        graph = self._known.get(shape)
+        graph = self._graphs.find(shape, lambda: self._recorded(shape, window.positions, token_ids))
         if graph is None:
-            self._missed += 1
             return self._runner.forward(window, token_ids, keep)
         self._feed(graph.token_ids, graph.positions, window.positions, token_ids)
         graph.replay()
@@ -129,8 +100,9 @@ class GraphedRunner:
         rows = len(token_ids)
         to_ids[:rows] = token_ids
         to_positions[:rows] = positions
-        to_ids[rows:] = 0
-        to_positions[rows:] = self._max_length - 1
+        if rows < len(to_ids):
+            to_ids[rows:] = 0
+            to_positions[rows:] = self._max_length - 1
 
     def _recorded(self, shape: Shape, positions: Tensor, token_ids: Tensor) -> _Graph | None:
         """Once for this forward, which is then computed twice: the keys that it writes are the same."""
@@ -139,20 +111,12 @@ class GraphedRunner:
         self._feed(ids, at, positions, token_ids)
         window = Window(slice(0, shape.rows), at, shape.key_length)
         expected = self._runner.forward(window, ids, shape.keep)
-        try:
-            logits, replay = self._graphs.capture(lambda: self._runner.forward(window, ids, shape.keep))
-            replay()
-        except RuntimeError as error:
-            [says, *_] = str(error).splitlines() or [type(error).__name__]
-            logger.warning("%s is computed without a graph, which could not be recorded: %s", shape, says)
-            return None
-        distance = _distance(logits[: len(token_ids)], expected[: len(token_ids)])
-        if not distance <= TOLERANCE:
-            logger.warning(
-                "%s is computed without a graph, which differs by %.3f from what it is of", shape, distance
-            )
-            return None
-        return _Graph(ids, at, logits, replay)
+        captured = self._graphs.record(
+            shape,
+            lambda: [self._runner.forward(window, ids, shape.keep)],
+            lambda results: _distance(results[0][: len(token_ids)], expected[: len(token_ids)]),
+        )
+        return None if captured is None else _Graph(ids, at, captured.results[0], captured.replay)
 
 
 def _power(count: int) -> int:

@@ -1,6 +1,6 @@
 """What captures a graph, and plays it again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -11,25 +11,25 @@ WARM_UPS = 2
 
 
 class Captured(NamedTuple):
-    result: Tensor
-    """Where what was captured leaves its result."""
+    results: Sequence[Tensor]
+    """Where what was captured leaves its results."""
     replay: Callable[[], object]
     """Computes it anew, of what stands then in the memory that it reads."""
 
 
 class Graphs(Protocol):
-    def capture(self, work: Callable[[], Tensor]) -> Captured:
+    def capture(self, work: Callable[[], Sequence[Tensor]]) -> Captured:
         """Record the operations of `work`, which has to read and write the same memory each time."""
         ...
 
 
 class CudaGraphs:
-    """CUDA's, of one model; they share their memory, but for results."""
+    """CUDA's, of one function; they share their memory, but for results."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
-    def capture(self, work: Callable[[], Tensor]) -> Captured:
+    def capture(self, work: Callable[[], Sequence[Tensor]]) -> Captured:
         """Raises `RuntimeError` where something in `work` cannot be captured, such as a copy to the host."""
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
@@ -39,5 +39,5 @@ class CudaGraphs:
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            result = work()
-        return Captured(result, graph.replay)
+            results = work()
+        return Captured(results, graph.replay)

@@ -14,7 +14,7 @@ from hotdraft.pipeline.processes.supervisor import TrainerSupervisor
 from hotdraft.pipeline.replay.buffer import ReplaySize
 from hotdraft.pipeline.store.curves import ServedCurves
 from hotdraft.serving.engine.recorder import Recorder
-from hotdraft.serving.graphs.graphed_runner import GraphCounts
+from hotdraft.serving.graphs.recurring import GraphCounts
 from hotdraft.serving.messages.events import CloseReason
 from hotdraft.serving.metrics.families import MetricFamilies
 from hotdraft.serving.metrics.replay_watch import ReplayWatch
@@ -110,8 +110,8 @@ class StateMetrics(Collector):
         yield count("hotdraft_forward_stalls", "Waits for a thread that was kept from its core.", engine.stalls)
         graphs = engine.graphs
         by_state = {"captured": graphs.captured, "dropped": graphs.dropped}
-        yield self._families.gauge_by_now("state", "hotdraft_graphs", "CUDA graphs of forwards.", by_state)
-        says = "Forwards of a few tokens that were launched one by one though they may be graphs."
+        yield self._families.gauge_by_now("state", "hotdraft_graphs", "CUDA graphs.", by_state)
+        says = "Forwards of a few tokens, and drawings, launched one by one though they may be graphs."
         yield count("hotdraft_forwards_without_graph", says, graphs.missed)
         connections = sources.connections
         held, closed = (connections.open, connections.closed) if connections else (0, Counter[CloseReason]())

@@ -5,7 +5,7 @@ fully accepted round then needs no extra pass. After rounds that drafted nothing
 step is fed what it missed as well.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from hotdraft.serving.models.trimmed_head import TrimmedHead
 from hotdraft.serving.native.bindings import CONFIDENCES
 from hotdraft.serving.proposers.acceptance import AcceptanceEstimate
 from hotdraft.serving.proposers.plan import ProposalPlan
-from hotdraft.serving.sampling.draw import Drawing
+from hotdraft.serving.sampling.draw import Drawing, Drawn, draw
 from hotdraft.serving.sampling.logits import SamplingBatch
 from hotdraft.serving.sampling.penalties import AnswerTokens
 from hotdraft.serving.sampling.proposal import Proposal
@@ -36,8 +36,9 @@ MAX_MISSED = 32
 class DraftModel(Track):
     """Its runner has a slot more than there are rows, for probes."""
 
-    def __init__(self, runner: Runner, slots: Slots, vocab_size: int) -> None:
+    def __init__(self, runner: Runner, slots: Slots, vocab_size: int, draw: Callable[..., Drawn] = draw) -> None:
         super().__init__(runner, slots, lag=2)
+        self._draw_token = draw
         self.vocabulary = runner.head.token_ids if isinstance(runner.head, TrimmedHead) else None
         """int64 [N]: the tokens of the head, if it is not the whole vocabulary."""
         self._vocab_size = vocab_size
@@ -89,7 +90,8 @@ class DraftModel(Track):
             self._confidences = draft.confidences.tolist()
             return Proposal(draft.token_ids, draft.num_drafted.long(), None, draft.sound.bool())
         self._confidences = None
-        drawing = Drawing(sampling, AnswerTokens(*slots.answers(rows), self._vocab_size), self.vocabulary)
+        answers = AnswerTokens(*slots.answers(rows), self._vocab_size)
+        drawing = Drawing(sampling, answers, self.vocabulary, self._draw_token)
         for step in range(max(plan.drafted)):
             counts = (num_drafted > step).int() * fed.shape[1]
             logits = self.runner.forward(Window(slice(0, rows), positions, key_length, counts), fed, 1)

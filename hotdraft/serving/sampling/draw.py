@@ -1,5 +1,8 @@
 """Drawing what a draft proposes: penalties, filters, and the noise of each row's seed."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -11,54 +14,88 @@ from hotdraft.serving.sampling.proposal import Proposal
 from hotdraft.serving.sampling.soundness import are_sound, mended
 
 
-class Drawing:
-    """A proposal of B rows as it grows, token by token.
+@dataclass(frozen=True)
+class Drawn:
+    """A token of each of B rows."""
 
-    With a `vocabulary` [N] the logits are of these tokens only.
+    token_ids: Tensor
+    """int64 [B, 1]."""
+    drawn_from: Distributions | None
+    """None if every row's token was chosen."""
+    sound: Tensor
+    """bool [B, 1]: whether the logits were; any token where not."""
+
+
+def draw(
+    logits: Tensor,
+    position: Tensor,
+    sampling: SamplingBatch,
+    counts: Tensor | None,
+    vocabulary: Tensor | None,
+    vocab_size: int,
+) -> Drawn:
+    """From logits [B, 1, N] the token at int64 `position` [B, 1] of each row.
+
+    `counts` [B, V] says how often each token came, if some row is penalised. With a `vocabulary` [N] the logits are
+    of these tokens only.
     """
+    sound = are_sound(logits)
+    if sampling.any_sampled:
+        logits = mended(logits, sound)
+    logits = (logits[..., :vocab_size] if vocabulary is None else logits).float()
+    if counts is not None:
+        known = counts if vocabulary is None else counts[:, vocabulary]
+        logits = penalise(logits, known[:, None], sampling, vocabulary)
+    drawn_from = Distributions.of(logits, sampling, vocabulary, vocab_size)
+    token_ids = _sample(drawn_from, position, sampling)
+    return Drawn(token_ids, None if sampling.all_chosen else drawn_from, sound[:, 0])
 
-    def __init__(self, sampling: SamplingBatch, answers: AnswerTokens, vocabulary: Tensor | None) -> None:
+
+def _sample(drawn_from: Distributions, position: Tensor, sampling: SamplingBatch) -> Tensor:
+    if sampling.all_chosen:
+        return drawn_from.choose(sampling, position)
+    first = torch.zeros_like(sampling.seeds)
+    token_ids = drawn_from.sample(first, uniform(sampling.seeds, position[:, 0], NoiseStream.DRAFT))[:, None]
+    if sampling.chosen is not None:
+        token_ids[sampling.chosen] = drawn_from.choose(sampling, position)[sampling.chosen]
+    return token_ids
+
+
+class Drawing:
+    """A proposal of B rows as it grows, token by token."""
+
+    def __init__(
+        self,
+        sampling: SamplingBatch,
+        answers: AnswerTokens,
+        vocabulary: Tensor | None,
+        draw: Callable[..., Drawn] = draw,
+    ) -> None:
         self._sampling = sampling
         self._answers = answers
         self._vocabulary = vocabulary
+        self._draw = draw
         self._counts = answers.counts() if sampling.any_penalised else None
         """Of the answers with what was drafted, [B, V]."""
         self._sound = torch.ones_like(answers.end, dtype=torch.bool)
-        self._ids: list[Tensor] = []
-        self._steps: list[Distributions] = []
+        self._steps: list[Drawn] = []
 
     def draw(self, logits: Tensor) -> Tensor:
         """The next token ids [B, 1], from logits [B, 1, N]; any token where those are not sound."""
-        sampling, vocab_size = self._sampling, self._answers.vocab_size
-        usable = are_sound(logits)
-        self._sound = self._sound & usable[:, 0]
-        if sampling.any_sampled:
-            logits = mended(logits, usable)
-        logits = (logits[..., :vocab_size] if self._vocabulary is None else logits).float()
+        position = self._answers.end + len(self._steps)
+        drawn = self._draw(
+            logits, position, self._sampling, self._counts, self._vocabulary, self._answers.vocab_size
+        )
+        self._sound = self._sound & drawn.sound
         if self._counts is not None:
-            known = self._counts if self._vocabulary is None else self._counts[:, self._vocabulary]
-            logits = penalise(logits, known[:, None], sampling, self._vocabulary)
-        drawn_from = Distributions.of(logits, sampling, self._vocabulary, vocab_size)
-        token_ids = self._sample(drawn_from)
-        if self._counts is not None:
-            self._counts.scatter_add_(1, token_ids, torch.ones_like(token_ids, dtype=self._counts.dtype))
-        self._ids.append(token_ids)
-        self._steps.append(drawn_from)
-        return token_ids
+            one = torch.ones_like(drawn.token_ids, dtype=self._counts.dtype)
+            self._counts = self._counts.scatter_add(1, drawn.token_ids, one)
+        self._steps.append(drawn)
+        return drawn.token_ids
 
     def proposal(self) -> Proposal:
         """All that was drawn."""
-        token_ids = torch.cat(self._ids, 1)
-        num_drafted = token_ids.new_full((len(token_ids),), len(self._ids))
-        drawn_from = None if self._sampling.all_chosen else Distributions.cat(self._steps)
-        return Proposal(token_ids, num_drafted, drawn_from, self._sound)
-
-    def _sample(self, drawn_from: Distributions) -> Tensor:
-        sampling, position = self._sampling, self._answers.end + len(self._ids)
-        if sampling.all_chosen:
-            return drawn_from.choose(sampling, position)
-        first = torch.zeros_like(sampling.seeds)
-        token_ids = drawn_from.sample(first, uniform(sampling.seeds, position[:, 0], NoiseStream.DRAFT))[:, None]
-        if sampling.chosen is not None:
-            token_ids[sampling.chosen] = drawn_from.choose(sampling, position)[sampling.chosen]
-        return token_ids
+        token_ids = torch.cat([step.token_ids for step in self._steps], 1)
+        num_drafted = token_ids.new_full((len(token_ids),), len(self._steps))
+        drawn_from = [step.drawn_from for step in self._steps if step.drawn_from is not None]
+        return Proposal(token_ids, num_drafted, Distributions.cat(drawn_from) if drawn_from else None, self._sound)

@@ -1,7 +1,6 @@
 """What is proposed for the target to verify."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -50,14 +49,14 @@ class Proposal:
         """Whether each token was the only one that could come, as of greedy and seeded rows: none was drawn."""
         return self.distributions is None
 
-    @cached_property
+    @property
     def was_drawn(self) -> Tensor | None:
         """bool [B, k]: whether a token was drawn from its distribution; None if all were."""
         if self.num_guessed is None:
             return None
         return torch.arange(self.k, device=self.token_ids.device) >= self.num_guessed
 
-    @cached_property
+    @property
     def drafted(self) -> Tensor:
         """bool [B, k]: whether a token counts."""
         return torch.arange(self.k, device=self.token_ids.device) < self.num_drafted[:, None]

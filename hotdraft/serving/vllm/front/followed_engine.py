@@ -11,7 +11,7 @@ from typing import Any
 
 from prometheus_client import REGISTRY
 
-from hotdraft.serving.graphs.graphed_runner import GraphCounts
+from hotdraft.serving.graphs.recurring import GraphCounts
 from hotdraft.serving.messages.events import EngineListener, RoundStats, SwapEvent
 from hotdraft.serving.messages.request import GenerationRequest, RequestStats, SamplingParams
 from hotdraft.serving.models.runner import Computation

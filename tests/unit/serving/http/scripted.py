@@ -15,7 +15,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
 from hotdraft.serving.engine.scheduler import QueueFullError
-from hotdraft.serving.graphs.graphed_runner import GraphCounts
+from hotdraft.serving.graphs.recurring import GraphCounts
 from hotdraft.serving.messages.request import (
     FinishReason,
     GenerationRequest,

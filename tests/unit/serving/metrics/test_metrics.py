@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hotdraft.pipeline.replay.buffer import ReplaySize
 from hotdraft.pipeline.store.domains import MAX_DOMAINS
-from hotdraft.serving.graphs.graphed_runner import GraphCounts
+from hotdraft.serving.graphs.recurring import GraphCounts
 from hotdraft.serving.messages.events import RoundStats, SwapEvent
 from hotdraft.serving.messages.request import GenerationRequest, RequestStats, SamplingParams
 from hotdraft.serving.metrics.listener import ServingMetrics

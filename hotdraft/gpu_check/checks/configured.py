@@ -10,7 +10,7 @@ from hotdraft.pipeline.traffic.generators import arithmetic
 
 SEED = 17
 MAX_MODEL_LEN = 768
-STEPS, STEPS_ON_GPU = 20, 200
+STEPS, STEPS_ON_GPU = 10, 200
 
 
 def write_config(plan: CheckPlan, pair: Pair, name: str) -> Path:
@@ -27,6 +27,7 @@ def write_config(plan: CheckPlan, pair: Pair, name: str) -> Path:
             "quantization": "nf4",
             "max_seconds": None,
             "max_steps": STEPS_ON_GPU if plan.on_gpu else STEPS,
+            "memory_fraction": 0.4,
         },
     }
     path.write_text(json.dumps(content))  # which YAML takes

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hotdraft.gpu_check.plan import DRAFTED, CheckPlan
+from hotdraft.gpu_check.plan import DRAFTED, CheckPlan, Found
 from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
@@ -58,13 +58,13 @@ def make_decoder(
 
 
 def tiny_models(device: torch.device, vocabulary: int) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
-    """A target of two layers and a draft of one, made at random, whose tokens are far from equally likely."""
+    """A target of two layers and a draft of one, made at random, whose tokens are neither sure nor all alike."""
     register_attention()
     return _tiny_model(device, vocabulary, 2), _tiny_model(device, vocabulary, 1)
 
 
 def _tiny_model(device: torch.device, vocabulary: int, layers: int) -> LlamaForCausalLM:
-    torch.manual_seed(layers)
+    torch.manual_seed(2 - layers)
     config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=32,
@@ -72,7 +72,7 @@ def _tiny_model(device: torch.device, vocabulary: int, layers: int) -> LlamaForC
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        initializer_range=0.3,
+        initializer_range=0.2,
         tie_word_embeddings=False,
     )
     model = LlamaForCausalLM(config).eval().to(device)
@@ -105,3 +105,14 @@ def greedy_tokens(
         for output, ids, accepted in zip(outputs, outcome.token_ids, outcome.num_accepted, strict=True):
             output += ids[: accepted + 1].tolist()
     return [output[:tokens] for output in outputs]
+
+
+def examine_graphs(decoder: SpeculativeDecoder, found: Found) -> None:
+    """Whether all that may be a graph is one."""
+    for name, part in decoder.graphed.items():
+        counts = part.counts
+        found.figures[f"graphs, {name}"] = counts.captured
+        if counts.dropped or counts.missed or not counts.captured:
+            found.wrong.append(
+                f"{name}: {counts.captured} graphs, {counts.dropped} dropped, {counts.missed} calls without"
+            )

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from scipy.stats import chisquare
 
-from hotdraft.gpu_check.checks.decoding import graphs_of, start, tiny_models
+from hotdraft.gpu_check.checks.decoding import examine_graphs, graphs_of, start, tiny_models
 from hotdraft.gpu_check.plan import CheckPlan, Found
 from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
@@ -49,6 +49,7 @@ def check(plan: CheckPlan) -> Found:
                 found.wrong.append(
                     f"{name}: the {token} of {len(draws)} tokens is not the target's, p {p_value:.1g}"
                 )
+    examine_graphs(decoder, found)
     return found
 
 

@@ -26,7 +26,10 @@ def forward_seconds(forward: Forward, size: Size, device: Device, *, graph: bool
     return max(launches * device.launch_seconds, size.step_bytes / device.bytes_per_second)
 
 
-def round_seconds(forward: Forward, target: Size, draft: Size, k: int, device: Device, *, graph: bool) -> float:
-    """k steps of the draft and a forward of the target, whose few tokens cost as much as one; without sampling."""
+def round_seconds(
+    forward: Forward, target: Size, draft: Size, k: int, beside: int, device: Device, *, graph: bool
+) -> float:
+    """k draft steps, a forward of the target, whose few tokens cost as much as one, and `beside` launches more."""
     draft_step = forward_seconds(forward, draft, device, graph=graph)
-    return k * draft_step + forward_seconds(forward, target, device, graph=graph)
+    target_forward = forward_seconds(forward, target, device, graph=graph)
+    return k * draft_step + target_forward + beside * device.launch_seconds

@@ -5,8 +5,8 @@ import time
 import torch
 from transformers import AutoConfig
 
-from hotdraft.gpu_check.checks.decoding import graphs_of, greedy_tokens, make_decoder, prompts_of
-from hotdraft.gpu_check.checks.launches import Forward, of_both_runners
+from hotdraft.gpu_check.checks.decoding import examine_graphs, graphs_of, greedy_tokens, make_decoder, prompts_of
+from hotdraft.gpu_check.checks.launches import Forward, beside_forwards, of_both_runners
 from hotdraft.gpu_check.checks.machine import launch_seconds
 from hotdraft.gpu_check.checks.prediction import Device, Size, forward_seconds, round_seconds
 from hotdraft.gpu_check.plan import DRAFTED, CheckPlan, Found, Pair
@@ -17,8 +17,10 @@ from hotdraft.serving.benchmark.figures.bandwidth import read_bandwidth
 from hotdraft.serving.benchmark.figures.theory import bandwidth_share
 from hotdraft.serving.decoding.costs import profile_costs
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
+from hotdraft.serving.messages.request import SamplingParams
 
 TOKENS = 64
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.9)
 
 
 def check(plan: CheckPlan) -> Found:
@@ -26,7 +28,11 @@ def check(plan: CheckPlan) -> Found:
     bandwidth = read_bandwidth(plan.place)
     forwards = of_both_runners(plan.place)
     found = Found({f"launches a layer, {name}": forward.layer for name, forward in forwards.items()})
-    found.figures |= _predicted(pair, dtype, forwards["fused"], Device(launch_seconds(plan.place), bandwidth))
+    device = Device(launch_seconds(plan.place), bandwidth)
+    for how, graphs in (("eager", None), ("graphs", graphs_of(plan)())):
+        beside = beside_forwards(plan.place, SAMPLED, DRAFTED, graphs)
+        found.figures[f"launches of a sampled round beside its forwards, {how}"] = beside
+        found.figures |= _predicted(pair, dtype, forwards["fused"], beside, device, how)
     eager_tokens = _play(plan, pair, dtype, "eager", found)[0]  # and its decoder is gone
     graphed_tokens, decoder = _play(plan, pair, dtype, "graphs", found)
     for rows, tokens in eager_tokens.items():
@@ -34,7 +40,7 @@ def check(plan: CheckPlan) -> Found:
         found.figures[f"{rows} at once, same with graphs"] = f"{same} of {rows}"
         if same < rows and dtype == torch.float32:
             found.wrong.append(f"{rows} at once: {rows - same} answers are others with graphs")
-    _examine_graphs(decoder, found)
+    examine_graphs(decoder, found)
     found.figures |= {
         f"{rows} at once, plain, share of the bandwidth": bandwidth_share(
             found.figures[f"{rows} at once, plain round with graphs, ms"] / 1000,
@@ -65,25 +71,16 @@ def _play(
     return tokens, decoder
 
 
-def _examine_graphs(decoder: SpeculativeDecoder, found: Found) -> None:
-    for name, part in decoder.graphed.items():
-        counts = part.counts
-        found.figures[f"graphs, {name}"] = counts.captured
-        if counts.dropped or counts.missed or not counts.captured:
-            found.wrong.append(
-                f"{name}: {counts.captured} graphs, {counts.dropped} dropped, {counts.missed} calls without"
-            )
-
-
-def _predicted(pair: Pair, dtype: torch.dtype, forward: Forward, device: Device) -> dict[str, float]:
+def _predicted(
+    pair: Pair, dtype: torch.dtype, forward: Forward, beside: int, device: Device, how: str
+) -> dict[str, float]:
     target, draft = _size(pair.target, dtype), _size(pair.draft, dtype)
-    figures = {}
-    for how, graph in (("eager", False), ("graphs", True)):
-        plain = forward_seconds(forward, target, device, graph=graph)
-        whole = round_seconds(forward, target, draft, DRAFTED, device, graph=graph)
-        figures[f"predicted plain round with {how}, ms"] = 1000 * plain
-        figures[f"predicted round of {DRAFTED} with {how}, ms"] = 1000 * whole
-    return figures
+    plain = forward_seconds(forward, target, device, graph=how == "graphs")
+    whole = round_seconds(forward, target, draft, DRAFTED, beside, device, graph=how == "graphs")
+    return {
+        f"predicted plain forward with {how}, ms": 1000 * plain,
+        f"predicted sampled round of {DRAFTED} with {how}, ms": 1000 * whole,
+    }
 
 
 def _size(name: str, dtype: torch.dtype) -> Size:

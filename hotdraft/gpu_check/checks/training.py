@@ -10,7 +10,7 @@ from hotdraft.pipeline.config.settings import load_config
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.serving.messages.request import SamplingParams
 
-REQUESTS, UNSEEN = 96, 16
+REQUESTS, UNSEEN = 64, 16
 ANSWER = SamplingParams(temperature=0, max_tokens=64)
 
 

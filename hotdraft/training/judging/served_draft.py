@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -69,6 +70,8 @@ class ServedDraft:
 def load_draft(name: str, config: HotdraftConfig) -> ServedDraft:
     """The draft `name` without an adapter. Raises `ModelError` or `VocabularyError` if it cannot be used."""
     device = choose_device(config.distill.device or config.device)
+    if device.type == "cuda" and config.distill.memory_fraction is not None:
+        torch.cuda.set_per_process_memory_fraction(config.distill.memory_fraction, device)
     base = load_causal_lm(name, dtype=choose_dtype(config.dtype, device), device=device)
     ranking = read_vocabulary(local_folder(name), base.config.get_text_config().vocab_size)
     return ServedDraft(base, fingerprint(name), config.engine.draft_vocab_size, ranking)

@@ -62,3 +62,33 @@ def inflate(
         parameters = enlarge(name, parse_size(to), out, on_step=status.update)
     told = f"{out} has {parameters:,} parameters and the answers of {name}"
     typer.echo(json.dumps({"model": name, "path": str(out), "parameters": parameters}) if as_json else told)
+
+
+@app.command()
+def transplant(
+    name: Annotated[str, typer.Argument(help="The donor, by name, hub id or folder.")],
+    to: Annotated[str, typer.Option(help="The target whose tokens it gets, likewise.")],
+    out: Annotated[Path, typer.Option(help="New or empty folder for the draft.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Make a draft for a target of a model that has other tokens.
+
+    What both vocabularies share the donor keeps, other tokens of the target are the
+    means of those that spell them; the rest it learns from traffic, or before there
+    is any: `hotdraft predistill --draft OUT`.
+
+    Examples:
+    $ hotdraft models transplant Qwen/Qwen2.5-0.5B-Instruct --to meta-llama/Llama-3.1-8B-Instruct --out runs/draft
+    $ hotdraft models transplant runs/small --to smollm2 --out runs/draft --json
+    """
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"giving {name} the tokens of {to}") as status:
+        from hotdraft.pipeline.models.transplant import transplant as give_tokens
+
+        found = give_tokens(name, to, out, on_step=status.update)
+    told = (
+        f"{out} is {name} with the tokens of {to}: {found.shared:,} are its own, {found.spelled:,} are spelled by "
+        f"several, {found.unknown:,} it cannot write"
+    )
+    typer.echo(json.dumps({"model": name, "path": str(out), **found._asdict()}) if as_json else told)

@@ -204,5 +204,6 @@ def check_same_vocabulary(
         f"target {target!r} ({type(target_tokenizer).__name__}, {len(target_vocab)} tokens) and draft "
         f"{draft!r} ({type(draft_tokenizer).__name__}, {len(draft_vocab)} tokens) need one vocabulary, "
         f"and {len(differing)} entries differ, such as {token!r}: id {target_vocab.get(token, 'none')} "
-        f"in the target, {draft_vocab.get(token, 'none')} in the draft"
+        f"in the target, {draft_vocab.get(token, 'none')} in the draft: "
+        "`hotdraft models transplant` makes a draft of it that has the target's"
     )

@@ -1,4 +1,4 @@
-"""`hotdraft models`: obtain models without a model hub."""
+"""`hotdraft models`: obtain models, and make them fit."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def models() -> None:
-    """Models that need no model hub.
+    """Models: one that needs no hub, one of a larger one's cost, one with another's tokens.
 
     Examples:
     $ hotdraft models fetch smollm2
@@ -78,7 +78,7 @@ def transplant(
     is any: `hotdraft predistill --draft OUT`.
 
     Examples:
-    $ hotdraft models transplant Qwen/Qwen2.5-0.5B-Instruct --to meta-llama/Llama-3.1-8B-Instruct --out runs/draft
+    $ hotdraft models transplant org/small --to org/target --out runs/draft
     $ hotdraft models transplant runs/small --to smollm2 --out runs/draft --json
     """
     from rich.console import Console

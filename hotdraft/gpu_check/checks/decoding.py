@@ -17,6 +17,7 @@ from hotdraft.serving.sampling.logits import SamplingBatch
 
 MAX_MODEL_LEN = 512
 PREFILL_TOKENS = 256
+GREEDY = SamplingParams(temperature=0)
 
 
 class EagerGraphs:
@@ -32,12 +33,12 @@ class EagerGraphs:
         return Captured(results, replay)
 
 
-def graphs_of(plan: CheckPlan) -> type[Graphs]:
-    return CudaGraphs if plan.on_gpu else EagerGraphs
+def graphs_of(plan: CheckPlan) -> Graphs:
+    return CudaGraphs(plan.place) if plan.on_gpu else EagerGraphs()
 
 
 def make_decoder(
-    plan: CheckPlan, target: str, draft: str, dtype: torch.dtype, graphs: Callable[[], Graphs] | None
+    plan: CheckPlan, target: str, draft: str, dtype: torch.dtype, graphs: Graphs | None
 ) -> SpeculativeDecoder:
     """By torch's operations on a CPU too: they are what a GPU runs."""
     register_attention()
@@ -92,13 +93,17 @@ def start(decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]]) -> None
             pass
 
 
-def greedy_tokens(
-    decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]], k: int, tokens: int
+def answer_tokens(
+    decoder: SpeculativeDecoder,
+    prompts: Sequence[Sequence[int]],
+    k: int,
+    tokens: int,
+    params: SamplingParams = GREEDY,
 ) -> list[list[int]]:
     """The first `tokens` of each row, by rounds of k drafted ones."""
     start(decoder, prompts)
     rows = len(prompts)
-    sampling = SamplingBatch.of([SamplingParams(temperature=0)] * rows, range(rows), decoder.device)
+    sampling = SamplingBatch.of([params] * rows, range(rows), decoder.device)
     outputs: list[list[int]] = [[] for _ in prompts]
     while min(map(len, outputs)) < tokens:
         outcome = decoder.round(ProposalPlan.uniform(rows, k), sampling, log=False)

@@ -84,7 +84,7 @@ def beside_forwards(device: torch.device, params: SamplingParams, k: int, graphs
         max_k=k,
         log_top_k=8,
         instructions="none",
-        graphs=None if graphs is None else lambda: _Counted(graphs, launches),
+        graphs=None if graphs is None else _Counted(graphs, launches),
     )
     start(decoder, prompts_of(1, 64))
     sampling, plan = SamplingBatch.of([params], [0], device), ProposalPlan.uniform(1, k)

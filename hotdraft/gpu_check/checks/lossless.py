@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from hotdraft.gpu_check.checks.decoding import graphs_of, greedy_tokens, make_decoder, prompts_of
+from hotdraft.gpu_check.checks.decoding import answer_tokens, graphs_of, make_decoder, prompts_of
 from hotdraft.gpu_check.plan import DRAFTED, CheckPlan, Found, Pair
 from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.serving.benchmark.equality import first_divergence, margin
@@ -23,7 +23,7 @@ def check(plan: CheckPlan) -> Found:
         f"k = {k}, {rows} at once": [
             tokens
             for first in range(0, len(prompts), rows)
-            for tokens in greedy_tokens(decoder, prompts[first : first + rows], k, TOKENS)
+            for tokens in answer_tokens(decoder, prompts[first : first + rows], k, TOKENS)
         ]
         for k in (0, 1, DRAFTED)
         for rows in (1, 8)

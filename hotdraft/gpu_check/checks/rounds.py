@@ -5,7 +5,14 @@ import time
 import torch
 from transformers import AutoConfig
 
-from hotdraft.gpu_check.checks.decoding import examine_graphs, graphs_of, greedy_tokens, make_decoder, prompts_of
+from hotdraft.gpu_check.checks.decoding import (
+    GREEDY,
+    answer_tokens,
+    examine_graphs,
+    graphs_of,
+    make_decoder,
+    prompts_of,
+)
 from hotdraft.gpu_check.checks.launches import Forward, beside_forwards, of_both_runners
 from hotdraft.gpu_check.checks.machine import launch_seconds
 from hotdraft.gpu_check.checks.prediction import Device, Size, forward_seconds, round_seconds
@@ -20,7 +27,7 @@ from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.messages.request import SamplingParams
 
 TOKENS = 64
-SAMPLED = SamplingParams(temperature=0.8, top_p=0.9)
+WAYS = {"greedy": GREEDY, "drawn": SamplingParams(temperature=0.8, top_p=0.9, seed=7)}
 
 
 def check(plan: CheckPlan) -> Found:
@@ -29,17 +36,17 @@ def check(plan: CheckPlan) -> Found:
     forwards = of_both_runners(plan.place)
     found = Found({f"launches a layer, {name}": forward.layer for name, forward in forwards.items()})
     device = Device(launch_seconds(plan.place), bandwidth)
-    for how, graphs in (("eager", None), ("graphs", graphs_of(plan)())):
-        beside = beside_forwards(plan.place, SAMPLED, DRAFTED, graphs)
-        found.figures[f"launches of a sampled round beside its forwards, {how}"] = beside
+    for how, graphs in (("eager", None), ("graphs", graphs_of(plan))):
+        beside = beside_forwards(plan.place, WAYS["drawn"], DRAFTED, graphs)
+        found.figures[f"launches of a drawn round beside its forwards, {how}"] = beside
         found.figures |= _predicted(pair, dtype, forwards["fused"], beside, device, how)
     eager_tokens = _play(plan, pair, dtype, "eager", found)[0]  # and its decoder is gone
     graphed_tokens, decoder = _play(plan, pair, dtype, "graphs", found)
-    for rows, tokens in eager_tokens.items():
-        same = sum(one == other for one, other in zip(tokens, graphed_tokens[rows], strict=True))
-        found.figures[f"{rows} at once, same with graphs"] = f"{same} of {rows}"
+    for (way, rows), tokens in eager_tokens.items():
+        same = sum(one == other for one, other in zip(tokens, graphed_tokens[way, rows], strict=True))
+        found.figures[f"{rows} at once, {way}, same with graphs"] = f"{same} of {rows}"
         if same < rows and dtype == torch.float32:
-            found.wrong.append(f"{rows} at once: {rows - same} answers are others with graphs")
+            found.wrong.append(f"{rows} at once, {way}: {rows - same} answers are others with graphs")
     examine_graphs(decoder, found)
     found.figures |= {
         f"{rows} at once, plain, share of the bandwidth": bandwidth_share(
@@ -54,11 +61,15 @@ def check(plan: CheckPlan) -> Found:
 
 def _play(
     plan: CheckPlan, pair: Pair, dtype: torch.dtype, how: str, found: Found
-) -> tuple[dict[int, list[list[int]]], SpeculativeDecoder]:
-    """Answers by rows, and the decoder; costs are put into `found`."""
+) -> tuple[dict[tuple[str, int], list[list[int]]], SpeculativeDecoder]:
+    """Answers by way and rows, and the decoder; costs are put into `found`."""
     decoder = make_decoder(plan, pair.target, pair.draft, dtype, graphs_of(plan) if how == "graphs" else None)
     began = time.perf_counter()
-    tokens = {rows: greedy_tokens(decoder, prompts_of(rows), DRAFTED, TOKENS) for rows in plan.rows}
+    tokens = {
+        (way, rows): answer_tokens(decoder, prompts_of(rows), DRAFTED, TOKENS, params)
+        for way, params in WAYS.items()
+        for rows in plan.rows
+    }
     found.figures[f"answers, {how}, s"] = time.perf_counter() - began
     costs = profile_costs(decoder, plan.rows, DRAFTED)
     for rows in plan.rows:
@@ -79,7 +90,7 @@ def _predicted(
     whole = round_seconds(forward, target, draft, DRAFTED, beside, device, graph=how == "graphs")
     return {
         f"predicted plain forward with {how}, ms": 1000 * plain,
-        f"predicted sampled round of {DRAFTED} with {how}, ms": 1000 * whole,
+        f"predicted drawn round of {DRAFTED} with {how}, ms": 1000 * whole,
     }
 
 

@@ -115,7 +115,7 @@ class DistillConfig(TrainingSection):
     device: str | None = None
     """Where a job trains, `cuda:1` for one; where the server decodes if unset."""
     memory_fraction: float | None = Field(
-        None, gt=0, le=1, description="of a GPU's memory: a job that needs more fails, and serving keeps the rest"
+        None, gt=0, le=1, description="of a GPU's memory: what a process that trains may take, else the job fails"
     )
     threads: Threads = Field(None, description="CPU threads of the trainer; torch's default if unset")
     nice: int = Field(5, ge=0, le=19, description="how far the trainer yields the CPU to serving")

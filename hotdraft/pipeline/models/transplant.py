@@ -19,7 +19,8 @@ from hotdraft.pipeline.models.draft_folder import new_folder, save_plain
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm, load_config_of, load_tokenizer
 from hotdraft.pipeline.models.names import ModelError
 
-ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
+ROLES = ("eos_token", "bos_token", "unk_token", "pad_token")
+"""What a token is for, of which the first counts: one may be for several."""
 ANCHOR = "a"
 """A letter before a token's text, because many tokenizers write what begins a text otherwise."""
 
@@ -51,7 +52,10 @@ def transplant(
         on_step("comparing vocabularies")
         tokenizer = load_tokenizer(target)
         config = load_config_of(target).get_text_config()
+        donor_config = load_config_of(donor)
         spelling = spell(tokenizer, load_tokenizer(donor))
+        rows = donor_config.get_text_config().vocab_size  # fewer than its tokenizer names, in some
+        spelling = [[] if any(one >= rows for one in ids) else ids for ids in spelling]
         spelling += [[] for _ in range(config.vocab_size - len(spelling))]  # embeddings may be padded
         found = Transplanted(
             shared=sum(len(ids) == 1 for ids in spelling),
@@ -61,13 +65,12 @@ def transplant(
         if not found.shared + found.spelled:
             raise ModelError(f"no token of {target!r} can be written with those of {donor!r}")
         on_step(f"loading {donor}")
-        dtype: Any = load_config_of(donor).dtype or torch.float32
+        dtype: Any = donor_config.dtype or torch.float32
         model = load_causal_lm(donor, dtype=dtype)
         replace_tokens(model, spelling)
-        ends = GenerationConfig.from_model_config(config)
-        model.generation_config = ends
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            setattr(model.config.get_text_config(), name, getattr(ends, name))
+            setattr(model.config.get_text_config(), name, getattr(config, name, None))
+        model.generation_config = GenerationConfig.from_model_config(model.config)
         on_step("writing")
         save_plain(partial, model, tokenizer)
         names = {"donor": Path(donor).name, "target": Path(target).name, "tokens": len(spelling)}
@@ -83,17 +86,22 @@ def spell(target: PreTrainedTokenizerBase, donor: PreTrainedTokenizerBase) -> li
     special = set(target.all_special_ids)
     by_text = []
     for token, token_id in named.items():
-        if token in known:
+        if token in known and _says(target, token) == _says(donor, token):
             ids[token_id] = [known[token]]
         elif token_id not in special:
             by_text.append(token_id)
     for role in ROLES:
         mine, other = getattr(target, role, None), getattr(donor, role, None)
-        if mine is not None and other is not None:
+        if mine is not None and other is not None and not ids[named[mine]]:
             ids[named[mine]] = [known[other]]
     for token_id, written in zip(by_text, _written(_texts(target, by_text), donor), strict=True):
         ids[token_id] = written
     return ids
+
+
+def _says(tokenizer: PreTrainedTokenizerBase, token: str) -> str:
+    """The text of a token alone, by which what two kinds of tokenizers call alike is told apart."""
+    return tokenizer.convert_tokens_to_string([token])
 
 
 def _texts(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> list[str]:

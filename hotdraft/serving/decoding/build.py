@@ -31,14 +31,14 @@ def build_decoder(
     instructions: str = "auto",
     target_int8: bool = False,
     draft_int8: bool | None = None,
-    graphs: Callable[[], Graphs] | None = None,
+    graphs: Graphs | None = None,
 ) -> SpeculativeDecoder:
     """A decoder that takes the models over: their weights may be stored in another form.
 
     With `draft=None` nothing is drafted. With `draft_vocabulary` [N] the draft proposes only these token ids.
     `max_proposed` counts what is guessed too; it is `max_k` by default.
-    For `instructions` and 8-bit weights see `Forms`. With `graphs`, which makes what records those of a function,
-    recurring forwards and drawings become graphs.
+    For `instructions` and 8-bit weights see `Forms`. With `graphs`, recurring forwards, drawings and verifications
+    become some.
     """
     models = [target] if draft is None else [target, draft]
     vocab_size = min(model.config.get_text_config().vocab_size for model in models)
@@ -58,11 +58,11 @@ def build_decoder(
     verifying: Callable[..., Verified] = verify
     drawing: Callable[..., Drawn] = draw
     if graphs is not None:
-        runner = graphed["target"] = GraphedRunner(runner, graphs(), num_slots, slots.max_length)
-        verifying = graphed["verifying"] = GraphedFunction(verify, graphs())
+        runner = graphed["target"] = GraphedRunner(runner, graphs, num_slots, slots.max_length)
+        verifying = graphed["verifying"] = GraphedFunction(verify, graphs)
         if draft_runner is not None:
-            draft_runner = graphed["draft"] = GraphedRunner(draft_runner, graphs(), num_slots, slots.max_length)
-            drawing = graphed["drawing"] = GraphedFunction(draw, graphs())
+            draft_runner = graphed["draft"] = GraphedRunner(draft_runner, graphs, num_slots, slots.max_length)
+            drawing = graphed["drawing"] = GraphedFunction(draw, graphs)
     return SpeculativeDecoder(
         runner,
         None if draft_runner is None else DraftModel(draft_runner, slots, vocab_size, drawing),

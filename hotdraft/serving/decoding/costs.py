@@ -11,6 +11,7 @@ import numpy as np
 
 from hotdraft.pipeline.system.transfer import synchronize
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
+from hotdraft.serving.graphs.recurring import RECURS
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.proposers.plan import ProposalPlan
 from hotdraft.serving.sampling.logits import SamplingBatch
@@ -75,22 +76,24 @@ def rows_to_measure(num_slots: int) -> list[int]:
 def profile_costs(decoder: SpeculativeDecoder, rows: Sequence[int], most: int) -> RoundCosts:
     """Measure greedy rounds of up to `most` proposed tokens, medians of a few; only while the slots are free."""
     steps = min(most, decoder.max_k)
-    context = max(1, min(CONTEXT, decoder.max_model_len - (1 + REPEATS) * (most + 1)))
+    context = max(1, min(CONTEXT, decoder.max_model_len - (most + 1)))
     for row in range(max(rows)):
         decoder.load(row, [(7 * row + position) % decoder.vocab_size for position in range(context)])
         while not decoder.prefill(row, context, with_proposer=steps > 0):
             pass
 
+    warm_ups = RECURS + 1 if decoder.graphed else 1
+
     def seconds(count: int, work: Callable[[], object]) -> float:
-        for row in range(count):
-            decoder.rewind(row, context)
         times = []
-        for _ in range(1 + REPEATS):
+        for _ in range(warm_ups + REPEATS):
+            for row in range(count):
+                decoder.rewind(row, context)
             started = time.perf_counter()
             work()
             synchronize(decoder.device)
             times.append(time.perf_counter() - started)
-        return median(times[1:])
+        return median(times[warm_ups:])
 
     verifying, draft_steps = {}, {}
     for count in rows:

@@ -89,7 +89,7 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callabl
             instructions=config.engine.instructions,
             target_int8=config.engine.target_weights == "int8",
             draft_int8={"auto": None, "dtype": False, "int8": True}[config.engine.draft_weights],
-            graphs=CudaGraphs if device.type == "cuda" and not config.engine.enforce_eager else None,
+            graphs=CudaGraphs(device) if device.type == "cuda" and not config.engine.enforce_eager else None,
         )
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):  # on a CPU torch has no kind of its own

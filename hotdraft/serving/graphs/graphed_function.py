@@ -1,5 +1,6 @@
 """A function of tensors whose recurring calls are graphs: to draw or to verify is hundreds of small operations."""
 
+import logging
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from hotdraft.serving.graphs.graphs import Captured, Graphs
 from hotdraft.serving.graphs.recurring import GraphCounts, Recurring
+
+logger = logging.getLogger(__name__)
 
 MOST_BYTES = 1 << 30
 """Of arguments that graphs of a function hold; further kinds of calls are computed without."""
@@ -58,7 +61,10 @@ class GraphedFunction(Generic[Result]):
 
     def _recorded(self, arguments: tuple[Any, ...], tensors: list[Tensor]) -> _Graph | None:
         size = sum(tensor.nbytes for tensor in tensors)
+        name = getattr(self._function, "__name__", "a function")
+        name = f"{name} of {[tuple(tensor.shape) for tensor in tensors]}"
         if self._bytes + size > MOST_BYTES:
+            logger.warning("%s is computed without a graph, as its arguments take too much memory", name)
             return None
         given = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
 
@@ -67,10 +73,10 @@ class GraphedFunction(Generic[Result]):
 
         result = compute()
         expected = list(tensors_of(result))
-        name = getattr(self._function, "__name__", "a function")
         captured = self._graphs.record(
-            f"{name} of {[tuple(tensor.shape) for tensor in tensors]}",
+            name,
             lambda: list(tensors_of(compute())),
+            given,
             lambda results: max(map(_distance, results, expected), default=0.0),
         )
         if captured is None:

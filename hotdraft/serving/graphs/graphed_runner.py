@@ -114,6 +114,7 @@ class GraphedRunner:
         captured = self._graphs.record(
             shape,
             lambda: [self._runner.forward(window, ids, shape.keep)],
+            [ids, at],
             lambda results: _distance(results[0][: len(token_ids)], expected[: len(token_ids)]),
         )
         return None if captured is None else _Graph(ids, at, captured.results[0], captured.replay)

@@ -24,20 +24,28 @@ class Graphs(Protocol):
 
 
 class CudaGraphs:
-    """CUDA's, of one function; they share their memory, but for results."""
+    """CUDA's; they share their memory, but for results."""
 
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        with torch.cuda.device(device):
+            self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, work: Callable[[], Sequence[Tensor]]) -> Captured:
         """Raises `RuntimeError` where something in `work` cannot be captured, such as a copy to the host."""
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(WARM_UPS):
-                work()
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            results = work()
+        with torch.cuda.device(self._device):
+            stream = torch.cuda.current_stream()
+            aside = torch.cuda.Stream()
+            aside.wait_stream(stream)
+            with torch.cuda.stream(aside):
+                for _ in range(WARM_UPS):
+                    work()
+            stream.wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            try:
+                # other threads may allocate meanwhile, as those do that prepare a swap
+                with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                    results = work()
+            finally:
+                torch.cuda.set_stream(stream)  # a capture that fails at its end leaves its own
         return Captured(results, graph.replay)

@@ -26,9 +26,9 @@ class GraphCounts(NamedTuple):
     captured: int = 0
     """Graphs in use."""
     dropped: int = 0
-    """Kinds of calls whose graph could not be recorded, or differed."""
+    """Kinds of calls whose graph could not be recorded, differed, or would have taken too much memory."""
     missed: int = 0
-    """Calls of recurring kinds that have none."""
+    """Calls of recurring kinds that have none, and of any new kind once there are too many."""
 
 
 class Graphed(Protocol):
@@ -55,10 +55,10 @@ class Recurring(Generic[Kind, Graph]):
 
     def find(self, kind: Kind, make: Callable[[], Graph | None]) -> Graph | None:
         """Its graph, which `make` records; None where a call is to be computed without."""
-        self._came[kind] += 1
-        if self._came[kind] < RECURS:
-            return None
         if kind not in self._known and len(self._known) < MOST_GRAPHS:
+            self._came[kind] += 1
+            if self._came[kind] < RECURS:
+                return None
             self._known[kind] = make()
         graph = self._known.get(kind)
         self._missed += graph is None
@@ -68,11 +68,19 @@ class Recurring(Generic[Kind, Graph]):
         self,
         kind: Kind,
         work: Callable[[], Sequence[Tensor]],
+        inputs: Sequence[Tensor],
         distance: Callable[[Sequence[Tensor]], float],
     ) -> Captured | None:
-        """`work` as a graph; None, and a warning, where it cannot be one or is too far from what it is of."""
+        """`work` as a graph; None, and a warning, where it cannot be one or is too far from what it is of.
+
+        Results are wiped before it is played, but for those that are `inputs`: it has to have computed them.
+        """
+        read = {tensor.untyped_storage().data_ptr() for tensor in inputs}
         try:
             captured = self._graphs.capture(work)
+            for result in captured.results:
+                if result.untyped_storage().data_ptr() not in read:
+                    result.zero_()
             captured.replay()
         except RuntimeError as error:
             [says, *_] = str(error).splitlines() or [type(error).__name__]

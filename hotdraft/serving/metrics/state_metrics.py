@@ -111,7 +111,7 @@ class StateMetrics(Collector):
         graphs = engine.graphs
         by_state = {"captured": graphs.captured, "dropped": graphs.dropped}
         yield self._families.gauge_by_now("state", "hotdraft_graphs", "CUDA graphs.", by_state)
-        says = "Forwards of a few tokens, and drawings, launched one by one though they may be graphs."
+        says = "Forwards of a few tokens, drawings, verifications: launched one by one though they may be graphs."
         yield count("hotdraft_forwards_without_graph", says, graphs.missed)
         connections = sources.connections
         held, closed = (connections.open, connections.closed) if connections else (0, Counter[CloseReason]())

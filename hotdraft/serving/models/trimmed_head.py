@@ -26,7 +26,7 @@ class TrimmedHead(nn.Module):
         self._full = head.weight.detach()
         self._full_bias = None if head.bias is None else head.bias.detach()
         self.token_ids = token_ids.to(self._full.device, torch.int64, copy=True)
-        """int64 [N], ascending."""
+        """int64 [N], ascending; another tensor after each `install`."""
         bias = None if self._full_bias is None else self._full_bias[self.token_ids]
         self.linear = make_linear({"weight": self._full[self.token_ids]}, bias)
 
@@ -40,7 +40,7 @@ class TrimmedHead(nn.Module):
 
     def install(self, token_ids: Tensor, prepared: Tensor) -> None:
         """Cover other tokens from now on."""
-        self.token_ids.copy_(token_ids)
+        self.token_ids = token_ids.to(self.token_ids)  # a new one, as whoever holds the old may compare
         self.linear.install(prepared)
         if self._full_bias is not None:
             assert self.linear.bias is not None

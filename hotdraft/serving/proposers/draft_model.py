@@ -39,8 +39,6 @@ class DraftModel(Track):
     def __init__(self, runner: Runner, slots: Slots, vocab_size: int, draw: Callable[..., Drawn] = draw) -> None:
         super().__init__(runner, slots, lag=2)
         self._draw_token = draw
-        self.vocabulary = runner.head.token_ids if isinstance(runner.head, TrimmedHead) else None
-        """int64 [N]: the tokens of the head, if it is not the whole vocabulary."""
         self._vocab_size = vocab_size
         fits = self.vocabulary is not None or getattr(runner, "num_outputs", None) == vocab_size
         self.stops_early = isinstance(runner, NativeRunner) and fits
@@ -48,6 +46,12 @@ class DraftModel(Track):
         """By eighths of the chance that the draft itself gave a token, of greedy rows."""
         self._confidences: list[list[int]] | None = None
         """Of the tokens drafted last."""
+
+    @property
+    def vocabulary(self) -> Tensor | None:
+        """int64 [N]: the tokens of the head, if it is not the whole vocabulary."""
+        head = self.runner.head
+        return head.token_ids if isinstance(head, TrimmedHead) else None
 
     def advance(self, row: int, budget: int) -> None:
         self.read(row, budget)
@@ -82,8 +86,7 @@ class DraftModel(Track):
         positions = (ends + torch.arange(-2 - missed, 0, device=slots.device)).clamp_min(0)
         fed = slots.tokens[:rows].gather(1, positions)
         num_drafted = sent(plan.drafted, torch.int64, slots.device)
-        greedy = not sampling.any_sampled and not sampling.any_penalised
-        if isinstance(self.runner, NativeRunner) and self.stops_early and greedy:
+        if isinstance(self.runner, NativeRunner) and self.stops_early and sampling.is_greedy:
             floors = torch.zeros(rows) if plan.floors is None else torch.tensor(plan.floors)
             rates = torch.from_numpy(self._by_confidence.rates())
             draft = self.runner.draft_greedily(positions, fed, num_drafted.int(), rates, floors)
@@ -91,7 +94,7 @@ class DraftModel(Track):
             return Proposal(draft.token_ids, draft.num_drafted.long(), None, draft.sound.bool())
         self._confidences = None
         answers = AnswerTokens(*slots.answers(rows), self._vocab_size)
-        drawing = Drawing(sampling, answers, self.vocabulary, self._draw_token)
+        drawing = Drawing(sampling, answers, self.vocabulary, draw if sampling.is_greedy else self._draw_token)
         for step in range(max(plan.drafted)):
             counts = (num_drafted > step).int() * fed.shape[1]
             logits = self.runner.forward(Window(slice(0, rows), positions, key_length, counts), fed, 1)

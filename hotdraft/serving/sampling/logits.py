@@ -77,6 +77,11 @@ class SamplingBatch:
         )
 
     @property
+    def is_greedy(self) -> bool:
+        """Whether every row takes the likeliest token of the logits as they are."""
+        return not self.any_sampled and not self.any_penalised
+
+    @property
     def all_chosen(self) -> bool:
         """Whether no row goes through rejection sampling."""
         return isinstance(self.chosen, slice)

@@ -71,7 +71,7 @@ def load_draft(name: str, config: HotdraftConfig) -> ServedDraft:
     """The draft `name` without an adapter. Raises `ModelError` or `VocabularyError` if it cannot be used."""
     device = choose_device(config.distill.device or config.device)
     if device.type == "cuda" and config.distill.memory_fraction is not None:
-        torch.cuda.set_per_process_memory_fraction(config.distill.memory_fraction, device)
+        torch.cuda.set_per_process_memory_fraction(config.distill.memory_fraction, device.index)
     base = load_causal_lm(name, dtype=choose_dtype(config.dtype, device), device=device)
     ranking = read_vocabulary(local_folder(name), base.config.get_text_config().vocab_size)
     return ServedDraft(base, fingerprint(name), config.engine.draft_vocab_size, ranking)

@@ -26,7 +26,7 @@ def test_all_steps_are_green_and_say_what_they_found(tmp_path: Path) -> None:
         step.name: ("ok", []) for step in STEPS
     }
     assert all(value.startswith("8 of 8") for value in found["lossless"]["figures"].values())
-    assert found["rounds"]["figures"]["8 at once, same with graphs"] == "8 of 8"
+    assert found["rounds"]["figures"]["8 at once, drawn, same with graphs"] == "8 of 8"
     assert found["batches"]["figures"]["8 at once, hotdraft k=auto, greedy"] == "8 of 8"
     assert found["training"]["figures"]["steps"] == configured.STEPS
     assert 0 < found["sharing"]["figures"]["share that is left"] < 1.5

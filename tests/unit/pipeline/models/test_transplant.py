@@ -55,6 +55,22 @@ def test_tokens_are_found_by_name_by_role_and_by_text() -> None:
     assert found["he"] == [known["h"], known["e"]]
 
 
+def test_an_end_that_is_padding_too_is_the_donors_end() -> None:
+    mine, donor = tokenizer(MERGES, "<end>"), tokenizer([*OTHERS, ("o", "f")], "</s>")
+    mine.pad_token, donor.pad_token = "<end>", "of"
+    assert spell(mine, donor)[mine.eos_token_id] == [donor.eos_token_id]
+
+
+def test_equal_names_of_other_text_are_not_taken_for_each_other() -> None:
+    """A byte is called by a letter where tokens are of bytes, and elsewhere that letter is itself."""
+    letters = Tokenizer(models.BPE(vocab={"é": 0, "a": 1, "</s>": 2}, merges=[]))
+    letters.decoder = decoders.Fuse()
+    mine = PreTrainedTokenizerFast(tokenizer_object=letters, eos_token="</s>")
+    donor = tokenizer([], "</s>")
+    known = donor.get_vocab()
+    assert spell(mine, donor) == [[known["Ã"], known["©"]], [known["a"]], [known["</s>"]]]
+
+
 @torch.no_grad()
 def test_where_all_is_shared_it_says_the_same(tmp_path: Path) -> None:
     donor, target = tokenizer(MERGES, "</s>"), tokenizer(MERGES, "</s>", shuffled=True)
@@ -108,6 +124,16 @@ def test_the_draft_ends_as_the_target_does_and_has_rows_for_padding_too(tmp_path
     config = AutoConfig.from_pretrained(tmp_path / "draft")
     assert (config.vocab_size, config.eos_token_id) == (len(mine) + 10, mine.eos_token_id)
     assert "cannot write" in (tmp_path / "draft" / "README.md").read_text()
+
+
+def test_what_a_donors_tokenizer_names_beyond_its_rows_it_does_not_know(tmp_path: Path) -> None:
+    donor_tokens = tokenizer(OTHERS, "</s>")
+    donor_tokens.add_special_tokens({"pad_token": "<pad>"})
+    donor = written(donor_tokens, tmp_path / "donor", tiny_llama(1, 1, vocab_size=len(donor_tokens) - 1))
+    mine = tokenizer(MERGES, "</s>")
+    mine.add_special_tokens({"pad_token": "<pad>"})
+    found = transplant(donor, written(mine, tmp_path / "target"), tmp_path / "draft")
+    assert found.unknown == 1
 
 
 def test_nothing_in_common_is_an_error_and_a_misfit_says_what_to_do(tmp_path: Path) -> None:

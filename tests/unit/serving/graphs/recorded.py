@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from hotdraft.gpu_check.checks.decoding import EagerGraphs
 from hotdraft.serving.graphs.graphs import Captured
 
 
-class RecordedGraphs:
-    """As CUDA's: a replay computes from and into the same memory, and returns nothing."""
+class RecordedGraphs(EagerGraphs):
+    """Counts, and computes what `spoil` makes of results."""
 
     def __init__(self, spoil: Callable[[Tensor], Tensor] = lambda result: result) -> None:
         self.captures = self.replays = 0
@@ -16,11 +17,10 @@ class RecordedGraphs:
 
     def capture(self, work: Callable[[], Sequence[Tensor]]) -> Captured:
         self.captures += 1
-        results = [self._spoil(result.clone()) for result in work()]
+        results, replay = super().capture(lambda: [self._spoil(result) for result in work()])
 
-        def replay() -> None:
+        def counted() -> None:
             self.replays += 1
-            for result, anew in zip(results, work(), strict=True):
-                result.copy_(self._spoil(anew))
+            replay()
 
-        return Captured(results, replay)
+        return Captured(results, counted)

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from hotdraft.gpu_check.checks.decoding import EagerGraphs
 from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.graphs import recurring
-from hotdraft.serving.graphs.graphs import Captured
+from hotdraft.serving.graphs.graphs import Captured, Graphs
 from hotdraft.serving.graphs.recurring import RECURS, GraphCounts
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.models.runner import Window
@@ -29,12 +30,21 @@ def another(result: Tensor) -> Tensor:
     return result.roll(1, -1) if result.dtype.is_floating_point else result + 1
 
 
+class DeafGraphs(EagerGraphs):
+    """Whose graphs are empty, as those are that were recorded on another device's stream."""
+
+    def capture(self, work: Callable[[], Sequence[Tensor]]) -> Captured:
+        return Captured(super().capture(work).results, lambda: None)
+
+
 class NoGraphs:
     def capture(self, work: Callable[[], Sequence[Tensor]]) -> Captured:
         raise RuntimeError("operation not permitted when stream is capturing\nmore lines")
 
 
-def decoder(target: str, draft: str, graphs: object = None) -> SpeculativeDecoder:
+def decoder(
+    target: str, draft: str, graphs: Graphs | None = None, vocabulary: Tensor | None = None
+) -> SpeculativeDecoder:
     return build_decoder(
         load(target),
         load(draft),
@@ -43,7 +53,8 @@ def decoder(target: str, draft: str, graphs: object = None) -> SpeculativeDecode
         max_k=4,
         log_top_k=8,
         instructions="none",
-        graphs=None if graphs is None else lambda: graphs,  # type: ignore[arg-type,return-value]
+        graphs=graphs,
+        draft_vocabulary=vocabulary,
     )
 
 
@@ -95,14 +106,15 @@ def test_a_prompt_that_is_read_meanwhile_is_left_alone(tiny_target: str, tiny_dr
         (NoGraphs(), "not permitted when stream is capturing"),
         (RecordedGraphs(another), "differs by"),
         (RecordedGraphs(lambda result: result * torch.nan), "differs by"),
+        (DeafGraphs(), "differs by"),
     ],
-    ids=["cannot be recorded", "computes something else", "computes no numbers"],
+    ids=["cannot be recorded", "computes something else", "computes no numbers", "computes nothing"],
 )
 def test_what_does_not_do_as_a_graph_is_computed_without(
-    tiny_target: str, tiny_draft: str, graphs: object, says: str, caplog: pytest.LogCaptureFixture
+    tiny_target: str, tiny_draft: str, graphs: Graphs, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     of = decoder(tiny_target, tiny_draft, graphs)
-    assert answers(of, [GREEDY] * 2, 2) == answers(decoder(tiny_target, tiny_draft), [GREEDY] * 2, 2)
+    assert answers(of, DRAWN, 2) == answers(decoder(tiny_target, tiny_draft), DRAWN, 2)
     for one in counts(of):
         assert one.captured == 0
         assert 0 < one.dropped < one.missed
@@ -112,9 +124,9 @@ def test_what_does_not_do_as_a_graph_is_computed_without(
 def test_graphs_are_bounded(tiny_target: str, tiny_draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurring, "MOST_GRAPHS", 1)
     of = decoder(tiny_target, tiny_draft, RecordedGraphs())
-    assert answers(of, [GREEDY] * 2, 2) == answers(decoder(tiny_target, tiny_draft), [GREEDY] * 2, 2)
-    assert all(one.captured <= 1 for one in counts(of))
-    assert all(of.graphed[name].counts.missed for name in ("target", "draft"))
+    assert answers(of, DRAWN, 2) == answers(decoder(tiny_target, tiny_draft), DRAWN, 2)
+    assert [one.captured for one in counts(of)] == [1] * 4
+    assert all(of.graphed[name].counts.missed for name in ("target", "draft", "verifying"))
 
 
 @torch.inference_mode()
@@ -135,6 +147,22 @@ def test_a_graph_computes_with_the_weights_that_were_swapped_in(tiny_target: str
     assert runner.counts == GraphCounts(captured=1), "its graph was there already"
     assert (after - before).abs().max() > 1
     torch.testing.assert_close(after, runner._runner.forward(window, ids, 1))
+
+
+def test_what_a_trimmed_head_covers_is_known_to_graphs_that_were_recorded_before(
+    tiny_target: str, tiny_draft: str
+) -> None:
+    found = []
+    for graphs in (None, RecordedGraphs()):
+        of = decoder(tiny_target, tiny_draft, graphs, torch.arange(0, 200, 2))
+        before = answers(of, DRAWN, 3)
+        head = of.proposer.runner.head  # type: ignore[union-attr]
+        other = torch.arange(1, 201, 2)
+        head.install(other, head.prepare(other))
+        proposed = of.propose(ProposalPlan.uniform(3, 4), batch(DRAWN[:3])).token_ids
+        assert (proposed % 2 == 1).all()
+        found.append((before, proposed.tolist()))
+    assert found[0] == found[1]
 
 
 @torch.inference_mode()

@@ -10,7 +10,8 @@ from hotdraft.training.judging import served_draft
 @pytest.mark.parametrize(
     ("distill", "limited"),
     [
-        ({"device": "cuda:1", "memory_fraction": 0.3}, [(0.3, torch.device("cuda:1"))]),
+        ({"device": "cuda:1", "memory_fraction": 0.3}, [(0.3, 1)]),
+        ({"device": "cuda", "memory_fraction": 0.3}, [(0.3, None)]),
         ({"device": "cuda:1"}, []),
         ({"device": "cpu", "memory_fraction": 0.3}, []),
     ],

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hotdraft.gpu_check.checks.decoding import EagerGraphs
 from hotdraft.serving.decoding.build import build_decoder
+from hotdraft.serving.decoding.costs import profile_costs, rows_to_measure
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.graphs import recurring
 from hotdraft.serving.graphs.graphs import Captured, Graphs
@@ -119,6 +120,18 @@ def test_what_does_not_do_as_a_graph_is_computed_without(
         assert one.captured == 0
         assert 0 < one.dropped < one.missed
         assert len([record for record in caplog.records if says in record.message]) >= one.dropped
+
+
+def test_greedy_rounds_are_recorded_while_costs_are_measured(tiny_target: str, tiny_draft: str) -> None:
+    graphs = RecordedGraphs()
+    of = decoder(tiny_target, tiny_draft, graphs)
+    profile_costs(of, rows_to_measure(len(PROMPTS)), 4)
+    captures = graphs.captures
+    assert captures
+    start(of, [list(range(first, first + 66)) for first in range(len(PROMPTS))])
+    run(of, [4, 2, 1], batch([GREEDY] * len(PROMPTS)), len(PROMPTS))
+    assert graphs.captures == captures
+    assert [(one.dropped, one.missed) for one in counts(of)] == [(0, 0)] * 4
 
 
 def test_graphs_are_bounded(tiny_target: str, tiny_draft: str, monkeypatch: pytest.MonkeyPatch) -> None:

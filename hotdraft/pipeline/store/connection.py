@@ -118,11 +118,6 @@ def exclusive(config: HotdraftConfig, client: MlflowClient, name: str) -> Iterat
             yield lambda: None
 
 
-def name_part(text: str) -> str:
-    """Any text, a client's domain for one, as a part of a metric or tag name that MLflow accepts."""
-    return re.sub(r"[^\w-]", "_", text, flags=re.ASCII)[:100] or "default"
-
-
 def _first_cause(error: BaseException) -> BaseException:
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause

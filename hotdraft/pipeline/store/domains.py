@@ -1,6 +1,6 @@
 """Names of the domains that curves and counters are kept by. Clients choose them, so their number is bounded."""
 
-from hotdraft.pipeline.store.connection import name_part
+import re
 
 MAX_DOMAINS = 32  # each is a curve and two counters for ever
 OTHER = "other"
@@ -21,3 +21,8 @@ class DomainNames:
             return OTHER
         self._known.add(name)
         return name
+
+
+def name_part(text: str) -> str:
+    """Any text, a client's domain for one, as a part of a metric or tag name that MLflow accepts."""
+    return re.sub(r"[^\w-]", "_", text, flags=re.ASCII)[:100] or "default"

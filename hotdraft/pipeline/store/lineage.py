@@ -18,7 +18,8 @@ from mlflow.exceptions import MlflowException
 from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.store.connection import ABSENT, name_part
+from hotdraft.pipeline.store.connection import ABSENT
+from hotdraft.pipeline.store.domains import name_part
 from hotdraft.pipeline.store.history import Swap
 from hotdraft.pipeline.store.served import TAG, DomainCounts, Served, served, served_by_run
 

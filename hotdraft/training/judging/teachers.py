@@ -1,6 +1,6 @@
 """Who teaches what a draft is to stay at on older requests."""
 
-from hotdraft.pipeline.store.connection import name_part
+from hotdraft.pipeline.store.domains import name_part
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.judging.anchors import read_anchors
 from hotdraft.training.judging.served_draft import ServedDraft

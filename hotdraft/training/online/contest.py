@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.store.connection import name_part
+from hotdraft.pipeline.store.domains import name_part
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.judging.anchors import anchors_tag, read_anchors
 from hotdraft.training.judging.candidate import candidate_folder

@@ -20,7 +20,8 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.store.adapter_version import CANDIDATE
-from hotdraft.pipeline.store.connection import log_params, name_part, open_client
+from hotdraft.pipeline.store.connection import log_params, open_client
+from hotdraft.pipeline.store.domains import name_part
 from hotdraft.pipeline.store.errors import ChampionPinnedError
 from hotdraft.pipeline.store.lineage import GATE_BY_DOMAIN, Lineage
 from hotdraft.pipeline.store.registry import AdapterRegistry

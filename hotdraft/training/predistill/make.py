@@ -31,7 +31,8 @@ from hotdraft.pipeline.models.names import Cut
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, sample_from_row
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.replay.sample import ReplaySample
-from hotdraft.pipeline.store.connection import experiment_id, name_part, open_client
+from hotdraft.pipeline.store.connection import experiment_id, open_client
+from hotdraft.pipeline.store.domains import name_part
 from hotdraft.training.batches.mixture import save_mixture
 from hotdraft.training.batches.replay_data import ReplayDataModule
 from hotdraft.training.drafts.draft_cost import predicted_cost

@@ -15,7 +15,8 @@ from hotdraft.pipeline.models.adapter_folder import AdapterBase, load_adapter
 from hotdraft.pipeline.models.draft_vocabulary import choose_vocabulary, save_vocabulary
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out
-from hotdraft.pipeline.store.connection import StoreError, name_part, open_client
+from hotdraft.pipeline.store.connection import StoreError, open_client
+from hotdraft.pipeline.store.domains import name_part
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.fit.lora import merged_model
 from hotdraft.training.online.context import JobError

@@ -77,6 +77,7 @@ def untrained(architecture: str, tokenizer: PreTrainedTokenizerBase, *, width: i
         intermediate_size=4 * width,
         num_hidden_layers=layers,
         num_attention_heads=4,
+        num_key_value_heads=4,  # of Qwen2 another number by default
         max_position_embeddings=1024,
         initializer_range=0.06,
         bos_token_id=None,

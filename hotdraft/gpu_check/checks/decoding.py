@@ -58,13 +58,9 @@ def make_decoder(
     )
 
 
-def tiny_models(device: torch.device, vocabulary: int) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
-    """A target of two layers and a draft of one, made at random, whose tokens are neither sure nor all alike."""
+def tiny_model(device: torch.device, vocabulary: int, layers: int) -> LlamaForCausalLM:
+    """Made at random, by layers another; its tokens are neither sure nor all alike."""
     register_attention()
-    return _tiny_model(device, vocabulary, 2), _tiny_model(device, vocabulary, 1)
-
-
-def _tiny_model(device: torch.device, vocabulary: int, layers: int) -> LlamaForCausalLM:
     torch.manual_seed(2 - layers)
     config = LlamaConfig(
         vocab_size=vocabulary,

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from scipy.stats import chisquare
 
-from hotdraft.gpu_check.checks.decoding import examine_graphs, graphs_of, start, tiny_models
+from hotdraft.gpu_check.checks.decoding import examine_graphs, graphs_of, start, tiny_model
 from hotdraft.gpu_check.plan import CheckPlan, Found
 from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
@@ -55,7 +55,8 @@ def check(plan: CheckPlan) -> Found:
 
 def _decoder(plan: CheckPlan) -> SpeculativeDecoder:
     return build_decoder(
-        *tiny_models(plan.place, VOCABULARY),
+        tiny_model(plan.place, VOCABULARY, 2),
+        tiny_model(plan.place, VOCABULARY, 1),
         num_slots=ROWS + 1,
         max_model_len=64,
         max_k=K,

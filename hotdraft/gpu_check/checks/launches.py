@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hotdraft.gpu_check.checks.decoding import prompts_of, start, tiny_models
+from hotdraft.gpu_check.checks.decoding import prompts_of, start, tiny_model
 from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.graphs.graphs import Captured, Graphs
 from hotdraft.serving.graphs.recurring import RECURS
@@ -63,7 +63,7 @@ def of_both_runners(device: torch.device) -> dict[str, Forward]:
 
 @torch.inference_mode()
 def _count_layers(make_runner: Callable[..., Runner], layers: int, device: torch.device) -> int:
-    model = tiny_models(device, 64)[2 - layers]
+    model = tiny_model(device, 64, layers)
     head = ServedLinear({"head.weight": model.lm_head.weight.detach()}, None)
     runner = make_runner(model, head, 1, 64, why_not_native="launches are counted")
     window = Window(slice(0, 1), torch.zeros(1, 1, dtype=torch.int64, device=device), 64)
@@ -78,7 +78,8 @@ def beside_forwards(device: torch.device, params: SamplingParams, k: int, graphs
     """Launches of a round of k drafted tokens that are not its forwards', which are a graph each with `graphs`."""
     launches = Launches()
     decoder = build_decoder(
-        *tiny_models(device, 64),
+        tiny_model(device, 64, 2),
+        tiny_model(device, 64, 1),
         num_slots=1,
         max_model_len=256,
         max_k=k,

@@ -8,10 +8,12 @@ Where the target cuts text in other places than the donor would, it learns that 
 """
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -137,14 +139,17 @@ def replace_tokens(model: PreTrainedModel, spelling: Sequence[Sequence[int]]) ->
 
 
 def _by_token(model: PreTrainedModel) -> list[Tensor]:
-    """Embedding and head, with its bias: what has a row for each token."""
+    """Embedding, head where it is another, and its bias: what has a row for each token."""
+    embedding: Any = model.get_input_embeddings()
     head: Any = model.get_output_embeddings()
-    weights = [model.get_input_embeddings().weight, head.weight]
+    weights = [embedding.weight] if head.weight is embedding.weight else [embedding.weight, head.weight]
     return weights if getattr(head, "bias", None) is None else [*weights, head.bias]
 
 
 def _means(rows: Tensor, spelling: Sequence[Sequence[int]]) -> Tensor:
     """Of the spelling's rows; of all rows where there is none."""
-    everything = rows.float().mean(0)
-    means = [rows[list(ids)].float().mean(0) if ids else everything for ids in spelling]
-    return torch.stack(means).to(rows.dtype)
+    lengths = torch.tensor([len(ids) for ids in spelling])
+    wide = rows.float().view(len(rows), -1)
+    means = F.embedding_bag(torch.tensor([*chain(*spelling)]), wide, lengths.cumsum(0) - lengths, mode="mean")
+    means[lengths == 0] = wide.mean(0)
+    return means.view(-1, *rows.shape[1:]).to(rows.dtype)

@@ -177,11 +177,9 @@ class SpeculativeDecoder:
         counts = None if k == 0 else (1 + proposal.num_drafted).int()
         window = Window(slice(0, rows), drawn_at - 1, key_length, counts)
         logits = self.target.runner.forward(window, fed, k + 1)[..., : self.vocab_size].float()
-        answered = None
-        if sampling.any_penalised:
-            answered = AnswerTokens(*self.slots.answers(rows), self.vocab_size).counts()
+        answers = AnswerTokens(*self.slots.answers(rows), self.vocab_size)
         verifying = verify if sampling.is_greedy else self._verify
-        verdict = verifying(logits, proposal, drawn_at, sampling, answered)
+        verdict = verifying(logits, proposal, drawn_at, sampling, answers.penalised_counts(sampling))
         accepted, token_ids = verdict.num_accepted, verdict.token_ids
         self.slots.append(drawn_at, token_ids, accepted + 1)
         told = torch.where(proposal.drafted, proposal.token_ids, NOT_DRAFTED)

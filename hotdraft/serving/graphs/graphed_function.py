@@ -48,8 +48,8 @@ class GraphedFunction(Generic[Result]):
         return self._graphs.counts
 
     def __call__(self, *arguments: Any) -> Result:
-        tensors = list(tensors_of(arguments))
-        graph = self._graphs.find(kind_of(arguments), lambda: self._recorded(arguments, tensors))
+        tensors: list[Tensor] = []
+        graph = self._graphs.find(take_apart(arguments, tensors), lambda: self._recorded(arguments, tensors))
         if graph is None:
             return self._function(*arguments)
         for at, (held, tensor) in enumerate(zip(graph.given, tensors, strict=True)):
@@ -72,12 +72,12 @@ class GraphedFunction(Generic[Result]):
             return self._function(*with_tensors(arguments, iter(given)))
 
         result = compute()
-        expected = list(tensors_of(result))
+        expected = tensors_of(result)
         captured = self._graphs.record(
             name,
-            lambda: list(tensors_of(compute())),
+            lambda: tensors_of(compute()),
             given,
-            lambda results: max(map(_distance, results, expected), default=0.0),
+            lambda results: float(torch.stack([*map(_distance, results, expected)]).max()),
         )
         if captured is None:
             return None
@@ -86,12 +86,20 @@ class GraphedFunction(Generic[Result]):
         return _Graph(given, [weakref.ref(tensor) for tensor in tensors], captured, form)
 
 
-def tensors_of(value: Any) -> Iterator[Tensor]:
-    """In their order."""
+def take_apart(value: Any, tensors: list[Tensor]) -> Hashable:
+    """What is left of it without the values of its tensors, which are put into `tensors`."""
     if isinstance(value, Tensor):
-        yield value
-    for part in _parts(value):
-        yield from tensors_of(part)
+        tensors.append(value)
+        return value.shape, value.dtype
+    parts = _parts(value)
+    return tuple(take_apart(part, tensors) for part in parts) if parts else repr(value)
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """In their order."""
+    tensors: list[Tensor] = []
+    take_apart(value, tensors)
+    return tensors
 
 
 def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
@@ -104,14 +112,6 @@ def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
     return type(value)(*parts) if parts else value
 
 
-def kind_of(value: Any) -> Hashable:
-    """What is left of it without the tensors' values."""
-    if isinstance(value, Tensor):
-        return value.shape, value.dtype
-    parts = _parts(value)
-    return tuple(map(kind_of, parts)) if parts else repr(value)
-
-
 def _parts(value: Any) -> list[Any]:
     if isinstance(value, tuple):
         return list(value)
@@ -120,8 +120,7 @@ def _parts(value: Any) -> list[Any]:
     return []
 
 
-def _distance(result: Tensor, expected: Tensor) -> float:
-    """The largest between two elements; infinite where only one of them is finite."""
+def _distance(result: Tensor, expected: Tensor) -> Tensor:
+    """The largest between two elements; NaN where only one of them is."""
     same = (result == expected) | (result.isnan() & expected.isnan())
-    apart = (result.double() - expected.double()).abs().nan_to_num(torch.inf, torch.inf)
-    return float(torch.where(same, 0.0, apart).max()) if result.numel() else 0.0
+    return torch.where(same, 0.0, (result.double() - expected.double()).abs()).max()

@@ -75,7 +75,7 @@ class Drawing:
         self._answers = answers
         self._vocabulary = vocabulary
         self._draw = draw
-        self._counts = answers.counts() if sampling.any_penalised else None
+        self._counts = answers.penalised_counts(sampling)
         """Of the answers with what was drafted, [B, V]."""
         self._sound = torch.ones_like(answers.end, dtype=torch.bool)
         self._steps: list[Drawn] = []

@@ -24,6 +24,10 @@ class AnswerTokens(NamedTuple):
     """The same; where the next token comes."""
     vocab_size: int
 
+    def penalised_counts(self, sampling: SamplingBatch) -> Tensor | None:
+        """`counts`, if some row is penalised."""
+        return self.counts() if sampling.any_penalised else None
+
     def counts(self) -> Tensor:
         """How often each token came: float32 [B, V]."""
         position = torch.arange(self.token_ids.shape[1], device=self.token_ids.device)

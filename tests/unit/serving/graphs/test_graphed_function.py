@@ -46,9 +46,8 @@ def whole_round(draw: Any, verify: Any, sampling: SamplingBatch, seed: int) -> l
         drawing.draw(2 * torch.randn(2, 1, VOCABULARY, generator=generator))
     proposal = replace(drawing.proposal(), num_drafted=torch.tensor([seed % (K + 1), K]))
     positions = answers.end + torch.arange(K + 1)
-    counts = answers.counts() if sampling.any_penalised else None
     logits = 2 * torch.randn(2, K + 1, VOCABULARY, generator=generator)
-    verified = verify(logits, proposal, positions, sampling, counts)
+    verified = verify(logits, proposal, positions, sampling, answers.penalised_counts(sampling))
     return [proposal.token_ids, verified.sound, verified.num_accepted, verified.token_ids]
 
 

@@ -11,7 +11,11 @@ from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.training.batches.packing import grouped, pack
 from hotdraft.training.batches.sampling import sampled_target
 from hotdraft.training.scoring.forward import OutputHead, hidden_states
+from hotdraft.training.scoring.kept_prompts import KeptPrompts
 from hotdraft.training.scoring.losses import expected_acceptance
+
+AT_ONCE = 8
+"""Times the tokens of a training step that a forward pass without gradient takes, in the memory of such a step."""
 
 
 def by_request(chances: Sequence[np.ndarray]) -> np.ndarray:
@@ -25,19 +29,22 @@ def expected_acceptance_by_position(
 ) -> list[np.ndarray]:
     """Chance [N] that a drafted token is accepted, at each of the N output positions of each sample.
 
-    At the temperature and behind the filters each request was served with; samples are packed to about
-    `batch_tokens` tokens, a longer one gets a forward of its own. `vocabulary` (int64 [N]) is what the draft's
-    head covers: nothing else can be drafted; None is everything. Not for NF4 models that will train again: see
-    `training.fit.lora`.
+    At the temperature and behind the filters each request was served with. A training step takes `batch_tokens`
+    tokens, a forward pass here `AT_ONCE` times as many, or one longer sample. `vocabulary` (int64 [N]) is what the
+    draft's head covers: nothing else can be drafted; None is everything. Not for NF4 models that will train again:
+    see `training.fit.lora`.
     """
     model.eval()
-    head = OutputHead(model, vocabulary)
-    return [chances for group in grouped(samples, batch_tokens) for chances in _by_position(model, head, group)]
+    head, prompts = OutputHead(model, vocabulary), KeptPrompts(1)
+    groups = grouped(samples, AT_ONCE * batch_tokens)
+    return [chances for group in groups for chances in _by_position(model, head, prompts, group)]
 
 
-def _by_position(model: PreTrainedModel, head: OutputHead, group: Sequence[ReplaySample]) -> list[np.ndarray]:
+def _by_position(
+    model: PreTrainedModel, head: OutputHead, prompts: KeptPrompts, group: Sequence[ReplaySample]
+) -> list[np.ndarray]:
     batch = pack(group).on(model.device)
-    hidden = hidden_states(model, batch)
+    hidden = hidden_states(model, batch, prompts)
     sampling = batch.sampling
     top, tail = sampled_target(batch.top_logprobs, batch.tail_logprob, sampling, head.vocab_size)
     parts = []

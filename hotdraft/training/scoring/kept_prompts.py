@@ -2,13 +2,17 @@
 
 An answer of fifty tokens after a prompt of two hundred costs a step five times what its own tokens do. A job of
 few requests has the same prompts again and again while its weights hardly move: read without gradient, and kept
-for some steps, they teach as much a step (docs/learning.md).
+for some steps, they teach as much a step (docs/learning.md). Nor is read again what a prompt begins with that
+another began with: instructions, schemas, earlier turns (RadixAttention: Zheng et al., 2023).
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
@@ -22,10 +26,18 @@ MOST_BYTES = 2**28
 
 @dataclass(frozen=True)
 class _Prompt:
-    layers: list[tuple[Tensor, Tensor]]
-    """Keys and values, each [1, H, P, D]."""
+    layers: Sequence[tuple[Tensor, Tensor]]
+    """Keys and values, each [1, H, P, D]; none of a prompt of no tokens."""
     read_at: int
-    """The step."""
+    """The step, of its oldest part."""
+
+    def start(self, length: int) -> Self:
+        """Its first `length` tokens, of the same memory."""
+        cut = [(keys[:, :, :length], values[:, :, :length]) for keys, values in self.layers]
+        return replace(self, layers=cut if length else [])
+
+    def __len__(self) -> int:
+        return self.layers[0][0].shape[2] if self.layers else 0
 
     @property
     def bytes(self) -> int:
@@ -53,11 +65,7 @@ class KeptPrompts:
         missing = [tokens for tokens in dict.fromkeys(prompts) if tokens and tokens not in found]
         if missing:
             found |= self._read(model, missing)
-        asked = [found[tokens].layers for tokens in prompts if tokens]
-        cache = DynamicCache()
-        for number, layer in enumerate(zip(*asked, strict=True)):
-            keys, values = zip(*layer, strict=True)
-            cache.update(torch.cat(keys, 2), torch.cat(values, 2), number)
+        cache = _joined([found[tokens] for tokens in prompts if tokens])
         for tokens in missing:
             self._keep(tokens, found[tokens])
         return cache, [_length(tokens) for tokens in prompts]
@@ -66,7 +74,7 @@ class KeptPrompts:
         kept = self._kept.get(tokens)
         if kept is None:
             return None
-        if self.step - kept.read_at >= self._steps:
+        if not self._is_new(kept):
             self._bytes -= self._kept.pop(tokens).bytes
             return None
         self._kept.move_to_end(tokens)
@@ -79,28 +87,73 @@ class KeptPrompts:
             self._bytes -= self._kept.popitem(last=False)[1].bytes
 
     @torch.no_grad()
-    def _read(self, model: PreTrainedModel, prompts: list[bytes]) -> dict[bytes, _Prompt]:
-        parts = [torch.frombuffer(bytearray(tokens), dtype=torch.int64) for tokens in prompts]
-        lengths = [len(part) for part in parts]
-        cache = DynamicCache()
-        model.base_model(
-            input_ids=moved(torch.cat(parts)[None], model.device),
-            attention_mask=torch.tensor(lengths)[None, None, None],
-            position_ids=moved(torch.cat([torch.arange(length) for length in lengths])[None], model.device),
-            past_key_values=cache,
-            use_cache=True,
-        )
-        torch.clear_autocast_cache()  # else the copies of weights made here, without gradient, would be used again
-        layers: list[Any] = cache.layers
-        # Clones: a part of a batch's keys would keep all of them.
-        split = [
-            [[part.clone() for part in tensor.split(lengths, dim=2)] for tensor in (layer.keys, layer.values)]
-            for layer in layers
-        ]
-        return {
-            tokens: _Prompt([(keys[at], values[at]) for keys, values in split], self.step)
-            for at, tokens in enumerate(prompts)
-        }
+    def _read(self, model: PreTrainedModel, prompts: Sequence[bytes]) -> dict[bytes, _Prompt]:
+        """Each goes on from what it begins with of one that is kept, or that was read before it."""
+        read: dict[bytes, _Prompt] = {}
+        while left := [tokens for tokens in prompts if tokens not in read]:
+            known = {tokens: kept for tokens, kept in self._kept.items() if self._is_new(kept)} | read
+            turn: dict[bytes, _Prompt] = {}
+            for tokens in left:
+                shared, begun = max(
+                    ((_shared(tokens, other), prompt) for other, prompt in known.items()),
+                    key=itemgetter(0),
+                    default=(0, _Prompt([], self.step)),
+                )
+                if all(_shared(tokens, beside) <= shared for beside in turn):
+                    turn[tokens] = begun.start(shared)
+            read |= _read_on(model, turn, self.step)
+        return read
+
+    def _is_new(self, prompt: _Prompt) -> bool:
+        return self.step - prompt.read_at < self._steps
+
+
+def _read_on(model: PreTrainedModel, turn: Mapping[bytes, _Prompt], step: int) -> dict[bytes, _Prompt]:
+    """Whole prompts by their tokens, of which what they go on from was read before."""
+    before = [len(begun) for begun in turn.values()]
+    parts = [
+        torch.frombuffer(bytearray(tokens), dtype=torch.int64)[start:]
+        for tokens, start in zip(turn, before, strict=True)
+    ]
+    lengths = [len(part) for part in parts]
+    places = [torch.arange(length) + start for length, start in zip(lengths, before, strict=True)]
+    cache = _joined([begun for begun in turn.values() if begun.layers])
+    model.base_model(
+        input_ids=moved(torch.cat(parts)[None], model.device),
+        attention_mask=torch.tensor([before, lengths])[None, None],
+        position_ids=moved(torch.cat(places)[None], model.device),
+        past_key_values=cache,
+        use_cache=True,
+    )
+    torch.clear_autocast_cache()  # else the copies of weights made here, without gradient, would be used again
+    layers: list[Any] = cache.layers
+    ends = [
+        [tensor[:, :, sum(before) :].split(lengths, dim=2) for tensor in (layer.keys, layer.values)]
+        for layer in layers
+    ]
+    read = {}
+    for at, (tokens, begun) in enumerate(turn.items()):
+        new = [(keys[at], values[at]) for keys, values in ends]
+        # Copies, even of one alone: a part of a batch's keys would keep all of them.
+        pairs = [[*zip(*parts, strict=True)] for parts in zip(*filter(None, (begun.layers, new)), strict=True)]
+        whole = [(torch.cat(keys, 2), torch.cat(values, 2)) for keys, values in pairs]
+        read[tokens] = _Prompt(whole, min(step, begun.read_at))
+    return read
+
+
+def _joined(prompts: Sequence[_Prompt]) -> DynamicCache:
+    cache = DynamicCache()
+    for number, layer in enumerate(zip(*(prompt.layers for prompt in prompts), strict=True)):
+        keys, values = zip(*layer, strict=True)
+        cache.update(torch.cat(keys, 2), torch.cat(values, 2), number)
+    return cache
+
+
+def _shared(tokens: bytes, other: bytes) -> int:
+    """Tokens that both begin with, but for the last of `tokens`: a forward pass must have one to read."""
+    count = min(_length(tokens) - 1, _length(other))
+    differ = np.frombuffer(tokens, np.int64, count) != np.frombuffer(other, np.int64, count)
+    return int(differ.argmax()) if differ.any() else count
 
 
 def _length(tokens: bytes) -> int:

@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -39,6 +40,36 @@ def test_a_prompt_is_read_once_until_it_is_too_old(batch):
     for prompts.step in range(5):
         hidden_states(model, batch, prompts)
     assert read == [in_prompts, ahead, ahead, ahead, in_prompts, ahead, ahead]
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT2", "Mistral"])
+def test_what_prompts_begin_with_alike_is_read_once(name, make_llama, serve):
+    start = list(range(1, 10))
+    asked = [[*start, 50], [*start, 20, 21, 22, 50], [*start, 20, 31, 50], [40, 41, 42, 50]]
+    samples = serve(make_llama(1), len(asked))
+    batch = pack([replace(one, prompt_ids=np.array(ids)) for one, ids in zip(samples, asked, strict=True)])
+    model, read = build(name), []
+    disable_dropout(model)
+    expected = hidden_states(model, batch)
+    model.base_model.register_forward_pre_hook(
+        lambda module, args, kwargs: read.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    torch.testing.assert_close(hidden_states(model, batch, KeptPrompts(2)), expected)
+    assert read == [9 + 3, 3, 1, batch.supervised.numel()]
+
+
+def test_a_prompt_is_as_old_as_what_it_goes_on_from(make_llama, serve):
+    samples = serve(make_llama(1), 2)
+    first, second = ([1, 2, 3, 4, 50], [1, 2, 3, 5, 50])
+    batches = [pack([replace(samples[0], prompt_ids=np.array(ids))]) for ids in (first, second)]
+    model, prompts = build("Llama"), KeptPrompts(3)
+    hidden_states(model, batches[0], prompts)
+    prompts.step = 2
+    hidden_states(model, batches[1], prompts)
+    assert [kept.read_at for kept in prompts._kept.values()] == [0, 0]
+    prompts.step = 3
+    hidden_states(model, batches[1], prompts)
+    assert prompts._kept[batches[1].prompts[0]].read_at == 3
 
 
 def test_gradients_go_through_answers_alone_and_survive_autocast(batch):

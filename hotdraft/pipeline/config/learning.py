@@ -73,7 +73,7 @@ class DistillConfig(TrainingSection):
     )
     lora: LoraSection = LoraSection()
     learning_rate: float = Field(
-        6e-4,
+        1e-3,
         gt=0,
         description="of AdamW, at its highest, in a job of `max_steps`; higher in a burst, by the root of how much "
         "shorter that is, fourfold at most",
@@ -84,7 +84,13 @@ class DistillConfig(TrainingSection):
     window_requests: int = Field(256, ge=1, description="newest requests a job learns from")
     mix_requests: int = Field(32, ge=1, description="newest requests whose domains are today's traffic")
     older_fraction: float = Field(
-        0.5, ge=0, lt=1, description="share of batches from before the window and of other domains than today's"
+        0.2, ge=0, lt=1, description="share of batches from before the window and of other domains than today's"
+    )
+    older_directions: int = Field(
+        128,
+        ge=0,
+        description="of each adapted layer's inputs on older requests, that training leaves alone; of a narrow "
+        "layer a quarter, see training/fit/older_directions.py",
     )
     older_targets: Literal["best", "target"] = Field(
         "best", description="whose distributions these teach, see `training.scoring.rehearsal`"

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Self
@@ -87,7 +87,7 @@ class ReplayDataModule(lightning.LightningDataModule):
         train, self._held_out_at = usable[~for_gate], usable[for_gate]
         if not len(train):
             raise DataError(f"none of {len(rows)} recorded requests can be trained on")
-        self.train_rows = rows.select(train)
+        self._train, self.train_rows = train, rows.select(train)
         self._pools = pools(self.train_rows)
         self.batches = partial(PackedBatches, self._sound, train, self._pools, batching)
         self.held_out_rows = rows.select(self._held_out_at)
@@ -147,6 +147,14 @@ class ReplayDataModule(lightning.LightningDataModule):
         rows = [row for pool in self._pools for row in islice(pool.draw(generator), most)]
         # without a fingerprint, `datasets` pickles all of the table to have one
         return Dataset(self.train_rows.table(sorted(set(rows))), fingerprint="drawn")
+
+    def older(self, tokens: int) -> PackedBatch | None:
+        """About so many tokens of older requests, of every domain alike; None if there are none to rehearse."""
+        pools = [pool for pool in self._pools if pool.older]
+        if not pools:
+            return None
+        batching = replace(self._batching, batch_tokens=tokens)
+        return PackedBatches(self._sound, self._train, pools, batching).batch(0)
 
     def rehearse(self, older: Rehearse) -> None:
         """Have batches of older requests teach what `older` makes of them, and not what the target said."""

@@ -1,6 +1,6 @@
 """Running the Lightning trainer: budget, precision, logging, checkpoints, and stopping."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -64,6 +64,8 @@ class FitOptions:
     processes: int = 1
     """Of which this is one, each on a device of its own and under `strategy`."""
     strategy: Strategy | Literal["auto"] = "auto"
+    beside: Sequence[Callback] = ()
+    """Of Lightning's callbacks, more."""
     throughput: Throughput | None = None
     """Takes the speed; by default every `LOG_EVERY_STEPS` steps."""
 
@@ -87,6 +89,7 @@ def train(
     timer = Timer(duration=None if budget is None else timedelta(seconds=budget))
     callbacks: list[Callback] = [
         timer,
+        *options.beside,
         options.throughput or Throughput(LOG_EVERY_STEPS),
         *(validation.callbacks(place.checkpoints, data.validation_samples) if validation else []),
         ResumePoint(last, settings.checkpoint_steps, validation.every_steps if validation else None, place.stop),

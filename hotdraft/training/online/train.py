@@ -6,10 +6,13 @@ from functools import partial
 
 import lightning
 import numpy as np
+from peft import PeftModel
 
-from hotdraft.pipeline.models.adapter_folder import AdapterError
-from hotdraft.training.fit.lora import build_lora, card_of, resolve_quantization
+from hotdraft.pipeline.config.learning import DistillConfig
+from hotdraft.pipeline.models.adapter_folder import AdapterError, LoadedAdapter
+from hotdraft.training.fit.lora import build_lora, card_of, resolve_quantization, target_modules
 from hotdraft.training.fit.module import NonFiniteLossError
+from hotdraft.training.fit.older_directions import OlderDirections, find_directions
 from hotdraft.training.fit.run import FitOptions, RunPlace, train
 from hotdraft.training.judging.candidate import Candidate, candidates, copy_trainable
 from hotdraft.training.judging.evidence import VersionScores
@@ -22,6 +25,8 @@ from hotdraft.training.online.recorded import Recorded
 from hotdraft.training.online.unproven import Unproven
 from hotdraft.training.scoring.evaluate import by_request
 
+DIRECTION_TOKENS = 2048
+"""Of older requests that their directions are found in."""
 RANKED = 256
 """Requests that the trimmed head's tokens are counted in, of what is new and of what is rehearsed."""
 
@@ -75,6 +80,7 @@ def _candidates(
     unproven = Unproven(context.config.run_dir).beside(job.work.parent_version, draft)
     initial = initial_adapter(draft, unproven, distill, quantization)
     model = build_lora(draft.base, distill.lora, quantization, initial=initial)
+    beside = _left_alone(model, initial, draft, recorded, distill)
     start = copy_trainable(model)
     ranking = None if draft.head_size is None else draft.rank(data.drawn(RANKED))
     if distill.older_targets == "best":
@@ -82,7 +88,9 @@ def _candidates(
         data.rehearse(partial(context.resident.rehearsal.taught, teachers, top_k=context.config.recorder.top_k))
     uri, stop = context.config.tracking_uri, context.interruption
     place = RunPlace(uri, job.run_id, job.work_folder / "checkpoints", context.progress, stop, job.tell)
-    options = FitOptions(vocabulary=draft.covered(ranking), prompt_steps=distill.prompt_steps, share=distill.share)
+    options = FitOptions(
+        vocabulary=draft.covered(ranking), prompt_steps=distill.prompt_steps, share=distill.share, beside=beside
+    )
     metrics |= train(model, data, distill, place, options)
     context.interruption.check("the candidates were judged")
     context.interruption.trained()
@@ -90,3 +98,18 @@ def _candidates(
     card = card_of(draft.base, draft.fingerprint, distill.lora, quantization, data.train_rows, parent)
     sample = recorded.held_out[-1]
     return candidates(model, start, draft, card, ranking, sample, distill.blends, job.work_folder)
+
+
+def _left_alone(
+    model: PeftModel, initial: LoadedAdapter | None, draft: ServedDraft, recorded: Recorded, distill: DistillConfig
+) -> list[OlderDirections]:
+    """What keeps training off the directions of older requests, if there are any."""
+    batch = recorded.data.older(DIRECTION_TOKENS) if distill.older_directions else None
+    if batch is None:
+        return []
+    names = target_modules(draft.base, distill.lora.target_modules)
+    directions = find_directions(draft.model(initial), names, batch, distill.older_directions)
+    left_alone = OlderDirections(model, directions)
+    if initial is None:
+        left_alone.clear()
+    return [left_alone]

@@ -64,7 +64,7 @@ def test_what_was_missed_most_is_drawn_first(load):
     load(["a"] * 2, accepted=np.ones(24, bool), drafted_ids=np.zeros(24, np.int32))
     load(["a"], accepted=np.arange(24) == 23, drafted_ids=np.zeros(24, np.int32))
     rows = load(["a"], accepted=np.ones(24, bool), drafted_ids=np.zeros(24, np.int32))
-    pools = pools_of(rows, DistillConfig(rejected_fraction=0.4))
+    pools = pools_of(rows, DistillConfig(rejected_fraction=0.4, older_fraction=0.5))
     assert [pool.share for pool in pools] == pytest.approx([0.1, 0.4])
     counts = first_drawn(pools[1])
     assert counts[2] / 4000 == pytest.approx(24 / 27, abs=0.03)

@@ -81,6 +81,8 @@ def _told(look: Any, name: str) -> Any:
 def _principal(inputs: Tensor, count: int) -> Tensor:
     """Directions [I, D] of inputs [T, I], by a randomised decomposition (Halko et al., 2011)."""
     rows, width = inputs.shape
+    if not rows:  # an expert that nothing was sent to
+        return inputs.new_zeros(width, 0)
     return torch.svd_lowrank(inputs, min(count, rows, width // MOST))[2]
 
 

@@ -10,6 +10,7 @@ from peft import PeftModel
 
 from hotdraft.pipeline.config.learning import DistillConfig
 from hotdraft.pipeline.models.adapter_folder import AdapterError, LoadedAdapter
+from hotdraft.training.batches.packing import DataError
 from hotdraft.training.fit.lora import build_lora, card_of, resolve_quantization, target_modules
 from hotdraft.training.fit.module import NonFiniteLossError
 from hotdraft.training.fit.older_directions import OlderDirections, find_directions
@@ -42,7 +43,8 @@ class Trained:
 
 
 def train_candidates(context: JobContext, recorded: Recorded) -> Trained:
-    """Raises `JobError` for a draft that cannot be improved, and `JobInterruptedError`."""
+    """Raises `JobError` for a draft that cannot be improved, or once nothing is left to learn from, and
+    `JobInterruptedError`."""
     config, interruption, champion = context.config, context.interruption, context.job.work.parent_version
     lightning.seed_everything(config.distill.seed, verbose=False)
     interruption.check("the draft was loaded")
@@ -67,6 +69,8 @@ def train_candidates(context: JobContext, recorded: Recorded) -> Trained:
         offered = _candidates(context, recorded, draft, metrics)
     except (UnlikeServedError, NonFiniteLossError, AdapterError) as error:
         return Trained(draft, metrics, (), str(error))
+    except DataError as error:
+        raise JobError(str(error)) from error
     return Trained(draft, metrics, offered)
 
 

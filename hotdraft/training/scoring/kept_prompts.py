@@ -34,7 +34,7 @@ class _Prompt:
     def start(self, length: int) -> Self:
         """Its first `length` tokens, of the same memory."""
         cut = [(keys[:, :, :length], values[:, :, :length]) for keys, values in self.layers]
-        return replace(self, layers=cut if length else [])
+        return replace(self, layers=cut)
 
     def __len__(self) -> int:
         return self.layers[0][0].shape[2] if self.layers else 0
@@ -94,13 +94,10 @@ class KeptPrompts:
             known = {tokens: kept for tokens, kept in self._kept.items() if self._is_new(kept)} | read
             turn: dict[bytes, _Prompt] = {}
             for tokens in left:
-                shared, begun = max(
-                    ((_shared(tokens, other), prompt) for other, prompt in known.items()),
-                    key=itemgetter(0),
-                    default=(0, _Prompt([], self.step)),
-                )
+                begun = [(shared, one) for other, one in known.items() if (shared := _shared(tokens, other))]
+                shared, longest = max(begun, key=itemgetter(0), default=(0, _Prompt([], self.step)))
                 if all(_shared(tokens, beside) <= shared for beside in turn):
-                    turn[tokens] = begun.start(shared)
+                    turn[tokens] = longest.start(shared)
             read |= _read_on(model, turn, self.step)
         return read
 

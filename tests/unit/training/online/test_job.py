@@ -18,6 +18,8 @@ from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out
 from hotdraft.pipeline.store.connection import StoreError, open_client
 from hotdraft.pipeline.store.domains import name_part
 from hotdraft.pipeline.store.registry import AdapterRegistry
+from hotdraft.training.batches.packing import DataError
+from hotdraft.training.batches.stream import PackedBatches
 from hotdraft.training.fit.lora import merged_model
 from hotdraft.training.online.context import JobError
 from hotdraft.training.online.job import run_job
@@ -207,4 +209,15 @@ def test_nan_weights_in_the_draft_are_noticed_before_the_first_step(config, buff
         draft.model.norm.weight[0] = torch.nan
     draft.save_pretrained(config.draft)
     with pytest.raises(JobError, match="not finite"):
+        run_job(config, buffer=buffer, registry=AdapterRegistry(config))
+
+
+def test_a_job_whose_requests_are_deleted_meanwhile_ends_with_a_reason(config, buffer, monkeypatch):
+    """And not with what would end the trainer."""
+
+    def gone(*_):
+        raise DataError("none of the requests to learn from is left in the replay buffer")
+
+    monkeypatch.setattr(PackedBatches, "batch", gone)
+    with pytest.raises(JobError, match="none of the requests to learn from is left"):
         run_job(config, buffer=buffer, registry=AdapterRegistry(config))

@@ -149,7 +149,7 @@ class ReplayDataModule(lightning.LightningDataModule):
         return Dataset(self.train_rows.table(sorted(set(rows))), fingerprint="drawn")
 
     def older(self, tokens: int) -> PackedBatch | None:
-        """About so many tokens of older requests, of every domain alike; None if there are none to rehearse."""
+        """About so many tokens of older requests, of any domain as likely; None if there are none to rehearse."""
         pools = [pool for pool in self._pools if pool.older]
         if not pools:
             return None

@@ -1,5 +1,5 @@
 """Adapters that leave alone what older traffic goes through: a layer's inputs on it lie in few directions, and what
-is orthogonal to these changes nothing there.
+is orthogonal to these changes nothing there. An adapter that goes on learning keeps what it lets through already.
 
 Gradient Projection Memory (Saha et al., 2021), for the first factor of a LoRA (InfLoRA: Liang and Li, 2024).
 """
@@ -54,7 +54,8 @@ def find_directions(
     """By module, the `count` directions [I, D] that hold most of its inputs on `batch`: fewer if it has few tokens,
     and a part of I at most.
 
-    Of the modules of `model` whose names end in one of `names`.
+    Of the modules of `model` whose names end in one of `names`; of one that is called more than once, at its last
+    call. Raises `torch.linalg.LinAlgError` for inputs that are no numbers.
     """
     found: dict[str, Tensor] = {}
     last: list[Tensor] = [torch.empty(0), torch.empty(0)]

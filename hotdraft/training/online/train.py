@@ -6,6 +6,7 @@ from functools import partial
 
 import lightning
 import numpy as np
+import torch
 from peft import PeftModel
 
 from hotdraft.pipeline.config.learning import DistillConfig
@@ -67,7 +68,7 @@ def train_candidates(context: JobContext, recorded: Recorded) -> Trained:
     try:
         check_served(checked, chances, serving)
         offered = _candidates(context, recorded, draft, metrics)
-    except (UnlikeServedError, NonFiniteLossError, AdapterError) as error:
+    except (UnlikeServedError, NonFiniteLossError, AdapterError, torch.linalg.LinAlgError) as error:
         return Trained(draft, metrics, (), str(error))
     except DataError as error:
         raise JobError(str(error)) from error

@@ -14,8 +14,8 @@ from hotdraft.training.scoring.forward import OutputHead, hidden_states
 from hotdraft.training.scoring.kept_prompts import KeptPrompts
 from hotdraft.training.scoring.losses import expected_acceptance
 
-AT_ONCE = 8
-"""Times the tokens of a training step that a forward pass without gradient takes, in the memory of such a step."""
+PASS_TOKENS = 1024
+"""Of a forward pass at least: without gradient it has room for more than a training step, and small ones are slow."""
 
 
 def by_request(chances: Sequence[np.ndarray]) -> np.ndarray:
@@ -29,14 +29,14 @@ def expected_acceptance_by_position(
 ) -> list[np.ndarray]:
     """Chance [N] that a drafted token is accepted, at each of the N output positions of each sample.
 
-    At the temperature and behind the filters each request was served with. A training step takes `batch_tokens`
-    tokens, a forward pass here `AT_ONCE` times as many, or one longer sample. `vocabulary` (int64 [N]) is what the
-    draft's head covers: nothing else can be drafted; None is everything. Not for NF4 models that will train again:
-    see `training.fit.lora`.
+    At the temperature and behind the filters each request was served with; samples are packed to about
+    `batch_tokens` tokens, `PASS_TOKENS` at least, a longer one gets a forward of its own. `vocabulary` (int64 [N])
+    is what the draft's head covers: nothing else can be drafted; None is everything. Not for NF4 models that will
+    train again: see `training.fit.lora`.
     """
     model.eval()
     head, prompts = OutputHead(model, vocabulary), KeptPrompts(1)
-    groups = grouped(samples, AT_ONCE * batch_tokens)
+    groups = grouped(samples, max(batch_tokens, PASS_TOKENS))
     return [chances for group in groups for chances in _by_position(model, head, prompts, group)]
 
 

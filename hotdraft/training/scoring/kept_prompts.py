@@ -24,6 +24,10 @@ MOST_BYTES = 2**28
 """Of keys and values that are kept."""
 
 
+WORTH = 4
+"""One in so many of a prompt's tokens, that it is read on from."""
+
+
 @dataclass(frozen=True)
 class _Prompt:
     layers: Sequence[tuple[Tensor, Tensor]]
@@ -147,10 +151,15 @@ def _joined(prompts: Sequence[_Prompt]) -> DynamicCache:
 
 
 def _shared(tokens: bytes, other: bytes) -> int:
-    """Tokens that both begin with, but for the last of `tokens`: a forward pass must have one to read."""
-    count = min(_length(tokens) - 1, _length(other))
+    """Tokens that both begin with, but for the last of `tokens`: a forward pass must have one to read.
+
+    0 where they are few: a template's first tokens are not worth being as old as another prompt.
+    """
+    length = _length(tokens)
+    count = min(length - 1, _length(other))
     differ = np.frombuffer(tokens, np.int64, count) != np.frombuffer(other, np.int64, count)
-    return int(differ.argmax()) if differ.any() else count
+    shared = int(differ.argmax()) if differ.any() else count
+    return shared if shared * WORTH >= length else 0
 
 
 def _length(tokens: bytes) -> int:

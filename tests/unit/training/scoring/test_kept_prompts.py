@@ -72,12 +72,12 @@ def test_a_prompt_is_as_old_as_what_it_goes_on_from(make_llama, serve):
     assert prompts._kept[batches[1].prompts[0]].read_at == 3
 
 
-def test_a_prompt_that_begins_like_no_other_is_new(make_llama, serve):
+def test_a_prompt_that_begins_like_no_other_or_shares_a_template_alone_is_new(make_llama, serve):
     [sample] = serve(make_llama(1), 1)
     model, prompts = build("Llama"), KeptPrompts(3)
-    for prompts.step, ids in enumerate(([1, 2, 3, 50], [4, 2, 3, 50])):
+    for prompts.step, ids in enumerate(([1, 2, 3, 50], [4, 2, 3, 50], [4, 7, 8, 9, 10, 50])):
         hidden_states(model, pack([replace(sample, prompt_ids=np.array(ids))]), prompts)
-    assert [kept.read_at for kept in prompts._kept.values()] == [0, 1]
+    assert [kept.read_at for kept in prompts._kept.values()] == [0, 1, 2]
 
 
 def test_gradients_go_through_answers_alone_and_survive_autocast(batch):

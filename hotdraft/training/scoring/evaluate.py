@@ -15,7 +15,7 @@ from hotdraft.training.scoring.kept_prompts import KeptPrompts
 from hotdraft.training.scoring.losses import expected_acceptance
 
 PASS_TOKENS = 1024
-"""Of a forward pass at least: without gradient it has room for more than a training step, and small ones are slow."""
+"""Of a forward pass at least: without gradient it has room for more than a step, and small ones are slow."""
 
 
 def by_request(chances: Sequence[np.ndarray]) -> np.ndarray:

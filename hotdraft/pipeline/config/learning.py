@@ -90,7 +90,7 @@ class DistillConfig(TrainingSection):
         128,
         ge=0,
         description="of each adapted layer's inputs on older requests, that training leaves alone; of a narrow "
-        "layer a quarter, see training/fit/older_directions.py",
+        "layer half, and half of the batches are older at least then. None where `older_fraction` is 0",
     )
     older_targets: Literal["best", "target"] = Field(
         "best", description="whose distributions these teach, see `training.scoring.rehearsal`"

@@ -89,7 +89,7 @@ class ReplayDataModule(lightning.LightningDataModule):
             raise DataError(f"none of {len(rows)} recorded requests can be trained on")
         self._train, self.train_rows = train, rows.select(train)
         self._pools = pools(self.train_rows)
-        self.batches = partial(PackedBatches, self._sound, train, self._pools, batching)
+        self.batches = partial(PackedBatches, self._sound, train, pools=self._pools, batching=batching)
         self.held_out_rows = rows.select(self._held_out_at)
         if selection.validation_requests and not len(self.held_out_rows):
             raise DataError(
@@ -155,6 +155,15 @@ class ReplayDataModule(lightning.LightningDataModule):
             return None
         batching = replace(self._batching, batch_tokens=tokens)
         return PackedBatches(self._sound, self._train, pools, batching).batch(0)
+
+    def rehearse_more(self, share: float) -> None:
+        """Have at least this share of the batches be of older requests, if there are any."""
+        whole = sum(pool.share for pool in self._pools)
+        older = sum(pool.share for pool in self._pools if pool.older) / whole
+        if 0 < older < share:
+            times = {True: share / older, False: (1 - share) / (1 - older)}
+            pools = [replace(pool, share=pool.share * times[pool.older]) for pool in self._pools]
+            self.batches = partial(self.batches, pools=pools)
 
     def rehearse(self, older: Rehearse) -> None:
         """Have batches of older requests teach what `older` makes of them, and not what the target said."""

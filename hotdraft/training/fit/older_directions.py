@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from hotdraft.training.batches.packing import PackedBatch
 from hotdraft.training.scoring.forward import hidden_states
 
-MOST = 4
+MOST = 2
 """One in so many directions of a layer's inputs, at most: the rest is for what is new."""
 
 

@@ -179,6 +179,28 @@ def test_batches_of_older_requests_teach_what_is_said_of_them_now(rows):
     assert all((temperature == 5) is older for older, temperature in seen)
 
 
+def test_more_is_rehearsed_where_that_is_asked_for_and_no_less_where_it_is_not(rows):
+    data = split(rows, 1e-9)
+
+    def older():
+        batches = data.batches()
+        return sum(ages_of(batches.batch(index), rows).pop() < 32 for index in range(100)) / 100
+
+    as_configured = older()
+    data.rehearse_more(0.01)
+    assert older() == as_configured
+    data.rehearse_more(0.9)
+    assert older() == pytest.approx(0.9, abs=0.1)
+    data.rehearse(lambda samples: samples)
+    assert older() == pytest.approx(0.9, abs=0.1)
+
+
+def test_older_requests_are_given_as_one_pack_of_about_so_many_tokens(rows):
+    batch = split(rows, 1e-9).older(150)
+    assert 100 < batch.input_ids.shape[1] <= 150
+    assert {age < 32 for age in ages_of(batch, rows)} == {True}
+
+
 def prompts_of(rows):
     return [row["prompt_ids"] for _, row in rows.read(range(len(rows)))]
 

@@ -89,8 +89,8 @@ class DistillConfig(TrainingSection):
     older_directions: int = Field(
         128,
         ge=0,
-        description="of each adapted layer's inputs on older requests, that training leaves alone; of a narrow "
-        "layer half, and half of the batches are older at least then. None where `older_fraction` is 0",
+        description="of each adapted layer's inputs on older requests, that training leaves alone; where one "
+        "has not twice as many, none, and half of the batches are older at least. None where `older_fraction` is 0",
     )
     older_targets: Literal["best", "target"] = Field(
         "best", description="whose distributions these teach, see `training.scoring.rehearsal`"

@@ -110,7 +110,7 @@ def _candidates(
 def _left_alone(
     model: PeftModel, initial: LoadedAdapter | None, draft: ServedDraft, recorded: Recorded, distill: DistillConfig
 ) -> list[OlderDirections]:
-    """What keeps training off the directions of older requests, if there are any."""
+    """What keeps training off the directions of older requests. Where there are not so many, more is rehearsed."""
     batch = recorded.data.older(DIRECTION_TOKENS) if distill.older_directions else None
     if batch is None:
         return []
@@ -118,6 +118,7 @@ def _left_alone(
     directions = find_directions(draft.model(initial), names, batch, distill.older_directions)
     if any(found.shape[1] < distill.older_directions for found in directions.values()):
         recorded.data.rehearse_more(HALF)
+        return []
     left_alone = OlderDirections(model, directions)
     if initial is None:
         left_alone.clear()

@@ -19,8 +19,10 @@ from hotdraft.pipeline.store.connection import StoreError, open_client
 from hotdraft.pipeline.store.domains import name_part
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.batches.packing import DataError
+from hotdraft.training.batches.replay_data import ReplayDataModule
 from hotdraft.training.batches.stream import PackedBatches
 from hotdraft.training.fit.lora import merged_model
+from hotdraft.training.fit.older_directions import OlderDirections
 from hotdraft.training.online.context import JobError
 from hotdraft.training.online.job import run_job
 from hotdraft.training.scoring.evaluate import by_request, expected_acceptance_by_position
@@ -221,3 +223,19 @@ def test_a_job_whose_requests_are_deleted_meanwhile_ends_with_a_reason(config, b
     monkeypatch.setattr(PackedBatches, "batch", gone)
     with pytest.raises(JobError, match="none of the requests to learn from is left"):
         run_job(config, buffer=buffer, registry=AdapterRegistry(config))
+
+
+@pytest.mark.parametrize(("directions", "narrow"), [(4, False), (128, True), (0, False)])
+def test_older_directions_are_left_alone_or_where_layers_are_narrow_half_is_rehearsed(
+    config, buffer, target, serve, monkeypatch, directions, narrow
+):
+    buffer.append(serve(target, 40, domain="new", prefix="n", seed=3))
+    shares, left_alone = [], []
+    monkeypatch.setattr(ReplayDataModule, "rehearse_more", lambda _, share: shares.append(share))
+    monkeypatch.setattr(
+        OlderDirections, "on_train_batch_end", lambda self, *_: left_alone.append(self._factors[0][1].shape[1])
+    )
+    config = with_distill(config, older_directions=directions, older_fraction=0.2, mix_requests=8, max_steps=3)
+    run_job(config, buffer=buffer, registry=AdapterRegistry(config))
+    assert shares == [0.5] * narrow
+    assert left_alone == [directions] * 3 * (0 < directions < 128)

@@ -87,7 +87,7 @@ class ReplayDataModule(lightning.LightningDataModule):
         train, self._held_out_at = usable[~for_gate], usable[for_gate]
         if not len(train):
             raise DataError(f"none of {len(rows)} recorded requests can be trained on")
-        self._train, self.train_rows = train, rows.select(train)
+        self.train_rows = rows.select(train)
         self._pools = pools(self.train_rows)
         self.batches = partial(PackedBatches, self._sound, train, pools=self._pools, batching=batching)
         self.held_out_rows = rows.select(self._held_out_at)
@@ -153,8 +153,7 @@ class ReplayDataModule(lightning.LightningDataModule):
         pools = [pool for pool in self._pools if pool.older]
         if not pools:
             return None
-        batching = replace(self._batching, batch_tokens=tokens)
-        return PackedBatches(self._sound, self._train, pools, batching).batch(0)
+        return self.batches(pools=pools, batching=replace(self._batching, batch_tokens=tokens)).batch(0)
 
     def rehearse_more(self, share: float) -> None:
         """Have at least this share of the batches be of older requests, if there are any."""

@@ -5,13 +5,13 @@ Gradient Projection Memory (Saha et al., 2021), for the first factor of a LoRA (
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from lightning.pytorch.callbacks import Callback
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hotdraft.training.batches.packing import PackedBatch
@@ -60,23 +60,19 @@ def find_directions(
     found: dict[str, Tensor] = {}
     last: list[Tensor] = [torch.empty(0), torch.empty(0)]
 
-    def look(name: str, inputs: Tensor) -> None:
-        if inputs is not last[0]:  # modules side by side, as queries and keys, are given the same
-            last[:] = inputs, _principal(inputs.flatten(0, -2).float(), count)
+    def look(name: str, _: nn.Module, given: tuple[Tensor, ...]) -> None:
+        if given[0] is not last[0]:  # modules side by side, as queries and keys, are given the same
+            last[:] = given[0], _principal(given[0].flatten(0, -2).float(), count)
         found[name] = last[1]
 
     modules = {name: one for name, one in model.named_modules() if name.rsplit(".", 1)[-1] in names}
-    hooks = [module.register_forward_pre_hook(_told(look, name)) for name, module in modules.items()]
+    hooks = [module.register_forward_pre_hook(partial(look, name)) for name, module in modules.items()]
     try:
         hidden_states(model, batch.on(model.device))
     finally:
         for hook in hooks:
             hook.remove()
     return found
-
-
-def _told(look: Any, name: str) -> Any:
-    return lambda _, inputs: look(name, inputs[0])
 
 
 def _principal(inputs: Tensor, count: int) -> Tensor:

@@ -29,7 +29,7 @@ from hotdraft.training.scoring.evaluate import by_request
 
 DIRECTION_TOKENS = 2048
 """Of older requests that their directions are found in."""
-HALF = 0.5
+NARROW_SHARE = 0.5
 """Of the batches that rehearse at least, where a layer is too narrow for so many directions or little is known."""
 RANKED = 256
 """Requests that the trimmed head's tokens are counted in, of what is new and of what is rehearsed."""
@@ -117,7 +117,7 @@ def _left_alone(
     names = target_modules(draft.base, distill.lora.target_modules)
     directions = find_directions(draft.model(initial), names, batch, distill.older_directions)
     if any(found.shape[1] < distill.older_directions for found in directions.values()):
-        recorded.data.rehearse_more(HALF)
+        recorded.data.rehearse_more(NARROW_SHARE)
         return []
     left_alone = OlderDirections(model, directions)
     if initial is None:

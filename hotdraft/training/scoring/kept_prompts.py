@@ -22,8 +22,6 @@ from hotdraft.training.batches.packing import PackedBatch
 
 MOST_BYTES = 2**28
 """Of keys and values that are kept."""
-
-
 WORTH = 4
 """One in so many of a prompt's tokens, that it is read on from."""
 
@@ -136,18 +134,22 @@ def _read_on(model: PreTrainedModel, turn: Mapping[bytes, _Prompt], step: int) -
     for at, (tokens, begun) in enumerate(turn.items()):
         new = [(keys[at], values[at]) for keys, values in ends]
         # Copies, even of one alone: a part of a batch's keys would keep all of them.
-        pairs = [[*zip(*parts, strict=True)] for parts in zip(*filter(None, (begun.layers, new)), strict=True)]
-        whole = [(torch.cat(keys, 2), torch.cat(values, 2)) for keys, values in pairs]
+        whole = _one_after_another([begun.layers, new] if begun.layers else [new])
         read[tokens] = _Prompt(whole, min(step, begun.read_at))
     return read
 
 
 def _joined(prompts: Sequence[_Prompt]) -> DynamicCache:
     cache = DynamicCache()
-    for number, layer in enumerate(zip(*(prompt.layers for prompt in prompts), strict=True)):
-        keys, values = zip(*layer, strict=True)
-        cache.update(torch.cat(keys, 2), torch.cat(values, 2), number)
+    for number, (keys, values) in enumerate(_one_after_another([prompt.layers for prompt in prompts])):
+        cache.update(keys, values, number)
     return cache
+
+
+def _one_after_another(parts: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> list[tuple[Tensor, Tensor]]:
+    """Of each layer, the keys and values of all `parts`."""
+    layers = (zip(*layer, strict=True) for layer in zip(*parts, strict=True))
+    return [(torch.cat(keys, 2), torch.cat(values, 2)) for keys, values in layers]
 
 
 def _shared(tokens: bytes, other: bytes) -> int:

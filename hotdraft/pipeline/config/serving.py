@@ -101,6 +101,13 @@ class EngineConfig(Section):
         description="that auto chooses among, request by request: the draft model, and what followed when the same "
         "tokens came before in the request's own text or in recent answers; another k is the draft model's alone",
     )
+    max_alternatives: int = Field(
+        4,
+        ge=0,
+        le=8,
+        description="second choices of the draft that the target reads beside what was drafted, at most; auto "
+        "takes as many as pay",
+    )
     max_guess: int = Field(8, ge=1, le=16, description="most tokens guessed from text in a round")
     text_memory_mb: int = Field(32, ge=1, description="recent answers kept in memory to guess from, in MB")
     share_answers: bool = Field(

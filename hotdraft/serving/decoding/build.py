@@ -26,6 +26,7 @@ def build_decoder(
     max_k: int,
     log_top_k: int,
     max_proposed: int | None = None,
+    max_alternatives: int = 0,
     draft_vocabulary: Tensor | None = None,
     reuse_prefixes: bool = True,
     instructions: str = "auto",
@@ -36,13 +37,15 @@ def build_decoder(
     """A decoder that takes the models over: their weights may be stored in another form.
 
     With `draft=None` nothing is drafted. With `draft_vocabulary` [N] the draft proposes only these token ids.
-    `max_proposed` counts what is guessed too; it is `max_k` by default.
+    `max_proposed` counts what is guessed too; it is `max_k` by default. Up to `max_alternatives` are read beside,
+    none where there are graphs.
     For `instructions` and 8-bit weights see `Forms`. With `graphs`, recurring forwards, drawings and verifications
     become some.
     """
     models = [target] if draft is None else [target, draft]
     vocab_size = min(model.config.get_text_config().vocab_size for model in models)
-    capacity = max_model_len + (max_proposed or max_k) + 1 + (graphs is not None)  # whose last position stays free
+    read = (max_proposed or max_k) + max_alternatives
+    capacity = max_model_len + read + 1 + (graphs is not None)  # whose last position stays free
     slots = Slots(num_slots, capacity, target.device, reuse_prefixes=reuse_prefixes)
     runner, draft_runner = make_runners(
         target,
@@ -70,6 +73,7 @@ def build_decoder(
         vocab_size=vocab_size,
         max_model_len=max_model_len,
         max_k=max_k,
+        max_alternatives=max_alternatives if graphs is None else 0,
         log_top_k=log_top_k,
         verify=verifying,
         graphed=graphed,

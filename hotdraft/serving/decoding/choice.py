@@ -39,6 +39,8 @@ class Outlook(NamedTuple):
     """Tokens that it may propose at most."""
     draft_alone: bool = False
     """Whether the draft is to propose in every round, and nothing else does."""
+    alternatives: np.ndarray = np.empty(0)
+    """The chance of each second choice to come in the place of a refused drafted token, likeliest first."""
 
 
 class Choice(NamedTuple):
@@ -48,6 +50,7 @@ class Choice(NamedTuple):
     drafted: list[int]
     floors: list[float] | None = None
     """See `ProposalPlan.floors`."""
+    alternatives: list[int] | None = None
 
 
 class ProposalChoice:
@@ -104,7 +107,10 @@ class ProposalChoice:
             self._for_alone -= float(max(before - after, 0.0) / speed)
         explored = self._explored(tokens, costs, steps, guessed, drafted, speed, seconds)
         return Choice(
-            guessed.tolist(), explored, _floors(rows, guessed, speed * self._seconds_of_one_more(setting))
+            guessed.tolist(),
+            explored,
+            _floors(rows, guessed, speed * self._seconds_of_one_more(setting)),
+            self._alternatives(rows, guessed, explored, speed * verifying / len(rows)),
         )
 
     def plain_seconds(self, setting: RoundSetting) -> float:
@@ -112,10 +118,22 @@ class ProposalChoice:
         return float(self._learned.verifying(setting)[0])
 
     def observe(
-        self, setting: RoundSetting, num_proposed: Sequence[int], drafted: Sequence[int], seconds: RoundSeconds
+        self, setting: RoundSetting, num_read: Sequence[int], drafted: Sequence[int], seconds: RoundSeconds
     ) -> None:
-        """A round that proposed so many tokens in each row, of which some drafted, took `seconds`."""
-        self._learned.observe(setting, sum(num_proposed) / len(num_proposed), drafted, seconds)
+        """A round whose target read so many proposed tokens of each row, of which some drafted, took `seconds`."""
+        self._learned.observe(setting, sum(num_read) / len(num_read), drafted, seconds)
+
+    def _alternatives(
+        self, rows: Sequence[Outlook], guessed: np.ndarray, drafted: Sequence[int], prices: np.ndarray
+    ) -> list[int] | None:
+        """How many pay behind what a row proposes, if any do; `prices` in tokens of reading so many in a row."""
+        counts = []
+        for row, before, behind in zip(rows, guessed.tolist(), drafted, strict=True):
+            most = min(len(row.alternatives), self.costs.most - before - behind) if behind else 0
+            gains = row.guessed[:before].prod() * row.alternatives[: max(most, 0)].cumsum()
+            worth = gains - (prices[before + behind + 1 :][: len(gains)] - prices[before + behind])
+            counts.append(int(worth.argmax()) + 1 if len(worth) and worth.max() > 0 else 0)
+        return counts if any(counts) else None
 
     def _seconds_of_one_more(self, setting: RoundSetting) -> float:
         """What another drafted token is expected to cost a row that drafts."""

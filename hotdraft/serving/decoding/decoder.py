@@ -11,10 +11,12 @@ from types import MappingProxyType
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hotdraft.pipeline.replay.sample import NOT_DRAFTED
 from hotdraft.pipeline.system.transfer import received
 from hotdraft.serving.decoding.rounds import Round, RoundSeconds
+from hotdraft.serving.decoding.token_tree import TokenTree
 from hotdraft.serving.graphs.recurring import Graphed
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.models.runner import Runner, Window
@@ -27,7 +29,7 @@ from hotdraft.serving.sampling.penalties import AnswerTokens
 from hotdraft.serving.sampling.proposal import Proposal
 from hotdraft.serving.sampling.soundness import UnsoundLogitsError
 from hotdraft.serving.sampling.target_log import TargetLog, pack, unpack
-from hotdraft.serving.sampling.verify import Verified, verify
+from hotdraft.serving.sampling.verify import Verified, follow, verify
 
 
 class SpeculativeDecoder:
@@ -46,6 +48,7 @@ class SpeculativeDecoder:
         vocab_size: int,
         max_model_len: int,
         max_k: int,
+        max_alternatives: int = 0,
         log_top_k: int,
         verify: Callable[..., Verified] = verify,
         graphed: Mapping[str, Graphed] = MappingProxyType({}),
@@ -57,6 +60,7 @@ class SpeculativeDecoder:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.max_k = 0 if proposer is None else max_k
+        self.max_alternatives = 0 if proposer is None else max_alternatives
         self.log_top_k = log_top_k
         self.graphed = graphed
         """Parts that have graphs, by name."""
@@ -130,7 +134,7 @@ class SpeculativeDecoder:
 
     @torch.inference_mode()
     def round(self, plan: ProposalPlan, sampling: SamplingBatch, *, log: bool) -> Round:
-        """Propose what is planned, verify it in one target forward, commit a token more than is accepted.
+        """Propose what is planned, verify it in one target forward, commit what it brings.
 
         The target's distributions are brought along with `log`, or where a request asks for log-probs. A row
         of which the target's logits are not sound must not go on; its slot has been discarded. Where the
@@ -143,7 +147,7 @@ class SpeculativeDecoder:
         proposed = time.perf_counter()
         outcome = self._judge(rows, proposal, sampling, log)
         num_accepted = outcome.num_accepted.tolist()
-        self.slots.append_on_host(outcome.token_ids, [count + 1 for count in num_accepted])
+        self.slots.append_on_host(outcome.token_ids, outcome.num_new.tolist())
         self.target.lengths[:rows] = [length - 1 for length in self.slots.lengths[:rows]]
         if any(plan.drafted) and self.proposer is not None:
             self.proposer.observe(plan, outcome.num_proposed.tolist(), num_accepted, outcome.draft_is_sound)
@@ -172,23 +176,38 @@ class SpeculativeDecoder:
         k = proposal.k
         lengths = self.slots.device_lengths[:rows]
         drawn_at = lengths + torch.arange(k + 1, device=self.device)
-        fed = torch.cat([self.slots.tokens[:rows].gather(1, lengths - 1), proposal.token_ids], 1)
-        key_length = self.slots.key_length(max(self.slots.lengths[:rows]) + k)
-        counts = None if k == 0 else (1 + proposal.num_drafted).int()
-        window = Window(slice(0, rows), drawn_at - 1, key_length, counts)
-        logits = self.target.runner.forward(window, fed, k + 1)[..., : self.vocab_size].float()
-        answers = AnswerTokens(*self.slots.answers(rows), self.vocab_size)
+        tree = TokenTree.of(self.slots.tokens[:rows].gather(1, lengths - 1), lengths, proposal)
+        width = tree.token_ids.shape[1]
+        key_length = self.slots.key_length(max(self.slots.lengths[:rows]) + width - 1)
+        window = Window(slice(0, rows), tree.positions, key_length, tree.counts, tree.keys)
+        logits = self.target.runner.forward(window, tree.token_ids, width)[..., : self.vocab_size].float()
+        penalised = AnswerTokens(*self.slots.answers(rows), self.vocab_size).penalised_counts(sampling)
         verifying = verify if sampling.is_greedy else self._verify
-        verdict = verifying(logits, proposal, drawn_at, sampling, answers.penalised_counts(sampling))
+        verdict = verifying(logits[:, : k + 1], replace(proposal, alternatives=None), drawn_at, sampling, penalised)
+        if proposal.alternatives is not None:
+            verdict, columns = follow(verdict, logits, proposal, drawn_at, sampling, penalised, verifying)
+            if columns is not None:
+                self._move_alternatives(lengths, verdict, columns)
+                logits = logits.gather(1, columns[..., None].expand(-1, -1, self.vocab_size))
         accepted, token_ids = verdict.num_accepted, verdict.token_ids
-        self.slots.append(drawn_at, token_ids, accepted + 1)
+        self.slots.append(drawn_at, token_ids, verdict.num_new)
         told = torch.where(proposal.drafted, proposal.token_ids, NOT_DRAFTED)
-        decided = torch.cat([verdict.sound, proposal.sound, accepted, token_ids, told], 1).to(torch.int32)
+        came = torch.full_like(accepted, -1) if verdict.came is None else verdict.came
+        read = torch.zeros_like(accepted) if proposal.alternatives is None else proposal.alternatives.counts
+        decided = torch.cat([verdict.sound, proposal.sound, accepted, came, read, token_ids, told], 1).int()
         with_tokens = sampling.any_logprobs
         if not (log or with_tokens):
             return Round.of(received(decided), k, 0, with_tokens=False)
         # what comes after the last token that some row keeps need not be logged; a CPU knows without waiting
-        kept = int(accepted.max()) + 1 if self.device.type == "cpu" else k + 1
+        kept = int(verdict.num_new.max()) if self.device.type == "cpu" else k + 1
         packed = pack(logits[:, :kept], self.log_top_k, token_ids[:, :kept] if with_tokens else None)
         columns = torch.cat([decided, packed.flatten(1)], 1)  # the round's only copy from the device
         return Round.of(received(columns), k, kept, with_tokens=with_tokens)
+
+    def _move_alternatives(self, lengths: Tensor, verdict: Verified, columns: Tensor) -> None:
+        """Bring the keys of those that came to where the tokens are, in the rows of lengths [B, 1]."""
+        assert verdict.came is not None
+        following = lengths + verdict.num_accepted
+        column = columns.gather(1, (verdict.num_accepted + 1).clamp_max(columns.shape[1] - 1))
+        sources = torch.where(verdict.came >= 0, lengths - 1 + column, following)
+        self.target.runner.move_keys(sources[:, 0], following[:, 0])

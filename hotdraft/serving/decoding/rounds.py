@@ -27,12 +27,16 @@ UNTIMED = RoundSeconds(0.0, 0.0)
 
 @dataclass(frozen=True)
 class Round:
-    """What one round did to B rows, on the host. Row b's new tokens are `token_ids[b, :num_accepted[b] + 1]`."""
+    """What one round did to B rows, on the host. Row b's new tokens are `token_ids[b, :num_new[b]]`."""
 
     token_ids: np.ndarray
     """int32 [B, k+1]."""
     num_accepted: np.ndarray
     """int32 [B]."""
+    came: np.ndarray
+    """int32 [B]: which alternative followed the accepted tokens, and gave another one; -1: none."""
+    num_alternatives: np.ndarray
+    """int32 [B]: those that the target read."""
     proposed_ids: np.ndarray
     """int32 [B, k+1], `NOT_DRAFTED` where nothing was, as in the last column."""
     target_log: TargetLog | None
@@ -46,21 +50,30 @@ class Round:
     seconds: RoundSeconds = UNTIMED
 
     @cached_property
+    def num_new(self) -> np.ndarray:
+        """int32 [B]."""
+        return self.num_accepted + 1 + (self.came >= 0)
+
+    @cached_property
     def num_proposed(self) -> np.ndarray:
         """int64 [B]."""
         return (self.proposed_ids != NOT_DRAFTED).sum(1)
 
     @classmethod
     def of(cls, columns: np.ndarray, k: int, logged: int, *, with_tokens: bool) -> "Round":
-        """From int32 columns: are target and draft sound, the accepted, k+1 new ids, k proposed ids, a packed log.
+        """From int32 columns: are target and draft sound, the accepted, the alternative that came, how many there
+        were, k+1 new ids, k proposed ids, a packed log.
 
         The log is of `logged` positions; `with_tokens` is that of `unpack`.
         """
-        sound, num_accepted, token_ids, proposed_ids, packed = np.split(columns, [2, 3, k + 4, 2 * k + 4], axis=1)
+        parts = np.split(columns, [2, 3, 4, 5, k + 6, 2 * k + 6], axis=1)
+        sound, num_accepted, came, num_alternatives, token_ids, proposed_ids, packed = parts
         log = unpack(packed.reshape(len(columns), logged, -1), with_tokens=with_tokens) if logged else None
         return cls(
             token_ids=token_ids,
             num_accepted=num_accepted[:, 0],
+            came=came[:, 0],
+            num_alternatives=num_alternatives[:, 0],
             proposed_ids=np.concatenate([proposed_ids, np.full_like(num_accepted, NOT_DRAFTED)], 1),
             target_log=log,
             target_is_sound=sound[:, 0] != 0,

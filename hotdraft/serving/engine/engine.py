@@ -208,6 +208,7 @@ class Engine:
             eos_ids=self.eos_ids,
             acceptance=self.k_choice.new_estimate(),
             of_guesses=None if self.k_choice.guessing is None else self.k_choice.guessing.new_estimate(),
+            of_alternatives=self.k_choice.new_estimate_of_alternatives(),
         )
         with self._wake:
             if self.is_draining:

@@ -10,7 +10,7 @@ from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.decoding.guessing import Guessing
 from hotdraft.serving.decoding.learned_costs import RoundSetting
 from hotdraft.serving.decoding.rounds import Round
-from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, by_position
+from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, by_position, of_alternatives
 from hotdraft.serving.proposers.plan import ProposalPlan
 
 WORTH_READING = 3.0
@@ -34,6 +34,7 @@ class KChoice:
         self._k = k if decoder.proposer is not None or (guessing is not None and k == "auto") else 0
         self._chunk = chunk
         self._acceptance = AcceptanceEstimate(by_position(decoder.max_k))
+        self._of_alternatives = AcceptanceEstimate(of_alternatives(decoder.max_alternatives))
         self._gained = 10 * WORTH_READING
         """Accepted drafted tokens a request, of those whose prompt the draft has read."""
         self._asked = 0
@@ -66,7 +67,8 @@ class KChoice:
 
     def measure_costs(self) -> RoundCosts:
         """Learn what rounds cost on this machine, by rows and tokens; only while no request runs. Takes seconds."""
-        most = max(self._decoder.max_k, self.guessing.max_guess if self.guessing is not None else 0)
+        drafted = self._decoder.max_k + self._decoder.max_alternatives
+        most = max(drafted, self.guessing.max_guess if self.guessing is not None else 0)
         costs = profile_costs(self._decoder, rows_to_measure(self._decoder.slots.num_slots), most)
         self.adaptive = ProposalChoice(costs, self._decoder.max_k)
         return costs
@@ -74,6 +76,10 @@ class KChoice:
     def new_estimate(self) -> AcceptanceEstimate:
         """For a request that has yet to begin."""
         return AcceptanceEstimate(self._acceptance)
+
+    def new_estimate_of_alternatives(self) -> AcceptanceEstimate:
+        """Likewise of second choices."""
+        return AcceptanceEstimate(self._of_alternatives)
 
     def choose(
         self, outlooks: Sequence[Outlook], guesses: Sequence[Sequence[int]], setting: RoundSetting
@@ -83,14 +89,14 @@ class KChoice:
         if k != "auto":
             return self._caught_up(ProposalPlan.uniform(len(outlooks), k))
         assert self.adaptive is not None
-        guessed, drafted, floors = self.adaptive.choose(outlooks, setting)
+        guessed, drafted, floors, alternatives = self.adaptive.choose(outlooks, setting)
         kept = [guess[:count] for guess, count in zip(guesses, guessed, strict=True)]
         proposer = self._decoder.proposer
         if floors is not None and proposer is not None and proposer.stops_early and not any(setting.kind):
             most, longest = self._decoder.max_k, self.adaptive.costs.most
             room = [min(row.most, longest) - len(guess) for row, guess in zip(outlooks, kept, strict=True)]
             drafted = [min(most, left) if count else 0 for left, count in zip(room, drafted, strict=True)]
-        return self._caught_up(ProposalPlan(kept, drafted, floors))
+        return self._caught_up(ProposalPlan(kept, drafted, floors, alternatives))
 
     def plain_round_seconds(self, setting: RoundSetting) -> float | None:
         """Of a round that proposes nothing, by all that was learnt; None as long as nothing was measured."""
@@ -100,7 +106,8 @@ class KChoice:
         """What a round took."""
         if self.adaptive is not None:
             drafted = (outcome.num_proposed - outcome.num_guessed).tolist()
-            self.adaptive.observe(setting, outcome.num_proposed.tolist(), drafted, outcome.seconds)
+            num_read = (outcome.num_proposed + outcome.num_alternatives).tolist()
+            self.adaptive.observe(setting, num_read, drafted, outcome.seconds)
 
     def ended(self, gained: int) -> None:
         """A request that was to be drafted for got so many accepted drafted tokens."""

@@ -84,6 +84,7 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callabl
             max_k=config.engine.largest_k,
             log_top_k=config.recorder.top_k,
             max_proposed=config.engine.most_proposed,
+            max_alternatives=config.engine.max_alternatives if config.engine.k == "auto" else 0,
             draft_vocabulary=vocabulary,
             reuse_prefixes=config.engine.reuse_prefixes,
             instructions=config.engine.instructions,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from tokenizers import Tokenizer
 
-from hotdraft.pipeline.replay.sample import GUESSED, ReplaySample
+from hotdraft.pipeline.replay.sample import GUESSED, NOT_DRAFTED, ReplaySample
 from hotdraft.serving.decoding.rounds import Round
 from hotdraft.serving.engine.detokenizer import Detokenizer
 from hotdraft.serving.messages.request import (
@@ -79,7 +79,7 @@ class Output:
             stopped = self._hold(self._detokenizer.step(token))
             if stopped:
                 break
-        self._examined += max(0, min(len(taken), proposed) - guessed)
+        self._examined += max(0, min(len(taken), proposed, accepted + 1) - guessed)
         self._accepted += max(0, min(len(taken), accepted) - guessed)
         self._accepted_guesses += min(len(taken), accepted, guessed)
         self.output_ids += taken
@@ -181,6 +181,7 @@ class Output:
         position = np.arange(length)
         accepted = position < outcome.num_accepted[row]
         drafted = np.where(position < outcome.num_guessed[row], GUESSED, outcome.proposed_ids[row, :length])
+        drafted[position > outcome.num_accepted[row]] = NOT_DRAFTED  # what came there followed another token
         self._log.append(
             (
                 log.top_ids[row, :length],

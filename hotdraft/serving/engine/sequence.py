@@ -20,6 +20,7 @@ class Sequence:
         eos_ids: frozenset[int],
         acceptance: AcceptanceEstimate,
         of_guesses: AcceptanceEstimate | None = None,
+        of_alternatives: AcceptanceEstimate | None = None,
     ) -> None:
         self.request: GenerationRequest = output.request
         self.output = output
@@ -28,6 +29,8 @@ class Sequence:
         """By position in the draft model's proposals."""
         self.of_guesses = of_guesses
         """By kind of guess; None where nothing is guessed."""
+        self.of_alternatives = of_alternatives
+        """By rank of the draft model's second choices; None where there are none."""
         self.is_drafted = True
         """Whether the draft model is asked for it."""
         self.is_drafted_alone = False
@@ -46,7 +49,8 @@ class Sequence:
         """What the next round could propose."""
         rates = np.empty(0) if self.of_guesses is None else self.of_guesses.rates()[list(self.guess.kinds)]
         drafted = self.acceptance.rates() if self.is_drafted else np.empty(0)
-        return Outlook(rates, drafted, self.left - 1, self.is_drafted_alone)
+        alternatives = np.empty(0) if self.of_alternatives is None else self.of_alternatives.rates()
+        return Outlook(rates, drafted, self.left - 1, self.is_drafted_alone, alternatives)
 
     def learn(self, outcome: Round, row: int, planned: int) -> None:
         """What became of a round's proposals, and of the guess, proposed or not.
@@ -57,8 +61,10 @@ class Sequence:
         if accepted >= guessed:
             self.acceptance.observe(range(planned), accepted - guessed)
             self.gained += accepted - guessed
+            if self.of_alternatives is not None:
+                self.of_alternatives.observe_choice(range(outcome.num_alternatives[row]), int(outcome.came[row]))
         if self.of_guesses is not None:
-            came = outcome.token_ids[row, : accepted + 1].tolist()
+            came = outcome.token_ids[row, : outcome.num_new[row]].tolist()
             right = matched(self.guess.token_ids, came)
             self.of_guesses.observe(self.guess.kinds[: len(came)], right)
 
@@ -66,7 +72,7 @@ class Sequence:
         """How many of a round's tokens the request takes, and the reason if it ends with the last of them."""
         if not outcome.target_is_sound[row]:
             return 0, "error"
-        count = min(int(outcome.num_accepted[row]) + 1, self.left)
+        count = min(int(outcome.num_new[row]), self.left)
         reason: FinishReason | None = "length" if count == self.left else None
         for index, token in enumerate(outcome.token_ids[row, :count].tolist()):
             if token in self._eos_ids:

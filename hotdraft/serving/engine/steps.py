@@ -87,6 +87,8 @@ class Steps:
             new_tokens=new_tokens,
             seconds=outcome.seconds.total,
             draft_version=self.draft_version,
+            alternatives=int(outcome.num_alternatives.sum()),
+            accepted_alternatives=int((outcome.came >= 0).sum()),
             plain_seconds=self._scheduler.plain_seconds(plan, new_tokens),
             inter_token_seconds=inter_token,
         )

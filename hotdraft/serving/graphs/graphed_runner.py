@@ -72,12 +72,15 @@ class GraphedRunner:
     def move(self, source: int, destination: int, length: int) -> None:
         self._runner.move(source, destination, length)
 
+    def move_keys(self, sources: Tensor, destinations: Tensor) -> None:
+        self._runner.move_keys(sources, destinations)
+
     def clear(self, slot: int) -> None:
         self._runner.clear(slot)
 
     def forward(self, window: Window, token_ids: Tensor, keep: int) -> Tensor:
         rows, tokens = token_ids.shape
-        if window.rows.start != 0 or tokens > MOST_TOKENS:
+        if window.rows.start != 0 or tokens > MOST_TOKENS or window.keys is not None:
             return self._runner.forward(window, token_ids, keep)
         shape = self._shape(rows, tokens, keep, window.key_length)
         graph = self._graphs.find(shape, lambda: self._recorded(shape, window.positions, token_ids))

@@ -41,6 +41,12 @@ class ServingMetrics:
         self._accepted = counter_by(
             "proposer", "hotdraft_accepted_tokens", "Accepted tokens, by who proposed them: draft or suffix."
         )
+        self._alternatives = counter(
+            "hotdraft_alternative_tokens", "Second choices of the draft that the target read beside the proposed."
+        )
+        self._accepted_alternatives = counter(
+            "hotdraft_accepted_alternative_tokens", "Those that came, each of which gave another token."
+        )
         self._generation_tokens = counter("vllm:generation_tokens", "Output tokens.")
         self._inter_token = families.histogram(
             "vllm:inter_token_latency_seconds",
@@ -85,6 +91,8 @@ class ServingMetrics:
         self._accepted(proposer="suffix").inc(stats.accepted_guesses)
         self._proposed(proposer="draft").inc(stats.proposed_tokens - stats.guessed_tokens)
         self._accepted(proposer="draft").inc(stats.accepted_tokens - stats.accepted_guesses)
+        self._alternatives.inc(stats.alternatives)
+        self._accepted_alternatives.inc(stats.accepted_alternatives)
         for position, accepted in enumerate(stats.accepted_per_position):
             self._accepted_per_position(position=position).inc(accepted)
 

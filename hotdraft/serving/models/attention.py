@@ -88,15 +88,23 @@ def folded_attention(
 
 
 def causal_mask(
-    positions: Tensor, key_length: int, groups: int, dtype: torch.dtype, window: int | None = None
+    positions: Tensor,
+    key_length: int,
+    groups: int,
+    dtype: torch.dtype,
+    window: int | None = None,
+    own_keys: Tensor | None = None,
 ) -> Tensor:
-    """[B, 1, groups*Q, key_length], to be added to scores: a query sees keys up to its own position.
+    """[B, 1, groups*Q, key_length], to be added to scores: a query sees keys before its position, and its own.
 
-    Of these the last `window` if that is given. Stale keys beyond a row's length lie after every position of that
-    row, and so stay unseen. In the queries' dtype, because a bool mask would be converted anew in every layer.
+    Of these the last `window` if that is given. Its own is at its position, or where `own_keys` int64 [B, Q] says.
+    Stale keys beyond a row's length lie after every position of that row, and so stay unseen. In the queries'
+    dtype, because a bool mask would be converted anew in every layer.
     """
     keys = torch.arange(key_length, device=positions.device)
     own = positions[:, None, :, None]
-    unseen = keys > own if window is None else (keys > own) | (keys <= own - window)
+    unseen = keys > own if own_keys is None else (keys >= own) & (keys != own_keys[:, None, :, None])
+    if window is not None:
+        unseen = unseen | (keys <= own - window)
     mask = torch.zeros(unseen.shape, dtype=dtype, device=positions.device).masked_fill_(unseen, -torch.inf)
     return mask.repeat(1, 1, groups, 1)

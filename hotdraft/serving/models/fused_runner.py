@@ -57,8 +57,8 @@ class FusedRunner:
     def forward(self, window: Window, token_ids: Tensor, keep: int) -> Tensor:
         rows, positions = window.rows, window.positions
         step = _Step(
-            slots=(self._starts[rows] + positions[..., None]).flatten(),
-            mask=causal_mask(positions, window.key_length, self._groups, self._kv.dtype),
+            slots=(self._starts[rows] + (positions if window.keys is None else window.keys)[..., None]).flatten(),
+            mask=causal_mask(positions, window.key_length, self._groups, self._kv.dtype, own_keys=window.keys),
             cos=self._cos[positions],
             sin=self._sin[positions],
         )
@@ -71,6 +71,10 @@ class FusedRunner:
 
     def move(self, source: int, destination: int, length: int) -> None:
         self._kv[:, destination, :, :, :length] = self._kv[:, source, :, :, :length]
+
+    def move_keys(self, sources: Tensor, destinations: Tensor) -> None:
+        slots = torch.arange(len(sources), device=sources.device)
+        self._kv[:, slots, :, :, destinations] = self._kv[:, slots, :, :, sources]
 
     def clear(self, slot: int) -> None:
         self._kv[:, slot].zero_()

@@ -53,6 +53,10 @@ class GreedyDraft(NamedTuple):
     """uint8 [B, K]: the model's own chance of each, in parts of `CONFIDENCES`."""
     sound: Tensor
     """uint8 [B, 1]: whether all logits were numbers."""
+    others: Tensor
+    """int64 [B, K, R]: the likeliest beside each."""
+    chances: Tensor
+    """float32 [B, K, 1 + R]: the model's own of each token, and of the others; 0 where nothing was drafted."""
 
 
 class NativeRunner:
@@ -104,6 +108,7 @@ class NativeRunner:
     def forward(self, window: Window, token_ids: Tensor, keep: int) -> Tensor:
         rows, count = token_ids.shape
         token_ids, positions = token_ids.contiguous(), window.positions.expand(rows, -1).contiguous()
+        keys = None if window.keys is None else window.keys.contiguous()
         counts = window.counts
         logits = (torch.empty if counts is None else torch.zeros)(rows, keep, self.num_outputs)
         self._library.hd_forward(
@@ -115,18 +120,20 @@ class NativeRunner:
             None if counts is None else counts.data_ptr(),
             token_ids.data_ptr(),
             positions.data_ptr(),
+            None if keys is None else keys.data_ptr(),
             keep,
             logits.data_ptr(),
         )
         return logits
 
     def draft_greedily(
-        self, positions: Tensor, token_ids: Tensor, ks: Tensor, rates: Tensor, floors: Tensor
+        self, positions: Tensor, token_ids: Tensor, ks: Tensor, rates: Tensor, floors: Tensor, ranks: int
     ) -> GreedyDraft:
         """Of each row ks [B] tokens, the likeliest after those before; token_ids [B, Q] come before them.
 
         They are at positions [B, Q] of the first B slots. A row ends early once the chance that all its tokens are
         accepted falls below floors [B]; rates [CONFIDENCES] are those of a token by the model's chance for it.
+        Beside each token the `ranks` next likeliest are told.
         """
         rows, count = token_ids.shape
         token_ids, positions = token_ids.contiguous(), positions.contiguous()
@@ -136,10 +143,13 @@ class NativeRunner:
             num_drafted=ks.to(torch.int32).clone(),
             confidences=torch.zeros(rows, most, dtype=torch.uint8),
             sound=torch.empty(rows, 1, dtype=torch.uint8),
+            others=torch.zeros(rows, most, ranks, dtype=torch.int64),
+            chances=torch.zeros(rows, most, 1 + ranks),
         )
         rates, floors = rates.float().contiguous(), floors.float().contiguous()
         drafting = DraftingStruct(
             most=most,
+            ranks=ranks,
             ks=draft.num_drafted.data_ptr(),
             rates=rates.data_ptr(),
             floors=floors.data_ptr(),
@@ -147,6 +157,8 @@ class NativeRunner:
             drafted=draft.token_ids.data_ptr(),
             confidences=draft.confidences.data_ptr(),
             sound=draft.sound.data_ptr(),
+            others=draft.others.data_ptr(),
+            chances=draft.chances.data_ptr(),
         )
         self._library.hd_draft(
             byref(self._model),
@@ -166,6 +178,11 @@ class NativeRunner:
 
     def move(self, source: int, destination: int, length: int) -> None:
         self._library.hd_move(byref(self._model), source, destination, length)
+
+    def move_keys(self, sources: Tensor, destinations: Tensor) -> None:
+        for slot, (source, destination) in enumerate(zip(sources.tolist(), destinations.tolist(), strict=True)):
+            if source != destination:
+                self._library.hd_move_key(byref(self._model), slot, source, destination)
 
     def clear(self, slot: int) -> None:
         self._library.hd_clear(byref(self._model), slot)

@@ -16,11 +16,13 @@ class Window:
 
     rows: slice
     positions: Tensor
-    """int64 [B, Q]: where each new key goes in its row."""
+    """int64 [B, Q]: of each token in its row, and of its key."""
     key_length: int
     """Keys that attention reads, from position 0."""
     counts: Tensor | None = None
     """int32 [B]: of each row only so many first tokens matter; None: all do. The others may be computed as well."""
+    keys: Tensor | None = None
+    """int64 [B, Q]: where new keys go instead; a token sees those before its position, and its own."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,10 @@ class Runner(Protocol):
 
     def move(self, source: int, destination: int, length: int) -> None:
         """Copy the first `length` positions of a slot over another's."""
+        ...
+
+    def move_keys(self, sources: Tensor, destinations: Tensor) -> None:
+        """In each of the first B slots, copy what is at one of sources int64 [B] over destinations [B]."""
         ...
 
     def clear(self, slot: int) -> None:

@@ -37,7 +37,9 @@ class TransformersRunner:
     def forward(self, window: Window, token_ids: Tensor, keep: int) -> Tensor:
         self._cache.open(window)
         masks = {
-            kind: causal_mask(window.positions, window.key_length, self._groups, self._model.dtype, seen)
+            kind: causal_mask(
+                window.positions, window.key_length, self._groups, self._model.dtype, seen, window.keys
+            )
             for kind, seen in self._windows.items()
         }
         return self._model(
@@ -52,6 +54,9 @@ class TransformersRunner:
 
     def move(self, source: int, destination: int, length: int) -> None:
         self._cache.move(source, destination, length)
+
+    def move_keys(self, sources: Tensor, destinations: Tensor) -> None:
+        self._cache.move_keys(sources, destinations)
 
     def clear(self, slot: int) -> None:
         self._cache.clear(slot)
@@ -81,8 +86,9 @@ class _RaggedLayer(StaticLayer):
         assert self.values is not None
         keys, values = self.keys[window.rows], self.values[window.rows]
         row = torch.arange(keys.shape[0], device=keys.device)[:, None]
-        keys[row, :, window.positions] = key_states.transpose(1, 2)
-        values[row, :, window.positions] = value_states.transpose(1, 2)
+        places = window.positions if window.keys is None else window.keys
+        keys[row, :, places] = key_states.transpose(1, 2)
+        values[row, :, places] = value_states.transpose(1, 2)
         return keys[:, :, : window.key_length], values[:, :, : window.key_length]
 
 
@@ -103,6 +109,13 @@ class _SlotCache(Cache):
             if layer.keys is not None and layer.values is not None:
                 layer.keys[destination, :, :length] = layer.keys[source, :, :length]
                 layer.values[destination, :, :length] = layer.values[source, :, :length]
+
+    def move_keys(self, sources: Tensor, destinations: Tensor) -> None:
+        slots = torch.arange(len(sources), device=sources.device)
+        for layer in self.ragged:
+            for states in (layer.keys, layer.values):
+                if states is not None:
+                    states[slots, :, destinations] = states[slots, :, sources]
 
     def clear(self, slot: int) -> None:
         for layer in self.ragged:

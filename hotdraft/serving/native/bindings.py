@@ -50,8 +50,9 @@ CONFIDENCES = 8
 class DraftingStruct(ctypes.Structure):
     _fields_ = [
         ("most", c_int32),
-        ("reserved", c_int32),
+        ("ranks", c_int32),
         *((name, c_void_p) for name in ("ks", "rates", "floors", "vocabulary", "drafted", "confidences", "sound")),
+        *((name, c_void_p) for name in ("others", "chances")),
     ]
 
 
@@ -119,13 +120,14 @@ def _declare(library: ctypes.CDLL) -> None:
         "hd_unpack": (None, [c_int32, c_void_p, c_int32, c_int32, c_void_p]),
         "hd_slot_bytes": (c_size_t, [model]),
         "hd_move": (None, [model, c_int32, c_int32, c_int32]),
+        "hd_move_key": (None, [model, c_int32, c_int32, c_int32]),
         "hd_clear": (None, [model, c_int32]),
         "hd_pool_create": (c_void_p, [c_char_p, c_int32]),
         "hd_pool_destroy": (None, [pool]),
         "hd_pool_stalls": (c_int64, [pool]),
         "hd_forward": (
             None,
-            [model, pool, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_void_p, c_int32, c_void_p],
+            [model, pool, *[c_int32] * 3, *[c_void_p] * 4, c_int32, c_void_p],
         ),
         "hd_draft": (
             None,

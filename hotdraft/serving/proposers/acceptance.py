@@ -32,13 +32,19 @@ class AcceptanceEstimate:
 
     def observe(self, kinds: Sequence[int], num_accepted: int) -> None:
         """Take in judged tokens: the first `num_accepted` were accepted, one after them was not."""
-        for index, kind in enumerate(kinds):
+        judged = kinds[: num_accepted + 1]
+        self._learn(judged, [index < num_accepted for index in range(len(judged))])
+
+    def observe_choice(self, kinds: Sequence[int], which: int) -> None:
+        """Take in tokens of which at most one could be accepted: it was `which`, or none if that is negative."""
+        self._learn(kinds, [index == which for index in range(len(kinds))])
+
+    def _learn(self, kinds: Sequence[int], accepted: Sequence[bool]) -> None:
+        for kind, one in zip(kinds, accepted, strict=True):
             self._judged[kind] = self._memory * self._judged[kind] + 1
-            self._accepted[kind] = self._memory * self._accepted[kind] + (index < num_accepted)
-            if index == num_accepted:
-                break
+            self._accepted[kind] = self._memory * self._accepted[kind] + one
         if isinstance(self._assumed, AcceptanceEstimate):
-            self._assumed.observe(kinds, num_accepted)
+            self._assumed._learn(kinds, accepted)
 
     def _prior(self) -> np.ndarray:
         return self._assumed.rates() if isinstance(self._assumed, AcceptanceEstimate) else self._assumed
@@ -47,3 +53,8 @@ class AcceptanceEstimate:
 def by_position(max_k: int) -> np.ndarray:
     """What is assumed of the acceptance of a draft, whose kinds of tokens are its positions."""
     return np.full(max_k, OPTIMISM)
+
+
+def of_alternatives(most: int) -> np.ndarray:
+    """What is assumed of second choices, likeliest first: as on arithmetic and text-to-SQL of SmolLM2."""
+    return 0.13 * 0.6 ** np.arange(most)

@@ -21,6 +21,7 @@ from hotdraft.serving.models.trimmed_head import TrimmedHead
 from hotdraft.serving.native.bindings import CONFIDENCES
 from hotdraft.serving.proposers.acceptance import AcceptanceEstimate
 from hotdraft.serving.proposers.plan import ProposalPlan
+from hotdraft.serving.sampling.alternatives import Alternatives, next_best
 from hotdraft.serving.sampling.draw import Drawing, Drawn, draw
 from hotdraft.serving.sampling.logits import SamplingBatch
 from hotdraft.serving.sampling.penalties import AnswerTokens
@@ -31,6 +32,8 @@ MEMORY = 0.998
 """Weight of the past, by judged token, in what confidence is worth."""
 MAX_MISSED = 32
 """Tokens that the first step reads at most beside its own two."""
+RANKS = 3
+"""Second choices that are looked at beside each drafted token."""
 
 
 class DraftModel(Track):
@@ -46,6 +49,8 @@ class DraftModel(Track):
         """By eighths of the chance that the draft itself gave a token, of greedy rows."""
         self._confidences: list[list[int]] | None = None
         """Of the tokens drafted last."""
+        self._before: list[int] = []
+        """Tokens that the rows held then."""
 
     @property
     def vocabulary(self) -> Tensor | None:
@@ -75,6 +80,7 @@ class DraftModel(Track):
 
     def _draft(self, plan: ProposalPlan, drafting: Sequence[int], sampling: SamplingBatch) -> Proposal:
         slots, rows = self._slots, plan.rows
+        self._before = slots.lengths[:rows]
         ends = slots.device_lengths[:rows]
         if any(map(len, plan.guesses)):
             ends = ends + plan.num_guessed(slots.device)
@@ -89,17 +95,39 @@ class DraftModel(Track):
         if isinstance(self.runner, NativeRunner) and self.stops_early and sampling.is_greedy:
             floors = torch.zeros(rows) if plan.floors is None else torch.tensor(plan.floors)
             rates = torch.from_numpy(self._by_confidence.rates())
-            draft = self.runner.draft_greedily(positions, fed, num_drafted.int(), rates, floors)
+            ranks = 0 if plan.alternatives is None else min(RANKS, self.runner.num_outputs - 1)
+            draft = self.runner.draft_greedily(positions, fed, num_drafted.int(), rates, floors, ranks)
             self._confidences = draft.confidences.tolist()
-            return Proposal(draft.token_ids, draft.num_drafted.long(), None, draft.sound.bool())
+            num_drafted = draft.num_drafted.long()
+            return Proposal(
+                draft.token_ids,
+                num_drafted,
+                None,
+                draft.sound.bool(),
+                alternatives=self._alternatives(plan, draft.others, draft.chances, num_drafted),
+            )
         self._confidences = None
         answers = AnswerTokens(*slots.answers(rows), self._vocab_size)
         drawing = Drawing(sampling, answers, self.vocabulary, draw if sampling.is_greedy else self._draw_token)
+        others: list[tuple[Tensor, Tensor]] = []
         for step in range(max(plan.drafted)):
             counts = (num_drafted > step).int() * fed.shape[1]
             logits = self.runner.forward(Window(slice(0, rows), positions, key_length, counts), fed, 1)
             fed, positions = drawing.draw(logits), ends + step
-        return replace(drawing.proposal(), num_drafted=num_drafted)
+            if plan.alternatives is not None:
+                others.append(next_best(logits[..., : self._vocab_size], fed, RANKS, self.vocabulary))
+        alternatives = None
+        if others:
+            token_ids, chances = (torch.stack(parts, 1) for parts in zip(*others, strict=True))
+            alternatives = self._alternatives(plan, token_ids, chances, num_drafted)
+        return replace(drawing.proposal(), num_drafted=num_drafted, alternatives=alternatives)
+
+    def _alternatives(
+        self, plan: ProposalPlan, token_ids: Tensor, chances: Tensor, num_drafted: Tensor
+    ) -> Alternatives | None:
+        if plan.alternatives is None:
+            return None
+        return Alternatives.likeliest(token_ids, chances, num_drafted, plan.alternatives)
 
     def observe(
         self, plan: ProposalPlan, num_proposed: Sequence[int], num_accepted: Sequence[int], sound: np.ndarray
@@ -107,8 +135,8 @@ class DraftModel(Track):
         for row, (count, proposed) in enumerate(zip(num_accepted, num_proposed, strict=True)):
             if not plan.drafted[row]:
                 continue
-            # the last token that it drafted it has not read
-            self.lengths[row] = self._slots.lengths[row] - 1 - (count == proposed)
+            # the last token that it drafted it has not read, nor an alternative
+            self.lengths[row] = self._before[row] + count - (count == proposed)
             guessed = len(plan.guesses[row])
             if self._confidences is not None and count >= guessed:
                 self._by_confidence.observe(self._confidences[row][: proposed - guessed], count - guessed)

@@ -18,11 +18,13 @@ class ProposalPlan:
     floors: Sequence[float] | None = None
     """The chance that all of a row's drafted tokens are accepted, below which no more are worth their cost; None:
     all that is planned is drafted."""
+    alternatives: Sequence[int] | None = None
+    """Second choices beside what each row drafts, at most; None: there are none."""
 
     @classmethod
-    def uniform(cls, rows: int, k: int) -> "ProposalPlan":
-        """k drafted tokens in each row."""
-        return cls([()] * rows, [k] * rows)
+    def uniform(cls, rows: int, k: int, alternatives: int = 0) -> "ProposalPlan":
+        """k drafted tokens in each row, and so many second choices."""
+        return cls([()] * rows, [k] * rows, alternatives=[alternatives] * rows if alternatives else None)
 
     @property
     def rows(self) -> int:

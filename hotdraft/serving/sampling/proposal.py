@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hotdraft.serving.sampling.alternatives import Alternatives
 from hotdraft.serving.sampling.distributions import Distributions
 
 
@@ -22,6 +23,8 @@ class Proposal:
     """bool [B, 1]: whether all of the proposer's logits were, if it has any."""
     num_guessed: Tensor | None = None
     """int64 [B, 1]: a row's first tokens that no distribution proposed; None: no row has any."""
+    alternatives: Alternatives | None = None
+    """Tokens for the target to read as well."""
 
     @classmethod
     def of_guesses(cls, token_ids: Tensor, num_guessed: Tensor) -> "Proposal":
@@ -38,6 +41,7 @@ class Proposal:
             None if self.distributions is None else self.distributions.picked(own),
             self.sound,
             num_guessed,
+            None if self.alternatives is None else self.alternatives.after(num_guessed),
         )
 
     @property

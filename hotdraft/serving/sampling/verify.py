@@ -1,6 +1,7 @@
 """Verifying a proposal: penalties, filters, and the noise of each row's seed, as they were drawn with."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,6 +25,13 @@ class Verified:
     """int64 [B, 1]."""
     token_ids: Tensor
     """int64 [B, k+1]: the accepted tokens of a row, then the one that follows them."""
+    came: Tensor | None = None
+    """int64 [B, 1]: which alternative that one is, after which there is another token; -1: none."""
+
+    @property
+    def num_new(self) -> Tensor:
+        """int64 [B, 1]."""
+        return self.num_accepted + (1 if self.came is None else 1 + (self.came >= 0).long())
 
 
 def verify(
@@ -55,3 +63,38 @@ def verify(
     accepted = positions - positions[:, :1] < num_accepted
     token_ids = torch.where(accepted, torch.cat([drafted_ids, following], 1), following)
     return Verified(sound, num_accepted, token_ids)
+
+
+def follow(
+    verified: Verified,
+    logits: Tensor,
+    proposal: Proposal,
+    positions: Tensor,
+    sampling: SamplingBatch,
+    counts: Tensor | None,
+    verifying: Callable[..., Verified] = verify,
+) -> tuple[Verified, Tensor | None]:
+    """With another token where the one that follows is an alternative, and the columns of the tokens' logits.
+
+    Shapes: logits [B, Q, V] of the proposed tokens and, behind those that a row drafted, of its alternatives;
+    columns int64 [B, k+1], None: the first ones; else as in `verify`, which `verifying` is.
+    """
+    assert proposal.alternatives is not None
+    accepted, index = verified.num_accepted, positions - positions[:, :1]
+    found = proposal.alternatives.find(verified.token_ids.gather(1, accepted), accepted)
+    came = torch.where(verified.sound, found, -1)
+    if came.device.type == "cpu" and not (came >= 0).any():
+        return replace(verified, came=came), None
+    column = 1 + proposal.num_drafted[:, None] + came
+    if counts is not None:
+        counts = counts.scatter_add(1, verified.token_ids, (index <= accepted).to(counts.dtype))
+    nothing = Proposal.of_guesses(proposal.token_ids[:, :0], torch.zeros_like(accepted))
+    after = logits.gather(1, column[..., None].expand(-1, -1, logits.shape[-1]))
+    following = verifying(after, nothing, positions.gather(1, accepted) + 1, sampling, counts)
+    is_next = (came >= 0) & (index == accepted + 1)
+    return Verified(
+        verified.sound & (following.sound | (came < 0)),
+        accepted,
+        torch.where(is_next, following.token_ids, verified.token_ids),
+        came,
+    ), torch.where(is_next, column, index)

@@ -36,11 +36,12 @@ from hotdraft.serving.messages.request import GenerationRequest, OutputDelta, Re
 ENGINES: dict[str, dict[str, object]] = {
     "choice": {"proposers": ["draft", "suffix"]},
     "draft": {"proposers": ["draft"]},
+    "chain": {"proposers": ["draft"], "max_alternatives": 0},
     "suffix": {"proposers": ["suffix"]},
     "plain": {"k": 0},
-    "one k": {"proposers": ["draft"]},
+    "one k": {"proposers": ["draft"], "max_alternatives": 0},
 }
-"""`one k` drafts as `draft` does, but as many tokens for every request of a round."""
+"""`chain` drafts as `draft` does, without second choices; `one k` as many tokens for every request of a round."""
 EDITS = (
     "Replace the word 'team' by 'group'.",
     "Add a sentence about the budget at the end.",

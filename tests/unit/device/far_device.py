@@ -145,6 +145,7 @@ def a_round(kind: str, proposing: str, params: dict[str, Any], *, log: bool, wai
         "plain": ProposalPlan.uniform(2, 0),
         "text": ProposalPlan([(5, 6, 7, 8), ()], [0, 0]),
         "text and draft": ProposalPlan([(5, 6), ()], [1, 3]),
+        "alternatives": ProposalPlan([(5,), ()], [1, 2], alternatives=[2, 1]),
     }.get(proposing, ProposalPlan.uniform(2, 3))
     before = waits()
     with Crossings() as crossings:
@@ -225,7 +226,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "bias": {"temperature": 0.8, "logit_bias": ((3, 1.5), (9, -100.0))},
     "logprobs": {"temperature": 0.8, "logprobs": 3},
 }
-PROPOSING = ("plain", "draft", "trimmed draft", "text", "text and draft")
+PROPOSING = ("plain", "draft", "trimmed draft", "text", "text and draft", "alternatives")
 ROUNDS = {
     f"{kind}, {proposing}, {how}{', recorded' * log}": (kind, proposing, params, log)
     for kind, proposing, (how, params), log in product(

@@ -56,7 +56,7 @@ def run(decoder: SpeculativeDecoder, ks: list[int], sampling: SamplingBatch, row
         outcome = decoder.round(ProposalPlan.uniform(rows, ks[turn % len(ks)]), sampling, log=False)
         turn += 1
         for row in range(rows):
-            outputs[row] += outcome.token_ids[row, : outcome.num_accepted[row] + 1].tolist()
+            outputs[row] += outcome.token_ids[row, : outcome.num_new[row]].tolist()
     return [output[:NEW_TOKENS] for output in outputs]
 
 

@@ -6,8 +6,11 @@ from hotdraft.serving.decoding.rounds import Round
 from hotdraft.serving.sampling.target_log import TargetLog
 
 
-def a_round(token_ids: list[int], accepted: int | None = None, log: bool = False, guessed: int = 0) -> Round:
-    """A round of one row that commits all of `token_ids`, or the first `accepted + 1`.
+def a_round(
+    token_ids: list[int], accepted: int | None = None, log: bool = False, guessed: int = 0, came: int = -1
+) -> Round:
+    """A round of one row that commits all of `token_ids`, or the first `accepted + 1`, one more if some alternative
+    came.
 
     Its log has the tokens 0..3, of log-probs -1..-4, and for the tokens that came less by the position.
     """
@@ -23,6 +26,8 @@ def a_round(token_ids: list[int], accepted: int | None = None, log: bool = False
     return Round(
         token_ids=np.array([token_ids], np.int32),
         num_accepted=np.array([length - 1 if accepted is None else accepted], np.int32),
+        came=np.array([came]),
+        num_alternatives=np.array([came + 1]),
         proposed_ids=np.array([drafted], np.int32),
         target_log=target_log if log else None,
         target_is_sound=np.array([True]),

@@ -31,20 +31,20 @@ struct Attention : Worker {
         const int64_t all = model.heads + 2 * model.kv_heads, dims = model.head_dim;
         const Share share(all * batch.count, thread, team.size);
         for (int64_t item = share.from; item < share.to; ++item) {
-            const int64_t head = item / batch.count, t = item % batch.count, position = batch.positions[t];
+            const int64_t head = item / batch.count, t = item % batch.count, key = batch.keys[t];
             float *x = scratch.qkv + t * widths.qkv + head * dims;
             const bool is_query = head < model.heads, is_value = head >= model.heads + model.kv_heads;
             if (!is_value) {
                 if (model.head_norms) head_norm(x, model.head_norms + (2 * layer + !is_query) * dims);
-                rotate(x, position);
+                rotate(x, batch.positions[t]);
                 if (is_query) continue;
             }
             char *panels = cache(layer, batch.slots[t], (head - model.heads) % model.kv_heads);
             if (is_value) {
                 panels += layout.values(model.max_length);
-                for (int64_t d = 0; d < dims; ++d) put<Format>(panels, layout.value_panel, d, position, x[d]);
+                for (int64_t d = 0; d < dims; ++d) put<Format>(panels, layout.value_panel, d, key, x[d]);
             } else {
-                for (int64_t d = 0; d < dims; ++d) put<Format>(panels, layout.key_panel, position, d, x[d]);
+                for (int64_t d = 0; d < dims; ++d) put<Format>(panels, layout.key_panel, key, d, x[d]);
             }
         }
         barrier(team);
@@ -113,8 +113,11 @@ struct Attention : Worker {
 
     template <class Format>
     void attention(int64_t layer) {
-        int64_t items = 0, item = 0;
-        for (int64_t from = 0; from < batch.count; from = slot_end(from)) items += blocks_of(queries_of(from)) * model.kv_heads;
+        int64_t items = 0, item = 0, alternatives = 0;
+        for (int64_t from = 0; from < batch.count; from = slot_end(from)) {
+            items += blocks_of(queries_of(from)) * model.kv_heads;
+            alternatives += slot_end(from) - chain_end(from);
+        }
         const Share share(items, thread, team.size);
         for (int64_t from = 0; from < batch.count; from = slot_end(from)) {
             const int64_t queries = queries_of(from), blocks = blocks_of(queries);
@@ -126,6 +129,41 @@ struct Attention : Worker {
                 }
         }
         barrier(team);
+        if (alternatives) attend_alternatives<Format>(layer);
+    }
+
+    // Of tokens whose keys lie elsewhere than at their positions: there while they attend, so that what comes out is
+    // the same to the last bit. One thread does all that share keys.
+    template <class Format>
+    void attend_alternatives(int64_t layer) {
+        const int64_t heads = model.heads / model.kv_heads;
+        int64_t item = 0;
+        for (int64_t from = 0; from < batch.count; from = slot_end(from))
+            for (int64_t key_head = 0; key_head < model.kv_heads; ++key_head, ++item) {
+                if (item % team.size != thread) continue;
+                char *const panels = cache(layer, batch.slots[from], key_head);
+                for (int64_t t = chain_end(from); t < slot_end(from); ++t) {
+                    exchange<Format>(panels, batch.positions[t], batch.keys[t]);
+                    for (int64_t first = 0; first < heads; first += BLOCK)
+                        attend<Format>(layer, {key_head, t, first, heads - first < BLOCK ? heads - first : BLOCK});
+                    exchange<Format>(panels, batch.positions[t], batch.keys[t]);
+                }
+            }
+        barrier(team);
+    }
+
+    // Key and value at one place with those at another, of one key head.
+    template <class Format>
+    void exchange(char *keys, int64_t one, int64_t other) {
+        const CacheLayout layout(model);
+        char *const values = keys + layout.values(model.max_length);
+        for (int64_t d = 0; d < model.head_dim; ++d) {
+            const float key = get<Format>(keys, layout.key_panel, one, d), value = get<Format>(values, layout.value_panel, d, one);
+            put<Format>(keys, layout.key_panel, one, d, get<Format>(keys, layout.key_panel, other, d));
+            put<Format>(values, layout.value_panel, d, one, get<Format>(values, layout.value_panel, d, other));
+            put<Format>(keys, layout.key_panel, other, d, key);
+            put<Format>(values, layout.value_panel, d, other, value);
+        }
     }
 
     // Where the tokens of another slot begin.
@@ -135,6 +173,14 @@ struct Attention : Worker {
         return end;
     }
 
-    int64_t queries_of(int64_t from) const { return (slot_end(from) - from) * (model.heads / model.kv_heads); }
+    // Where tokens of this slot begin whose keys lie elsewhere than at their positions.
+    int64_t chain_end(int64_t from) const {
+        const int64_t last = slot_end(from);
+        int64_t end = from;
+        while (end < last && batch.keys[end] == batch.positions[end]) ++end;
+        return end;
+    }
+
+    int64_t queries_of(int64_t from) const { return (chain_end(from) - from) * (model.heads / model.kv_heads); }
     static int64_t blocks_of(int64_t queries) { return (queries + BLOCK - 1) / BLOCK; }
 };

@@ -181,16 +181,9 @@ struct Int8 {
 };
 #endif
 
-// Where a weight lies in panels of 4 or of 2 bytes each.
-template <class Format>
-inline int64_t place_of(int64_t panel, int64_t output, int64_t input) {
-    const int64_t vector = input / Format::UNIT, inside = output % LANES * Format::UNIT + input % Format::UNIT;
-    return output / LANES * panel + vector * VECTOR + inside * (4 / Format::UNIT);
-}
-
 template <class Format>
 inline void put(char *panels, int64_t panel, int64_t output, int64_t input, float x) {
-    char *to = panels + place_of<Format>(panel, output, input);
+    char *to = panels + place_in_panels(Format::UNIT, panel, output, input);
     if constexpr (Format::UNIT == 2) {
         const uint16_t half = narrowed(x);
         __builtin_memcpy(to, &half, 2);
@@ -201,7 +194,7 @@ inline void put(char *panels, int64_t panel, int64_t output, int64_t input, floa
 
 template <class Format>
 inline float get(const char *panels, int64_t panel, int64_t output, int64_t input) {
-    const char *from = panels + place_of<Format>(panel, output, input);
+    const char *from = panels + place_in_panels(Format::UNIT, panel, output, input);
     if constexpr (Format::UNIT == 2) {
         uint16_t half;
         __builtin_memcpy(&half, from, 2);

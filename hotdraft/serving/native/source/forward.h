@@ -7,6 +7,7 @@ struct Batch {
     int32_t count;               // tokens
     const int64_t *token_ids;    // of each token
     const int64_t *positions;
+    const int64_t *keys;         // where its key and value go; it sees those before its position, and its own
     const int32_t *slots;
     int32_t num_outputs;         // tokens whose logits are wanted
     const int32_t *outputs;      // which

@@ -17,6 +17,12 @@ static inline int64_t panel_bytes(hd_format format, int64_t inputs) {
     }
 }
 
+// Where a weight lies in panels of 4 or of 2 bytes each, `unit` neighbouring inputs beside each other.
+static inline int64_t place_in_panels(int64_t unit, int64_t panel, int64_t output, int64_t input) {
+    const int64_t inside = output % LANES * unit + input % unit;
+    return output / LANES * panel + input / unit * VECTOR + inside * (4 / unit);
+}
+
 // A slot holds, for each layer and key head, keys as panels of 16 positions and values as panels of 16 dimensions.
 struct CacheLayout {
     int64_t key_panel, value_panel, head, layer, slot;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 
 #include "instructions.h"
@@ -13,20 +14,21 @@ int32_t head_outputs(const hd_model &model) { return model.linears[4 * model.lay
 
 // Tokens that are computed together, in order: those of one slot may stand in one batch after another.
 struct Tokens {
-    std::vector<int64_t> ids, positions;
+    std::vector<int64_t> ids, positions, keys;
     std::vector<int32_t> slots, outputs, places;
 
     // `place` of its logits, negative for a token whose logits are not wanted.
-    void add(int64_t id, int64_t position, int32_t slot, int32_t place) {
+    void add(int64_t id, int64_t position, int64_t key, int32_t slot, int32_t place) {
         if (place >= 0) outputs.push_back(int32_t(ids.size())), places.push_back(place);
         ids.push_back(id);
         positions.push_back(position);
+        keys.push_back(key);
         slots.push_back(slot);
     }
 
     void compute(const hd_model &model, Pool &pool, float *logits) {
         const Scratch &scratch = pool.scratch(model);
-        const Batch batch{int32_t(ids.size()),     ids.data(),     positions.data(), slots.data(),
+        const Batch batch{int32_t(ids.size()),     ids.data(),     positions.data(), keys.data(), slots.data(),
                           int32_t(outputs.size()), outputs.data(), places.data(),    logits};
         const auto forward = pool.instructions.forward;
         pool.run([&](Team &team, int32_t thread) { forward(model, batch, scratch, team, thread); });
@@ -60,6 +62,21 @@ void hd_move(const hd_model *model, int32_t source, int32_t destination, int32_t
     }
 }
 
+void hd_move_key(const hd_model *model, int32_t slot, int32_t source, int32_t destination) {
+    const CacheLayout layout(*model);
+    const int64_t unit = model->half ? 2 : 1, bytes = 4 / unit;
+    for (int64_t head = 0; head < int64_t(model->layers) * model->kv_heads; ++head) {
+        char *keys = static_cast<char *>(model->keys_values) + slot * layout.slot + head * layout.head;
+        char *values = keys + layout.values(model->max_length);
+        for (int64_t d = 0; d < model->head_dim; ++d) {
+            std::memcpy(keys + place_in_panels(unit, layout.key_panel, destination, d),
+                        keys + place_in_panels(unit, layout.key_panel, source, d), bytes);
+            std::memcpy(values + place_in_panels(unit, layout.value_panel, d, destination),
+                        values + place_in_panels(unit, layout.value_panel, d, source), bytes);
+        }
+    }
+}
+
 void hd_clear(const hd_model *model, int32_t slot) {
     const CacheLayout layout(*model);
     std::memset(static_cast<char *>(model->keys_values) + slot * layout.slot, 0, layout.slot);
@@ -74,13 +91,13 @@ void hd_pool_destroy(hd_pool *pool) { delete &pool_of(pool); }
 int64_t hd_pool_stalls(const hd_pool *pool) { return reinterpret_cast<const Pool *>(pool)->stalls(); }
 
 void hd_forward(const hd_model *model, hd_pool *pool, int32_t first_slot, int32_t rows, int32_t count, const int32_t *counts,
-                const int64_t *token_ids, const int64_t *positions, int32_t keep, float *logits) {
+                const int64_t *token_ids, const int64_t *positions, const int64_t *keys, int32_t keep, float *logits) {
     Tokens tokens;
     for (int32_t row = 0; row < rows; ++row)
         for (int32_t i = 0; i < (counts ? counts[row] : count); ++i) {
             const int64_t at = int64_t(row) * count + i;
             const int32_t kept = i - (count - keep);
-            tokens.add(token_ids[at], positions[at], first_slot + row, kept < 0 ? -1 : row * keep + kept);
+            tokens.add(token_ids[at], positions[at], keys ? keys[at] : positions[at], first_slot + row, kept < 0 ? -1 : row * keep + kept);
             if (tokens.ids.size() == MAX_TOKENS) tokens.compute(*model, pool_of(pool), logits);
         }
     if (!tokens.ids.empty()) tokens.compute(*model, pool_of(pool), logits);
@@ -88,28 +105,43 @@ void hd_forward(const hd_model *model, hd_pool *pool, int32_t first_slot, int32_
 
 void hd_draft(const hd_model *model, hd_pool *pool, int32_t rows, int32_t count, const int64_t *token_ids, const int64_t *positions,
               const hd_drafting *drafting) {
-    const int32_t outputs = head_outputs(*model), most = drafting->most;
+    const int32_t outputs = head_outputs(*model), most = drafting->most, ranks = drafting->ranks;
+    const auto likeliest = pool_of(pool).instructions.likeliest;
     std::vector<float> &logits = pool_of(pool).logits;
     logits.resize(size_t(rows) * outputs);
     std::vector<int64_t> fed(token_ids, token_ids + int64_t(rows) * count), at(positions, positions + int64_t(rows) * count);
     std::vector<int32_t> counts(rows);
     std::vector<float> reached(rows, 1);
+    const auto named = [&](int32_t column) { return drafting->vocabulary ? drafting->vocabulary[column] : column; };
     std::fill(drafting->sound, drafting->sound + rows, 1);
     for (int32_t step = 0; step < most; ++step) {
         const int32_t width = step ? 1 : count;
         for (int32_t row = 0; row < rows; ++row) counts[row] = drafting->ks[row] > step ? width : 0;
-        hd_forward(model, pool, 0, rows, width, counts.data(), fed.data(), at.data(), 1, logits.data());
+        hd_forward(model, pool, 0, rows, width, counts.data(), fed.data(), at.data(), nullptr, 1, logits.data());
         for (int32_t row = 0; row < rows; ++row) {
             at[row] = positions[int64_t(row) * count + count - 1] + step + 1;
             if (!counts[row]) continue;
             bool is_sound = true;
             float chance;
-            const int32_t column = pool_of(pool).instructions.likeliest(&logits[size_t(row) * outputs], outputs, &chance, &is_sound);
+            float *const of_row = &logits[size_t(row) * outputs];
+            const int32_t column = likeliest(of_row, outputs, &chance, &is_sound);
             const int64_t place = int64_t(row) * most + step;
             drafting->sound[row] &= is_sound;
-            drafting->drafted[place] = fed[row] = drafting->vocabulary ? drafting->vocabulary[column] : column;
+            drafting->drafted[place] = fed[row] = named(column);
             const int confidence = is_sound ? std::min(int(chance * HD_CONFIDENCES), HD_CONFIDENCES - 1) : 0;
             drafting->confidences[place] = uint8_t(confidence);
+            float *const chances = drafting->chances + place * (1 + ranks);
+            float rest = 1 - chance;
+            chances[0] = chance;
+            for (int32_t rank = 0, other = column; rank < ranks; ++rank) {
+                of_row[other] = -HUGE_VALF;
+                float of_rest;
+                bool are_numbers;
+                other = likeliest(of_row, outputs, &of_rest, &are_numbers);
+                drafting->others[place * ranks + rank] = named(other);
+                chances[1 + rank] = rest * of_rest > 0 ? rest * of_rest : 0;
+                rest -= chances[1 + rank];
+            }
             reached[row] *= drafting->rates[confidence];
             if (reached[row] < drafting->floors[row]) drafting->ks[row] = step + 1;
         }

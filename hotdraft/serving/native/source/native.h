@@ -40,8 +40,11 @@ size_t hd_packed_bytes(hd_format format, int32_t inputs, int32_t outputs);
 void hd_pack(hd_format format, const float *weights, int32_t inputs, int32_t outputs, void *panels);
 void hd_unpack(hd_format format, const void *panels, int32_t inputs, int32_t outputs, float *weights);
 size_t hd_slot_bytes(const hd_model *model);
-// The first `length` positions of a slot over another's; a slot's zeroed.
+// The first `length` positions of a slot over another's.
 void hd_move(const hd_model *model, int32_t source, int32_t destination, int32_t length);
+// The key and value at one position over another's of the same slot.
+void hd_move_key(const hd_model *model, int32_t slot, int32_t source, int32_t destination);
+// A slot's zeroed.
 void hd_clear(const hd_model *model, int32_t slot);
 
 hd_pool *hd_pool_create(const char *instructions, int32_t threads);
@@ -49,14 +52,15 @@ void hd_pool_destroy(hd_pool *pool);
 int64_t hd_pool_stalls(const hd_pool *pool);
 
 // Logits [rows][keep][outputs of the head] of the last `keep` of token_ids [rows][count], each at its position of its
-// slot, the first row's being `first_slot`. Of each row only the first counts [rows] are computed; null: all.
+// slot, the first row's being `first_slot`. Of each row only the first counts [rows] are computed; null: all. Keys and
+// values go to keys [rows][count], to the positions if that is null; a token sees those before its position, and its own.
 void hd_forward(const hd_model *model, hd_pool *pool, int32_t first_slot, int32_t rows, int32_t count, const int32_t *counts,
-                const int64_t *token_ids, const int64_t *positions, int32_t keep, float *logits);
+                const int64_t *token_ids, const int64_t *positions, const int64_t *keys, int32_t keep, float *logits);
 
 constexpr int HD_CONFIDENCES = 8;
 
 struct hd_drafting {
-    int32_t most, reserved;
+    int32_t most, ranks;
     int32_t *ks;                // [rows]: tokens at most; as many as were drafted when it is done
     const float *rates;         // [HD_CONFIDENCES]: how often a token is accepted, by eighths of the model's own chance for it
     const float *floors;        // [rows]: a row ends once all its tokens are accepted less often than that
@@ -64,6 +68,8 @@ struct hd_drafting {
     int64_t *drafted;           // [rows][most]
     uint8_t *confidences;       // [rows][most], in eighths
     uint8_t *sound;             // [rows]: whether all logits were numbers
+    int64_t *others;            // [rows][most][ranks]: the likeliest beside each drafted token
+    float *chances;             // [rows][most][1 + ranks]: the model's own for the drafted token and for those
 };
 
 // Tokens that follow token_ids [rows][count], each the likeliest after those before it.

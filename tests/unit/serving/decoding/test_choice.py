@@ -249,3 +249,17 @@ def test_where_the_draft_is_to_propose_alone_it_does_and_takes_no_more_than_its_
             lost += spent - tokens / speed(costs, [row], Choice([8], [0]))
     assert 0.01 < sum(requests) / len(requests) < 0.3
     assert lost < 1.2 * ALONE * took
+
+
+@pytest.mark.parametrize(("verified_token", "expected"), [(0.0, 4), (0.05, 1), (0.3, 0)])
+def test_as_many_second_choices_as_pay(verified_token: float, expected: int) -> None:
+    """Each costs the target's reading alone."""
+    costs = linear_costs(0.1, verified_token, most=2 * MAX_K)
+    row = Outlook(NO_GUESS, np.full(MAX_K, 0.6), 99, alternatives=np.array([0.12, 0.06, 0.03, 0.01]))
+    choice = ProposalChoice(costs, MAX_K).choose([row])
+    assert (choice.alternatives or [0]) == [expected]
+
+
+def test_where_nothing_is_drafted_there_are_no_second_choices() -> None:
+    row = Outlook(np.array([0.9]), np.full(MAX_K, 0.0), 99, alternatives=np.array([0.9]))
+    assert ProposalChoice(linear_costs(0.5, 0.0), MAX_K).choose([row]).alternatives is None

@@ -41,8 +41,11 @@ def pairs(model: LlamaForCausalLM, params: SamplingParams) -> Tensor:
     return probs[0, 0][:, None] * probs[:, 1]
 
 
-def drawn(decoder: SpeculativeDecoder, params: SamplingParams, k: int, first_seed: int) -> tuple[Tensor, float]:
+def drawn(
+    decoder: SpeculativeDecoder, params: SamplingParams, plan: ProposalPlan, first_seed: int
+) -> tuple[Tensor, float]:
     """How often [V, V] each first and second token came, and the share of drafted tokens that was accepted."""
+    k = plan.k
     for row in range(ROWS):
         decoder.load(row, PROMPT)
         while not decoder.prefill(row, 16, with_proposer=True):
@@ -53,7 +56,7 @@ def drawn(decoder: SpeculativeDecoder, params: SamplingParams, k: int, first_see
         seeds = range(first_seed + turn * ROWS, first_seed + (turn + 1) * ROWS)
         sampling = SamplingBatch.of([params] * ROWS, seeds, decoder.device)
         for _ in range(2):
-            outcome = decoder.round(ProposalPlan.uniform(ROWS, k), sampling, log=False)
+            outcome = decoder.round(plan, sampling, log=False)
             assert np.isin(outcome.proposed_ids[:, :k], KNOWN).all()
             accepted, rounds = accepted + int(outcome.num_accepted.sum()), rounds + ROWS
         start = len(PROMPT)
@@ -77,9 +80,14 @@ def pvalue(counts: Tensor, probs: Tensor) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("k", "seed"), [(1, None), (3, None), (0, 1), (3, 1)])
+@pytest.mark.parametrize(
+    ("k", "alternatives", "seed"),
+    [(1, 0, None), (3, 0, None), (0, 0, 1), (3, 0, 1), (1, 4, None), (3, 5, None), (3, 5, 1)],
+)
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS.keys())
-def test_tokens_come_as_often_as_the_target_says(params: SamplingParams, k: int, seed: int | None) -> None:
+def test_tokens_come_as_often_as_the_target_says(
+    params: SamplingParams, k: int, alternatives: int, seed: int | None
+) -> None:
     """With a seed each request has another, and both models draw with the same noise."""
     params = replace(params, seed=seed)
     target = tiny_llama(layers=2, seed=1, vocab_size=VOCABULARY)
@@ -88,9 +96,17 @@ def test_tokens_come_as_often_as_the_target_says(params: SamplingParams, k: int,
     unknown = [token for token in range(VOCABULARY) if token not in KNOWN]
     assert exact.sum(1)[unknown].sum() > 0.2, "the draft cannot propose much of it"
     decoder = build_decoder(
-        target, draft, num_slots=ROWS, max_model_len=16, max_k=max(k, 1), log_top_k=4, draft_vocabulary=KNOWN
+        target,
+        draft,
+        num_slots=ROWS,
+        max_model_len=16,
+        max_k=max(k, 1),
+        max_alternatives=alternatives,
+        log_top_k=4,
+        draft_vocabulary=KNOWN,
     )
-    counts, accepted = drawn(decoder, params, k, first_seed=100_000 * k)
+    plan = ProposalPlan.uniform(ROWS, k, alternatives)
+    counts, accepted = drawn(decoder, params, plan, first_seed=100_000 * k)
     assert k == 0 or 0.1 < accepted < 0.9, "a draft that is never or always right shows little"
     assert pvalue(counts, exact) > 1e-4
     assert pvalue(counts, drafts_own) < 1e-6, "the check has teeth"

@@ -19,13 +19,16 @@ from tests.unit.serving.clients import ask, greedy, request
 
 
 class Ks:
-    """A listener that notes every k."""
+    """A listener that notes every k, and what became of second choices."""
 
     def __init__(self) -> None:
         self.seen: set[int] = set()
+        self.read = self.came = 0
 
     def on_round(self, stats: RoundStats) -> None:
         self.seen.add(stats.k)
+        self.read += stats.alternatives
+        self.came += stats.accepted_alternatives
 
     def on_finish(self, *_: object) -> None: ...
 
@@ -35,14 +38,14 @@ class Ks:
 class Fixed(ProposalChoice):
     """Learns no costs, but notes what it was told."""
 
-    def __init__(self, costs: RoundCosts) -> None:
-        super().__init__(costs, costs.most)
+    def __init__(self, costs: RoundCosts, max_k: int | None = None) -> None:
+        super().__init__(costs, max_k or costs.most)
         self.told: list[tuple[RoundSetting, int, float]] = []
 
     def observe(
-        self, setting: RoundSetting, num_proposed: Sequence[int], drafted: Sequence[int], seconds: RoundSeconds
+        self, setting: RoundSetting, num_read: Sequence[int], drafted: Sequence[int], seconds: RoundSeconds
     ) -> None:
-        self.told.append((setting, max(num_proposed), seconds.total))
+        self.told.append((setting, max(num_read), seconds.total))
 
 
 def test_every_round_tells_what_it_cost(config: HotdraftConfig) -> None:
@@ -104,6 +107,25 @@ def test_adaptive_k_changes_no_token(config: HotdraftConfig, tiny_target: str, d
     assert heard.seen <= {0, 1, 2, 3}
     assert len(heard.seen) > 1
     assert (3 in heard.seen) or draft == "other"
+
+
+def test_second_choices_give_tokens_and_change_none(config: HotdraftConfig, tiny_target: str) -> None:
+    """Where it costs nothing to read them."""
+    section = config.engine.model_copy(
+        update={"k": "auto", "max_k": 2, "max_alternatives": 8, "proposers": ["draft"]}
+    )
+    engine = build_engine(config.model_copy(update={"engine": section}), None)
+    heard = Ks()
+    engine.listeners.append(heard)
+    engine.start()
+    engine.k_choice.adaptive = Fixed(RoundCosts({1: [1.0] * 11}, {1: 0.001}), 2)
+    for n in range(3):
+        prompt = tuple(range(1, 2 + 5 * n))
+        client = ask(engine, request(f"r{n}", prompt, max_tokens=60))
+        client.wait()
+        assert client.ids == greedy(tiny_target, prompt, 60)
+    engine.stop()
+    assert heard.read > heard.came > 0
 
 
 @pytest.mark.slow

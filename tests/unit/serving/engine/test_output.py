@@ -2,7 +2,7 @@
 
 import pytest
 
-from hotdraft.pipeline.replay.sample import GUESSED
+from hotdraft.pipeline.replay.sample import GUESSED, NOT_DRAFTED
 from hotdraft.serving.engine.output import Output
 from hotdraft.serving.messages.request import GenerationRequest, OutputDelta, SamplingParams, TokenLogprob
 from tests.models import tiny_tokenizer
@@ -114,6 +114,18 @@ def test_what_was_guessed_is_counted_apart() -> None:
     assert sample.drafted_ids.tolist() == [GUESSED, 9, 9, GUESSED]
     assert sample.accepted.tolist() == [False, True, False, False]
     assert sample.rejected.tolist() == [False, False, True, False]
+
+
+def test_what_came_after_a_second_choice_is_not_the_drafts_to_answer_for() -> None:
+    spoken = Spoken(max_tokens=9)
+    spoken.output.take(a_round([70, 71, 72, 73], accepted=1, log=True, came=0), 0, 3, 3)
+    stats = spoken.output.stats()
+    assert (stats.completion_tokens, stats.drafted_tokens) == (3, 3)
+    assert (stats.examined_tokens, stats.accepted_tokens) == (2, 1)
+    sample = spoken.output.sample()
+    assert sample is not None
+    assert sample.drafted_ids.tolist() == [9, 9, NOT_DRAFTED]
+    assert sample.rejected.tolist() == [False, True, False]
 
 
 def test_counts_and_the_recorded_sample_agree() -> None:

@@ -176,6 +176,8 @@ def join(one: Round, other: Round) -> Round:
         for name in (
             "token_ids",
             "num_accepted",
+            "came",
+            "num_alternatives",
             "proposed_ids",
             "num_guessed",
             "target_is_sound",

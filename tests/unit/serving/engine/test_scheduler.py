@@ -24,6 +24,7 @@ class Rows:
     def __init__(self) -> None:
         self.slots = SimpleNamespace(num_slots=3, lengths=[0] * 3)
         self.max_k, self.proposer, self.device = 4, object(), torch.device("cpu")
+        self.max_alternatives = 0
         self.prompts: list[Any] = [None] * 3
         self.left = [0] * 3
         self.is_behind = False

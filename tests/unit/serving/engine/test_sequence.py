@@ -5,7 +5,7 @@ import pytest
 from hotdraft.serving.engine.output import Output
 from hotdraft.serving.engine.sequence import Sequence
 from hotdraft.serving.messages.request import GenerationRequest, OutputDelta, SamplingParams
-from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, by_position
+from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, by_position, of_alternatives
 from tests.models import tiny_tokenizer
 from tests.unit.serving.rounds import a_round
 
@@ -39,3 +39,16 @@ def test_the_last_token_allowed_may_be_the_end() -> None:
     under_test = sequence(max_tokens=3)
     assert under_test.advance(a_round([70, 71]), 0) == (2, None)
     assert under_test.advance(a_round([EOS, 71]), 0) == (1, "stop")
+
+
+def test_a_second_choice_that_came_gives_another_token_and_is_learnt_from() -> None:
+    under_test = sequence()
+    under_test.of_alternatives = AcceptanceEstimate(of_alternatives(2))
+    outcome = a_round([70, 71, 72, 73], accepted=1, came=1)
+    assert under_test.advance(outcome, 0) == (3, None)
+    before = under_test.of_alternatives.rates()
+    under_test.learn(outcome, 0, planned=3)
+    after = under_test.of_alternatives.rates()
+    assert after[0] < before[0]
+    assert after[1] > before[1]
+    assert under_test.gained == 1, "it is no token that the draft proposed"

@@ -142,6 +142,8 @@ def test_names_without_traffic(metrics: ServingMetrics) -> None:
         "hotdraft_rounds": "counter",
         "hotdraft_proposed_tokens": "counter",
         "hotdraft_accepted_tokens": "counter",
+        "hotdraft_accepted_alternative_tokens": "counter",
+        "hotdraft_alternative_tokens": "counter",
         "hotdraft_domain_draft_tokens": "counter",
         "hotdraft_domain_accepted_tokens": "counter",
         "hotdraft_replay_requests": "gauge",
@@ -184,7 +186,7 @@ def test_what_computes_the_models(metrics: ServingMetrics) -> None:
 
 
 def test_rounds(metrics: ServingMetrics) -> None:
-    metrics.on_round(round_stats(inter_token_seconds=(0.03,)))
+    metrics.on_round(round_stats(inter_token_seconds=(0.03,), alternatives=4, accepted_alternatives=1))
     metrics.on_round(
         round_stats(requests=1, proposed_tokens=3, new_tokens=2, accepted_tokens=1, accepted_per_position=(1, 0, 0))
     )
@@ -200,6 +202,8 @@ def test_rounds(metrics: ServingMetrics) -> None:
     assert [values[f"hotdraft_proposed_tokens_total/{who}"] for who in ("draft", "suffix")] == [5, 4]
     assert [values[f"hotdraft_accepted_tokens_total/{who}"] for who in ("draft", "suffix")] == [3, 2]
     assert values["vllm:spec_decode_num_accepted_tokens_total"] == 5
+    assert values["hotdraft_alternative_tokens_total"] == 4
+    assert values["hotdraft_accepted_alternative_tokens_total"] == 1
     assert values["vllm:spec_decode_num_accepted_tokens_per_pos_total/0"] == 3
     assert values["vllm:spec_decode_num_accepted_tokens_per_pos_total/1"] == 1
     assert values["vllm:spec_decode_num_accepted_tokens_per_pos_total/2"] == 1

@@ -327,8 +327,8 @@ def test_drafts_of_different_lengths_are_those_of_single_steps(instructions: str
         runner = natively(instructions)(copy.deepcopy(model))
         assert isinstance(runner, NativeRunner)
         rates = torch.ones(CONFIDENCES)
-        drafted, counts, _, sound = runner.draft_greedily(
-            positions, ids[:3, :4], torch.tensor(ks), rates, torch.zeros(3)
+        drafted, counts, _, sound, *_ = runner.draft_greedily(
+            positions, ids[:3, :4], torch.tensor(ks), rates, torch.zeros(3), 0
         )
         assert sound.all()
         assert counts.tolist() == ks
@@ -350,8 +350,8 @@ def test_a_draft_ends_where_it_is_not_sure_enough(instructions: str, ids: Tensor
         stepping = natively(instructions)(copy.deepcopy(model))
         assert isinstance(whole, NativeRunner)
         rates = torch.linspace(0.1, 0.9, CONFIDENCES)
-        drafted, counts, confidences, _ = whole.draft_greedily(
-            positions, ids[:1, :4], torch.tensor([6]), rates, torch.zeros(1)
+        drafted, counts, confidences, _, others, chances = whole.draft_greedily(
+            positions, ids[:1, :4], torch.tensor([6]), rates, torch.zeros(1), 3
         )
         assert counts.tolist() == [6]
         fed, at, reached = ids[:1, :4], positions, 1.0
@@ -360,9 +360,32 @@ def test_a_draft_ends_where_it_is_not_sure_enough(instructions: str, ids: Tensor
             chance, fed = probs.max(-1)
             at = torch.tensor([[4 + step]])
             assert drafted[0, step] == fed
+            best = probs[0, 0].topk(4)
+            assert others[0, step].tolist() == best.indices[1:].tolist()
+            torch.testing.assert_close(chances[0, step], best.values)
             confidence = int(confidences[0, step])
             assert confidence == min(int(chance * CONFIDENCES), CONFIDENCES - 1)
             reached *= float(rates[confidence])
             floor = torch.tensor([1.001 * reached])
-            again = whole.draft_greedily(positions, ids[:1, :4], torch.tensor([6]), rates, floor)
+            again = whole.draft_greedily(positions, ids[:1, :4], torch.tensor([6]), rates, floor, 0)
             assert again.num_drafted.tolist() == [step + 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_token_whose_key_lies_elsewhere_sees_what_is_before_its_position(kind: str, ids: Tensor) -> None:
+    """Two tokens at one position: neither sees the other, and the second may be brought to where the first is."""
+    runner, alone = (KINDS[kind](make("qwen2")) for _ in range(2))
+    prompt, first, second, following = ids[:1, :6], ids[:1, 6:7], ids[:1, 7:8], ids[:1, 8:9]
+
+    def at(positions: list[int], keys: list[int] | None = None) -> Window:
+        stored = None if keys is None else torch.tensor([keys])
+        return Window(slice(0, 1), torch.tensor([positions]), 32, keys=stored)
+
+    with torch.inference_mode():
+        for one in (runner, alone):
+            one.forward(at(list(range(6))), prompt, 1)
+        both = runner.forward(at([6, 6], [6, 7]), torch.cat([first, second], 1), 2)
+        torch.testing.assert_close(both[:, :1], alone.forward(at([6]), first, 1))
+        torch.testing.assert_close(both[:, 1:], alone.forward(at([6]), second, 1))
+        runner.move_keys(torch.tensor([7]), torch.tensor([6]))
+        torch.testing.assert_close(runner.forward(at([7]), following, 1), alone.forward(at([7]), following, 1))

@@ -77,8 +77,9 @@ std::vector<float> run(const char *instructions, hd_format format, bool half, in
     std::vector<int64_t> ids(SLOTS * 50), positions(SLOTS * 50);
     for (size_t i = 0; i < ids.size(); ++i) ids[i] = int64_t(i * 37 % VOCABULARY), positions[i] = int64_t(i % 50);
     std::vector<float> all(SLOTS * 50 * VOCABULARY);
-    hd_forward(&model, pool, 0, SLOTS, 50, nullptr, ids.data(), positions.data(), 50, all.data());
+    hd_forward(&model, pool, 0, SLOTS, 50, nullptr, ids.data(), positions.data(), nullptr, 50, all.data());
     hd_move(&model, 0, 1, 33);
+    hd_move_key(&model, 1, 32, 17);
     hd_clear(&model, 2);
     for (int row = 0; row < SLOTS; ++row)
         for (int i = 0; i < 3; ++i) positions[row * 3 + i] = (row == 2 ? 0 : 33 + row) + i;
@@ -89,12 +90,21 @@ std::vector<float> run(const char *instructions, hd_format format, bool half, in
     ks[0] = 0, ks[1] = 2;
     const std::vector<float> rates(HD_CONFIDENCES, 0.5f), floors(SLOTS, 0.2f);
     std::vector<uint8_t> confidences(SLOTS * 4);
-    const hd_drafting drafting{4, 0, ks.data(), rates.data(), floors.data(), vocabulary.data(), drafted.data(), confidences.data(), sound.data()};
+    constexpr int RANKS = 2;
+    std::vector<int64_t> others(SLOTS * 4 * RANKS);
+    std::vector<float> chances(SLOTS * 4 * (1 + RANKS));
+    const hd_drafting drafting{4, RANKS, ks.data(), rates.data(), floors.data(), vocabulary.data(),
+                               drafted.data(), confidences.data(), sound.data(), others.data(), chances.data()};
     hd_draft(&model, pool, SLOTS, 2, ids.data(), positions.data(), &drafting);
     all.insert(all.end(), drafted.begin(), drafted.end());
+    all.insert(all.end(), others.begin(), others.end());
+    all.insert(all.end(), chances.begin(), chances.end());
     std::vector<float> last(2 * 2 * VOCABULARY);
     const int32_t counts[] = {3, 2};
-    hd_forward(&model, pool, 1, 2, 3, counts, ids.data(), positions.data() + 3, 2, last.data());
+    hd_forward(&model, pool, 1, 2, 3, counts, ids.data(), positions.data() + 3, nullptr, 2, last.data());
+    all.insert(all.end(), last.begin(), last.end());
+    const int64_t keys[] = {33, 34, 35, 0, 1, 2}, tree[] = {33, 34, 34, 0, 1, 1};
+    hd_forward(&model, pool, 1, 2, 3, counts, ids.data(), tree, keys, 2, last.data());
     all.insert(all.end(), last.begin(), last.end());
     hd_read_speed(pool, model.keys_values, hd_slot_bytes(&model));
     hd_pool_destroy(pool);

@@ -8,7 +8,7 @@ import numpy as np
 from hotdraft.pipeline.config.serving import EngineConfig
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.replay.schema import pieces
-from hotdraft.serving.proposers.acceptance import AcceptanceEstimate
+from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, TrafficEstimate
 from hotdraft.serving.proposers.suffixes import Guess, assumed_rates, guess
 from hotdraft.serving.proposers.text_memory import TextMemory
 
@@ -26,15 +26,15 @@ class Guessing:
     def __init__(self, memory: TextMemory, max_guess: int) -> None:
         self.memory = memory
         self.max_guess = max_guess
-        self._acceptance = AcceptanceEstimate(assumed_rates(), MEMORY)
+        self._acceptance = TrafficEstimate(assumed_rates(), MEMORY)
 
     @classmethod
     def of(cls, config: EngineConfig) -> "Guessing":
         return cls(TextMemory(config.text_memory_mb << 20), config.max_guess)
 
-    def new_estimate(self) -> AcceptanceEstimate:
+    def new_estimate(self, domain: str) -> AcceptanceEstimate:
         """For a request that has yet to begin."""
-        return AcceptanceEstimate(self._acceptance, MEMORY)
+        return self._acceptance.of_request(domain)
 
     def guess(self, scope: str, context: np.ndarray, most: int) -> Guess:
         """Up to `most` tokens after `context` [n] of a request of that scope."""

@@ -196,7 +196,7 @@ class Engine:
             number = getattr(request.params, field)
             if number is not None and number > self.max_logprobs:
                 raise ValueError(f"{field} must be at most {self.max_logprobs} on this server, not {number}")
-        seed = request.params.seed
+        seed, domain, guessing = request.params.seed, request.domain, self.k_choice.guessing
         sequence = Sequence(
             Output(
                 request,
@@ -206,9 +206,9 @@ class Engine:
             ),
             seed=seed if seed is not None else random.getrandbits(62),
             eos_ids=self.eos_ids,
-            acceptance=self.k_choice.new_estimate(),
-            of_guesses=None if self.k_choice.guessing is None else self.k_choice.guessing.new_estimate(),
-            of_alternatives=self.k_choice.new_estimate_of_alternatives(),
+            acceptance=self.k_choice.new_estimate(domain),
+            of_guesses=None if guessing is None else guessing.new_estimate(domain),
+            of_alternatives=self.k_choice.new_estimate_of_alternatives(domain),
         )
         with self._wake:
             if self.is_draining:

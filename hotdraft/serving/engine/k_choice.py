@@ -10,7 +10,7 @@ from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.decoding.guessing import Guessing
 from hotdraft.serving.decoding.learned_costs import RoundSetting
 from hotdraft.serving.decoding.rounds import Round
-from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, by_position, of_alternatives
+from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, TrafficEstimate, by_position, of_alternatives
 from hotdraft.serving.proposers.plan import ProposalPlan
 
 WORTH_READING = 3.0
@@ -33,8 +33,8 @@ class KChoice:
         self._decoder = decoder
         self._k = k if decoder.proposer is not None or (guessing is not None and k == "auto") else 0
         self._chunk = chunk
-        self._acceptance = AcceptanceEstimate(by_position(decoder.max_k))
-        self._of_alternatives = AcceptanceEstimate(of_alternatives(decoder.max_alternatives))
+        self._acceptance = TrafficEstimate(by_position(decoder.max_k))
+        self._of_alternatives = TrafficEstimate(of_alternatives(decoder.max_alternatives))
         self._gained = 10 * WORTH_READING
         """Accepted drafted tokens a request, of those whose prompt the draft has read."""
         self._asked = 0
@@ -73,13 +73,13 @@ class KChoice:
         self.adaptive = ProposalChoice(costs, self._decoder.max_k)
         return costs
 
-    def new_estimate(self) -> AcceptanceEstimate:
+    def new_estimate(self, domain: str) -> AcceptanceEstimate:
         """For a request that has yet to begin."""
-        return AcceptanceEstimate(self._acceptance)
+        return self._acceptance.of_request(domain)
 
-    def new_estimate_of_alternatives(self) -> AcceptanceEstimate:
+    def new_estimate_of_alternatives(self, domain: str) -> AcceptanceEstimate:
         """Likewise of second choices."""
-        return AcceptanceEstimate(self._of_alternatives)
+        return self._of_alternatives.of_request(domain)
 
     def choose(
         self, outlooks: Sequence[Outlook], guesses: Sequence[Sequence[int]], setting: RoundSetting

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hotdraft.pipeline.store.domains import DomainNames
+
 MEMORY = 0.97
 """Weight of the past, by judged token."""
 PRIOR_WEIGHT = 8.0
-"""Judged tokens that the acceptance of all traffic counts for in a single request's."""
+"""Judged tokens that what others taught counts for."""
 OPTIMISM = 0.6
 """Acceptance of a drafted token assumed before anything is known."""
 
@@ -15,11 +17,11 @@ OPTIMISM = 0.6
 class AcceptanceEstimate:
     """Acceptance by kind of token, such as its position in a draft; recent tokens count most.
 
-    A request's begins as that of all traffic, which learns what it learns.
+    One may begin as another, which learns what it learns.
     """
 
     def __init__(self, assumed: "np.ndarray | AcceptanceEstimate", memory: float = MEMORY) -> None:
-        """`assumed` [kinds] before anything is known, or what all traffic taught."""
+        """`assumed` [kinds] before anything is known, or what others taught."""
         self._assumed = assumed
         kinds = len(self._prior())
         self._accepted = np.zeros(kinds)
@@ -48,6 +50,22 @@ class AcceptanceEstimate:
 
     def _prior(self) -> np.ndarray:
         return self._assumed.rates() if isinstance(self._assumed, AcceptanceEstimate) else self._assumed
+
+
+class TrafficEstimate:
+    """Of all traffic and of each domain. A request begins as others of its domain do, and these as all traffic."""
+
+    def __init__(self, assumed: np.ndarray, memory: float = MEMORY) -> None:
+        self._of_all = AcceptanceEstimate(assumed, memory)
+        self._of_domains: dict[str, AcceptanceEstimate] = {}
+        self._names = DomainNames()
+        self._memory = memory
+
+    def of_request(self, domain: str) -> AcceptanceEstimate:
+        """Of one that has yet to begin."""
+        name = self._names.name(domain)
+        of_domain = self._of_domains.setdefault(name, AcceptanceEstimate(self._of_all, self._memory))
+        return AcceptanceEstimate(of_domain, self._memory)
 
 
 def by_position(max_k: int) -> np.ndarray:

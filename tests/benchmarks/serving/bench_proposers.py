@@ -12,7 +12,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from hotdraft.pipeline.models.names import resolve
 from hotdraft.pipeline.traffic.generators.arithmetic import arithmetic
 from hotdraft.pipeline.traffic.generators.text_to_sql import text_to_sql
 from hotdraft.pipeline.traffic.generators.varied import varied
-from hotdraft.pipeline.traffic.prompts import read_traffic
+from hotdraft.pipeline.traffic.prompts import Prompt, read_traffic
 from hotdraft.serving.decoding.choice import Choice, Outlook, ProposalChoice
 from hotdraft.serving.decoding.learned_costs import RoundSetting
 from hotdraft.serving.engine.engine import Engine
@@ -33,6 +33,8 @@ from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.messages.prompt_encoder import encode_chat
 from hotdraft.serving.messages.request import GenerationRequest, OutputDelta, RequestStats, SamplingParams
 
+Asked = tuple[list[dict[str, str]], str]
+"""Messages, and their domain."""
 ENGINES: dict[str, dict[str, object]] = {
     "choice": {"proposers": ["draft", "suffix"]},
     "draft": {"proposers": ["draft"]},
@@ -70,7 +72,7 @@ def main() -> None:
             engines[name].k_choice.adaptive = OneK(known.costs, config.engine.max_k)
     report: dict[str, object] = {"settings": {name: str(value) for name, value in vars(arguments).items()}}
     for traffic, conversations in traffics(arguments).items():
-        prompts = [tuple(encode_chat(tokenizer, messages)) for messages in conversations]
+        prompts = [(tuple(encode_chat(tokenizer, messages)), domain) for messages, domain in conversations]
         report[traffic] = found = measure(engines, traffic, prompts, arguments)
         print(f"{traffic}: {len(prompts)} requests, {arguments.together} at once")
         for name, figures in found.items():
@@ -97,24 +99,28 @@ class OneK(ProposalChoice):
         return Choice([0] * len(rows), [min(k, row.most, len(row.drafted)) for row in rows])
 
 
-def traffics(arguments: argparse.Namespace) -> dict[str, list[list[dict[str, str]]]]:
+def traffics(arguments: argparse.Namespace) -> dict[str, list[Asked]]:
     count = arguments.requests
     found = {
-        "sql": [prompt.messages for prompt in text_to_sql(count, seed=arguments.seed)],
-        "arithmetic": [prompt.messages for prompt in arithmetic(count, seed=arguments.seed)],
-        "mixed": [prompt.messages for prompt in varied(count, seed=arguments.seed)],
+        "sql": asked(text_to_sql(count, seed=arguments.seed)),
+        "arithmetic": asked(arithmetic(count, seed=arguments.seed)),
+        "mixed": asked(varied(count, seed=arguments.seed)),
         "edits": edits(count, arguments.seed),
     }
     if arguments.prompts is not None:
-        found["file"] = [prompt.messages for prompt in read_traffic(str(arguments.prompts))][:count]
+        found["file"] = asked(read_traffic(str(arguments.prompts)))[:count]
     return {name: found[name] for name in arguments.traffic or found}
 
 
-def edits(count: int, seed: int) -> list[list[dict[str, str]]]:
+def asked(prompts: Iterable[Prompt]) -> list[Asked]:
+    return [(prompt.messages, prompt.domain) for prompt in prompts]
+
+
+def edits(count: int, seed: int) -> list[Asked]:
     """Each request has a document, which is the same for five of them, and one change to be made."""
     random_ = random.Random(seed)
     places, months = ("Lyon", "Oslo", "Porto", "Gdansk", "Graz"), ("March", "June", "September", "November")
-    asked = []
+    conversations: list[Asked] = []
     for index in range(count):
         if index % len(EDITS) == 0:
             place, month, number = random_.choice(places), random_.choice(months), random_.randint(3, 40)
@@ -125,12 +131,15 @@ def edits(count: int, seed: int) -> list[list[dict[str, str]]]:
                 f"due in {month}."
             )
         wanted = f"{EDITS[index % len(EDITS)]} Answer with the whole text.\n\n{document}"
-        asked.append([{"role": "user", "content": wanted}])
-    return asked
+        conversations.append(([{"role": "user", "content": wanted}], "edits"))
+    return conversations
 
 
 def measure(
-    engines: dict[str, Engine], traffic: str, prompts: Sequence[tuple[int, ...]], arguments: argparse.Namespace
+    engines: dict[str, Engine],
+    traffic: str,
+    prompts: Sequence[tuple[tuple[int, ...], str]],
+    arguments: argparse.Namespace,
 ) -> dict[str, dict[str, float | str]]:
     order, shuffled = list(engines), random.Random(arguments.seed)
     speeds: dict[str, list[float]] = {name: [] for name in engines}
@@ -139,8 +148,10 @@ def measure(
     for start in range(0, len(prompts), arguments.block):
         shuffled.shuffle(order)
         block = [
-            GenerationRequest(f"{traffic}{start + index}", prompt, replace(params, seed=None), scope=traffic)
-            for index, prompt in enumerate(prompts[start : start + arguments.block])
+            GenerationRequest(
+                f"{traffic}{start + index}", prompt, replace(params, seed=None), domain, scope=traffic
+            )
+            for index, (prompt, domain) in enumerate(prompts[start : start + arguments.block])
         ]
         for name in order:
             began = time.perf_counter()

@@ -7,7 +7,7 @@ import pytest
 
 from hotdraft.serving.decoding.choice import ALONE, Choice, Outlook, ProposalChoice
 from hotdraft.serving.decoding.costs import RoundCosts
-from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, by_position
+from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, TrafficEstimate, by_position
 
 MAX_K = 4
 NO_GUESS = np.empty(0)
@@ -217,6 +217,17 @@ def test_a_request_begins_with_what_all_traffic_taught() -> None:
     for _ in range(20):
         second.observe(range(4), 0)
     assert second.rates()[0] < first.rates()[0], "and then learns for itself"
+
+
+def test_a_request_begins_as_others_of_its_domain_do() -> None:
+    traffic = TrafficEstimate(by_position(MAX_K))
+    for _ in range(40):
+        traffic.of_request("easy").observe(range(MAX_K), MAX_K)
+        traffic.of_request("hard").observe(range(MAX_K), 0)
+    easy, unknown, hard = (traffic.of_request(domain).rates()[0] for domain in ("easy", "new", "hard"))
+    assert easy > 0.85
+    assert hard < 0.2
+    assert hard < unknown < easy, "one of another begins as all traffic"
 
 
 def test_a_draft_need_not_go_on_where_that_costs_more_than_it_brings() -> None:

@@ -17,6 +17,8 @@ WORTH_READING = 3.0
 """Accepted drafted tokens a request from which on the draft reads every prompt: reading takes time too."""
 TRIED = 4
 """Else it reads one prompt in so many."""
+REST = 3
+"""Rounds for which nothing is looked for where nothing paid and no text guesses: to choose takes time too."""
 MEMORY = 0.9
 """Weight of the past, by request."""
 
@@ -39,6 +41,7 @@ class KChoice:
         """Accepted drafted tokens a request, of those whose prompt the draft has read."""
         self._asked = 0
         """Requests."""
+        self._resting = 0
 
     @property
     def k(self) -> int | Literal["auto"]:
@@ -89,7 +92,11 @@ class KChoice:
         if k != "auto":
             return self._caught_up(ProposalPlan.uniform(len(outlooks), k))
         assert self.adaptive is not None
+        if self._resting and not any(map(len, guesses)):
+            self._resting -= 1
+            return ProposalPlan.uniform(len(outlooks), 0)
         guessed, drafted, floors, alternatives = self.adaptive.choose(outlooks, setting)
+        self._resting = 0 if any(guessed) or any(drafted) else REST
         kept = [guess[:count] for guess, count in zip(guesses, guessed, strict=True)]
         proposer = self._decoder.proposer
         if floors is not None and proposer is not None and proposer.stops_early and not any(setting.kind):

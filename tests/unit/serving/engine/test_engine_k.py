@@ -8,7 +8,7 @@ import torch
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.names import ModelError
-from hotdraft.serving.decoding.choice import ProposalChoice
+from hotdraft.serving.decoding.choice import Choice, Outlook, ProposalChoice
 from hotdraft.serving.decoding.costs import RoundCosts
 from hotdraft.serving.decoding.learned_costs import RoundSetting
 from hotdraft.serving.decoding.rounds import RoundSeconds
@@ -107,6 +107,27 @@ def test_adaptive_k_changes_no_token(config: HotdraftConfig, tiny_target: str, d
     assert heard.seen <= {0, 1, 2, 3}
     assert len(heard.seen) > 1
     assert (3 in heard.seen) or draft == "other"
+
+
+def test_where_nothing_pays_it_is_not_asked_in_every_round(config: HotdraftConfig, tiny_target: str) -> None:
+    class Asked(Fixed):
+        count = 0
+
+        def choose(self, rows: Sequence[Outlook], setting: RoundSetting | None = None) -> Choice:
+            self.count += 1
+            return super().choose(rows, setting)
+
+    section = config.engine.model_copy(update={"k": "auto", "proposers": ["draft"]})
+    asked = {}
+    for draft_step in (9.0, 0.001):
+        engine = build_engine(config.model_copy(update={"engine": section}), None)
+        engine.start()
+        engine.k_choice.adaptive = told = Asked(RoundCosts({1: [1.0] * 9}, {1: draft_step}), 4)
+        ask(engine, request("r", max_tokens=40)).wait()
+        engine.stop()
+        asked[draft_step] = told.count, len(told.told)
+    assert asked[9.0] == (10, 40), "one round in four"
+    assert asked[0.001][0] > 30, "as long as something is drafted, in each"
 
 
 def test_second_choices_give_tokens_and_change_none(config: HotdraftConfig, tiny_target: str) -> None:

@@ -28,14 +28,14 @@ class RoundStats:
     seconds: float
     """That the decoder took."""
     draft_version: int
-    alternatives: int = 0
-    """Second choices of the draft that the target read beside the proposed tokens."""
-    accepted_alternatives: int = 0
     plain_seconds: float | None = None
     """That plain decoding of the same rows would have taken to give as many tokens, by the costs learnt of rounds
     here; None as long as these are unknown."""
     inter_token_seconds: tuple[float, ...] = ()
     """Time since the last round of each request that had one before."""
+    alternatives: int = 0
+    """Second choices of the draft that the target read beside the proposed tokens."""
+    accepted_alternatives: int = 0
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,8 @@ class ReplaySample:
     target_tail_logprob: np.ndarray
     """float32 [N]: log of the probability mass outside the K tokens."""
     drafted_ids: np.ndarray
-    """int32 [N]: the token the draft proposed, `NOT_DRAFTED`, or `GUESSED`."""
+    """int32 [N]: the token the draft proposed, `NOT_DRAFTED`, or `GUESSED`, which what follows a second choice
+    is too."""
     accepted: np.ndarray
     """bool [N]: the draft's proposal was accepted."""
     draft_versions: np.ndarray

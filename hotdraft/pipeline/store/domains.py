@@ -17,7 +17,7 @@ class DomainNames:
 
     def name(self, domain: str) -> str:
         name = name_part(domain)
-        if name not in self._known and len(self._known) == MAX_DOMAINS:
+        if name not in self._known and len(self._known) >= MAX_DOMAINS:  # several threads may ask
             return OTHER
         self._known.add(name)
         return name

@@ -44,6 +44,8 @@ def build_decoder(
     """
     models = [target] if draft is None else [target, draft]
     vocab_size = min(model.config.get_text_config().vocab_size for model in models)
+    if draft is None or graphs is not None:
+        max_alternatives = 0
     read = (max_proposed or max_k) + max_alternatives
     capacity = max_model_len + read + 1 + (graphs is not None)  # whose last position stays free
     slots = Slots(num_slots, capacity, target.device, reuse_prefixes=reuse_prefixes)
@@ -73,7 +75,7 @@ def build_decoder(
         vocab_size=vocab_size,
         max_model_len=max_model_len,
         max_k=max_k,
-        max_alternatives=max_alternatives if graphs is None else 0,
+        max_alternatives=max_alternatives,
         log_top_k=log_top_k,
         verify=verifying,
         graphed=graphed,

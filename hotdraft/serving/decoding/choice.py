@@ -56,14 +56,18 @@ class Choice(NamedTuple):
 class ProposalChoice:
     """Chooses by costs measured once and corrected by every round since."""
 
-    def __init__(self, costs: RoundCosts, max_k: int) -> None:
+    def __init__(self, costs: RoundCosts, max_k: int, most_proposed: int | None = None) -> None:
+        """Of `most_proposed` tokens a row, by default as many as were measured."""
         self.costs = costs
+        self.most_proposed = min(costs.most, most_proposed or costs.most)
         self._max_k = max_k
         self._learned = LearnedCosts(costs, max_k)
         self._allowance = 0.0
         """Seconds that may be lost to exploration."""
         self._for_alone = 0.0
         """Likewise to rows with `draft_alone`."""
+        self._for_more = 0.0
+        """Likewise to one second choice more than is best."""
 
     @property
     def can_draft_alone(self) -> bool:
@@ -74,7 +78,7 @@ class ProposalChoice:
         """For a round over `rows`."""
         setting = setting or RoundSetting(len(rows))
         verifying, drafting = self._learned.least(setting)
-        tokens = _tokens(rows, self._max_k, self.costs.most)
+        tokens = _tokens(rows, self._max_k, self.most_proposed)
         # a step of the draft is paid once for all rows that still draft, and some more for each
         one = self._learned.share_of_one(len(rows))
         each = drafting * (1 - one) / max(len(rows) - 1, 1)
@@ -110,8 +114,14 @@ class ProposalChoice:
             guessed.tolist(),
             explored,
             _floors(rows, guessed, speed * self._seconds_of_one_more(setting)),
-            self._alternatives(rows, guessed, explored, speed * verifying / len(rows)),
+            self._alternatives(rows, guessed, explored, speed * verifying / len(rows), seconds * speed),
         )
+
+    def rested(self, setting: RoundSetting) -> None:
+        """A round went by that proposed nothing, for which nobody chose."""
+        seconds = self.plain_seconds(setting)
+        self._allowance += EXPLORATION * seconds
+        self._for_alone = min(self._for_alone + ALONE * seconds, MOST_SAVED)
 
     def plain_seconds(self, setting: RoundSetting) -> float:
         """What a round that proposes nothing is expected to take."""
@@ -124,15 +134,29 @@ class ProposalChoice:
         self._learned.observe(setting, sum(num_read) / len(num_read), drafted, seconds)
 
     def _alternatives(
-        self, rows: Sequence[Outlook], guessed: np.ndarray, drafted: Sequence[int], prices: np.ndarray
+        self,
+        rows: Sequence[Outlook],
+        guessed: np.ndarray,
+        drafted: Sequence[int],
+        prices: np.ndarray,
+        tokens: float,
     ) -> list[int] | None:
-        """How many pay behind what a row proposes, if any do; `prices` in tokens of reading so many in a row."""
+        """How many pay behind what a row proposes, now and then one more, if any do.
+
+        `prices` in tokens of reading so many in a row, `tokens` of the whole round.
+        """
         counts = []
+        self._for_more = min(self._for_more + EXPLORATION * tokens, float(prices[-1]))
         for row, before, behind in zip(rows, guessed.tolist(), drafted, strict=True):
             most = min(len(row.alternatives), self.costs.most - before - behind) if behind else 0
             gains = row.guessed[:before].prod() * row.alternatives[: max(most, 0)].cumsum()
             worth = gains - (prices[before + behind + 1 :][: len(gains)] - prices[before + behind])
-            counts.append(int(worth.argmax()) + 1 if len(worth) and worth.max() > 0 else 0)
+            worth = np.concatenate([[0.0], worth])
+            count = int(worth.argmax())
+            if count + 1 < len(worth) and worth[count] - worth[count + 1] <= self._for_more:
+                self._for_more -= worth[count] - worth[count + 1]
+                count += 1
+            counts.append(count)
         return counts if any(counts) else None
 
     def _seconds_of_one_more(self, setting: RoundSetting) -> float:

@@ -141,7 +141,8 @@ class SpeculativeDecoder:
         proposer's are not, it goes on, and the proposer guesses without what it knew.
         """
         rows = plan.rows
-        assert max(self.slots.lengths[:rows]) + plan.k < self.slots.max_length, "a round's tokens fit their slots"
+        most = plan.k + plan.most_alternatives
+        assert max(self.slots.lengths[:rows]) + most < self.slots.max_length, "a round's tokens fit their slots"
         began = time.perf_counter()
         proposal = self.propose(plan, sampling)
         proposed = time.perf_counter()
@@ -188,7 +189,8 @@ class SpeculativeDecoder:
             verdict, columns = follow(verdict, logits, proposal, drawn_at, sampling, penalised, verifying)
             if columns is not None:
                 self._move_alternatives(lengths, verdict, columns)
-                logits = logits.gather(1, columns[..., None].expand(-1, -1, self.vocab_size))
+                if log or sampling.any_logprobs:
+                    logits = logits.gather(1, columns[..., None].expand(-1, -1, self.vocab_size))
         accepted, token_ids = verdict.num_accepted, verdict.token_ids
         self.slots.append(drawn_at, token_ids, verdict.num_new)
         told = torch.where(proposal.drafted, proposal.token_ids, NOT_DRAFTED)

@@ -133,7 +133,7 @@ class LearnedCosts:
             self._pace, surprise = surprise, 0.0
         surprise = min(max(surprise, -CLIP), CLIP)
         self._pace += PACE_RATE * surprise
-        self._verifying.learn(setting, round(verified), surprise)
+        self._verifying.learn(setting, min(round(verified), self.measured.most), surprise)
         if steps and drafting > 0:
             surprise = math.log(max(draft_seconds, 1e-9) / drafting)
             self._drafting.learn(setting, steps, min(max(surprise, -CLIP), CLIP))

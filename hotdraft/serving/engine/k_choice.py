@@ -70,10 +70,11 @@ class KChoice:
 
     def measure_costs(self) -> RoundCosts:
         """Learn what rounds cost on this machine, by rows and tokens; only while no request runs. Takes seconds."""
-        drafted = self._decoder.max_k + self._decoder.max_alternatives
-        most = max(drafted, self.guessing.max_guess if self.guessing is not None else 0)
+        max_k = self._decoder.max_k
+        proposed = max(max_k, self.guessing.max_guess if self.guessing is not None else 0)
+        most = max(proposed, max_k + self._decoder.max_alternatives)
         costs = profile_costs(self._decoder, rows_to_measure(self._decoder.slots.num_slots), most)
-        self.adaptive = ProposalChoice(costs, self._decoder.max_k)
+        self.adaptive = ProposalChoice(costs, max_k, proposed)
         return costs
 
     def new_estimate(self, domain: str) -> AcceptanceEstimate:
@@ -92,17 +93,23 @@ class KChoice:
         if k != "auto":
             return self._caught_up(ProposalPlan.uniform(len(outlooks), k))
         assert self.adaptive is not None
-        if self._resting and not any(map(len, guesses)):
+        if self._resting and not any(map(len, guesses)) and not any(row.draft_alone for row in outlooks):
             self._resting -= 1
+            self.adaptive.rested(setting)
             return ProposalPlan.uniform(len(outlooks), 0)
         guessed, drafted, floors, alternatives = self.adaptive.choose(outlooks, setting)
         self._resting = 0 if any(guessed) or any(drafted) else REST
         kept = [guess[:count] for guess, count in zip(guesses, guessed, strict=True)]
         proposer = self._decoder.proposer
         if floors is not None and proposer is not None and proposer.stops_early and not any(setting.kind):
-            most, longest = self._decoder.max_k, self.adaptive.costs.most
+            most, longest = self._decoder.max_k, self.adaptive.most_proposed
             room = [min(row.most, longest) - len(guess) for row, guess in zip(outlooks, kept, strict=True)]
             drafted = [min(most, left) if count else 0 for left, count in zip(room, drafted, strict=True)]
+        if alternatives is not None:
+            left = [
+                self.adaptive.costs.most - len(guess) - count for guess, count in zip(kept, drafted, strict=True)
+            ]
+            alternatives = [min(room, count) for room, count in zip(left, alternatives, strict=True)]
         return self._caught_up(ProposalPlan(kept, drafted, floors, alternatives))
 
     def plain_round_seconds(self, setting: RoundSetting) -> float | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from tokenizers import Tokenizer
 
-from hotdraft.pipeline.replay.sample import GUESSED, NOT_DRAFTED, ReplaySample
+from hotdraft.pipeline.replay.sample import GUESSED, ReplaySample
 from hotdraft.serving.decoding.rounds import Round
 from hotdraft.serving.engine.detokenizer import Detokenizer
 from hotdraft.serving.messages.request import (
@@ -181,7 +181,7 @@ class Output:
         position = np.arange(length)
         accepted = position < outcome.num_accepted[row]
         drafted = np.where(position < outcome.num_guessed[row], GUESSED, outcome.proposed_ids[row, :length])
-        drafted[position > outcome.num_accepted[row]] = NOT_DRAFTED  # what came there followed another token
+        drafted[position > outcome.num_accepted[row]] = GUESSED  # it followed a second choice, which is no miss
         self._log.append(
             (
                 log.top_ids[row, :length],

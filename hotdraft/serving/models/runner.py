@@ -16,13 +16,13 @@ class Window:
 
     rows: slice
     positions: Tensor
-    """int64 [B, Q]: of each token in its row, and of its key."""
+    """int64 [B, Q]: of each token in its row."""
     key_length: int
     """Keys that attention reads, from position 0."""
     counts: Tensor | None = None
     """int32 [B]: of each row only so many first tokens matter; None: all do. The others may be computed as well."""
     keys: Tensor | None = None
-    """int64 [B, Q]: where new keys go instead; a token sees those before its position, and its own."""
+    """int64 [B, Q]: where new keys go, or at the positions. A token sees those before its position, and its own."""
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ class DraftModel(Track):
         if isinstance(self.runner, NativeRunner) and self.stops_early and sampling.is_greedy:
             floors = torch.zeros(rows) if plan.floors is None else torch.tensor(plan.floors)
             rates = torch.from_numpy(self._by_confidence.rates())
-            ranks = 0 if plan.alternatives is None else min(RANKS, self.runner.num_outputs - 1)
+            ranks = min(RANKS, self.runner.num_outputs - 1) if plan.most_alternatives else 0
             draft = self.runner.draft_greedily(positions, fed, num_drafted.int(), rates, floors, ranks)
             self._confidences = draft.confidences.tolist()
             num_drafted = draft.num_drafted.long()
@@ -114,7 +114,7 @@ class DraftModel(Track):
             counts = (num_drafted > step).int() * fed.shape[1]
             logits = self.runner.forward(Window(slice(0, rows), positions, key_length, counts), fed, 1)
             fed, positions = drawing.draw(logits), ends + step
-            if plan.alternatives is not None:
+            if plan.most_alternatives:
                 others.append(next_best(logits[..., : self._vocab_size], fed, RANKS, self.vocabulary))
         alternatives = None
         if others:
@@ -125,7 +125,7 @@ class DraftModel(Track):
     def _alternatives(
         self, plan: ProposalPlan, token_ids: Tensor, chances: Tensor, num_drafted: Tensor
     ) -> Alternatives | None:
-        if plan.alternatives is None:
+        if plan.alternatives is None or not plan.most_alternatives:
             return None
         return Alternatives.likeliest(token_ids, chances, num_drafted, plan.alternatives)
 

@@ -40,6 +40,11 @@ class ProposalPlan:
         """Tokens that the row with the most proposes."""
         return max(self.num_proposed)
 
+    @property
+    def most_alternatives(self) -> int:
+        """Of the row with the most."""
+        return max(self.alternatives or [0])
+
     def guessed_ids(self, device: torch.device) -> Tensor:
         """int64 [B, k], 0 where nothing is guessed."""
         padded = [[*guess, *[0] * (self.k - len(guess))] for guess in self.guesses]

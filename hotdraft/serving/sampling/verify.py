@@ -81,6 +81,8 @@ def follow(
     """
     assert proposal.alternatives is not None
     accepted, index = verified.num_accepted, positions - positions[:, :1]
+    # what is no number stays in the row's keys, though nothing of it came
+    verified = replace(verified, sound=verified.sound & are_sound(logits[:, positions.shape[1] :]).all(1))
     found = proposal.alternatives.find(verified.token_ids.gather(1, accepted), accepted)
     came = torch.where(verified.sound, found, -1)
     if came.device.type == "cpu" and not (came >= 0).any():

@@ -36,6 +36,24 @@ struct Tokens {
     }
 };
 
+// The `ranks` largest logits beside that of `first`, whose chance is known: names, and chances of `first` and of these.
+template <class Name>
+void runners_up(const float *logits, int32_t outputs, int32_t first, float chance, const Name &name, int64_t *others, float *chances, int32_t ranks) {
+    std::vector<std::pair<float, int32_t>> found(ranks, {-HUGE_VALF, 0});
+    for (int32_t output = 0; ranks && output < outputs; ++output) {
+        if (!(logits[output] > found.back().first) || output == first) continue;
+        int32_t rank = ranks - 1;
+        for (; rank && found[rank - 1].first < logits[output]; --rank) found[rank] = found[rank - 1];
+        found[rank] = {logits[output], output};
+    }
+    chances[0] = chance;
+    for (int32_t rank = 0; rank < ranks; ++rank) {
+        others[rank] = name(found[rank].second);
+        const float own = chance * std::exp(found[rank].first - logits[first]);
+        chances[1 + rank] = own > 0 ? own : 0;  // of what is no number nothing comes
+    }
+}
+
 Pool &pool_of(hd_pool *pool) { return *reinterpret_cast<Pool *>(pool); }
 }  // namespace
 
@@ -123,25 +141,14 @@ void hd_draft(const hd_model *model, hd_pool *pool, int32_t rows, int32_t count,
             if (!counts[row]) continue;
             bool is_sound = true;
             float chance;
-            float *const of_row = &logits[size_t(row) * outputs];
+            const float *const of_row = &logits[size_t(row) * outputs];
             const int32_t column = likeliest(of_row, outputs, &chance, &is_sound);
             const int64_t place = int64_t(row) * most + step;
             drafting->sound[row] &= is_sound;
             drafting->drafted[place] = fed[row] = named(column);
             const int confidence = is_sound ? std::min(int(chance * HD_CONFIDENCES), HD_CONFIDENCES - 1) : 0;
             drafting->confidences[place] = uint8_t(confidence);
-            float *const chances = drafting->chances + place * (1 + ranks);
-            float rest = 1 - chance;
-            chances[0] = chance;
-            for (int32_t rank = 0, other = column; rank < ranks; ++rank) {
-                of_row[other] = -HUGE_VALF;
-                float of_rest;
-                bool are_numbers;
-                other = likeliest(of_row, outputs, &of_rest, &are_numbers);
-                drafting->others[place * ranks + rank] = named(other);
-                chances[1 + rank] = rest * of_rest > 0 ? rest * of_rest : 0;
-                rest -= chances[1 + rank];
-            }
+            runners_up(of_row, outputs, column, chance, named, drafting->others + place * ranks, drafting->chances + place * (1 + ranks), ranks);
             reached[row] *= drafting->rates[confidence];
             if (reached[row] < drafting->floors[row]) drafting->ks[row] = step + 1;
         }

@@ -266,7 +266,7 @@ def test_where_the_draft_is_to_propose_alone_it_does_and_takes_no_more_than_its_
 def test_as_many_second_choices_as_pay(verified_token: float, expected: int) -> None:
     """Each costs the target's reading alone."""
     costs = linear_costs(0.1, verified_token, most=2 * MAX_K)
-    row = Outlook(NO_GUESS, np.full(MAX_K, 0.6), 99, alternatives=np.array([0.12, 0.06, 0.03, 0.01]))
+    row = Outlook(NO_GUESS, np.full(MAX_K, 0.6), 99, alternatives=np.array([0.12, 0.03, 0.02, 0.01]))
     choice = ProposalChoice(costs, MAX_K).choose([row])
     assert (choice.alternatives or [0]) == [expected]
 
@@ -274,3 +274,12 @@ def test_as_many_second_choices_as_pay(verified_token: float, expected: int) -> 
 def test_where_nothing_is_drafted_there_are_no_second_choices() -> None:
     row = Outlook(np.array([0.9]), np.full(MAX_K, 0.0), 99, alternatives=np.array([0.9]))
     assert ProposalChoice(linear_costs(0.5, 0.0), MAX_K).choose([row]).alternatives is None
+
+
+def test_one_more_second_choice_than_is_best_is_tried_now_and_then() -> None:
+    """Else nothing would ever be learnt again where they were seen to be worth little."""
+    choice = ProposalChoice(linear_costs(0.1, 0.05, most=2 * MAX_K), MAX_K)
+    row = Outlook(NO_GUESS, np.full(MAX_K, 0.6), 99, alternatives=np.full(4, 0.01))
+    read = [sum(choice.choose([row]).alternatives or [0]) for _ in range(400)]
+    assert set(read) == {0, 1}
+    assert 0.03 < np.mean(read) < 0.5

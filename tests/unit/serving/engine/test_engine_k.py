@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 
@@ -107,6 +108,24 @@ def test_adaptive_k_changes_no_token(config: HotdraftConfig, tiny_target: str, d
     assert heard.seen <= {0, 1, 2, 3}
     assert len(heard.seen) > 1
     assert (3 in heard.seen) or draft == "other"
+
+
+def test_no_more_is_read_than_was_measured(config: HotdraftConfig) -> None:
+    """Where text is guessed, a greedy draft may draft as much as it is sure of, and second choices stand beside."""
+    section = config.engine.model_copy(update={"k": "auto", "max_k": 4, "max_guess": 8, "max_alternatives": 4})
+    engine = build_engine(config.model_copy(update={"engine": section}), None)
+    choice = engine.k_choice
+    verifying = [1.0, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.07, 1.08]
+    setting = RoundSetting(1, 20, (False,))
+    for guesses in range(9):
+        choice.adaptive = adaptive = ProposalChoice(RoundCosts({1: verifying}, {1: 0.05}), 4, 8)
+        row = Outlook(np.full(guesses, 0.9), np.array([0.9, 0.7, 0.3, 0.2]), 99, alternatives=np.full(4, 0.2))
+        adaptive.choose([row])
+        plan = choice.choose([row], [tuple(range(guesses))], setting)
+        read = plan.num_proposed[0] + (plan.alternatives or [0])[0]
+        assert read <= 8
+        adaptive.observe(setting, [8.6], plan.drafted, RoundSeconds(0.1, 1.0))
+    engine.stop()
 
 
 def test_where_nothing_pays_it_is_not_asked_in_every_round(config: HotdraftConfig, tiny_target: str) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hotdraft.pipeline.replay.sample import GUESSED, NOT_DRAFTED
+from hotdraft.pipeline.replay.sample import GUESSED, missed
 from hotdraft.serving.engine.output import Output
 from hotdraft.serving.messages.request import GenerationRequest, OutputDelta, SamplingParams, TokenLogprob
 from tests.models import tiny_tokenizer
@@ -124,8 +124,8 @@ def test_what_came_after_a_second_choice_is_not_the_drafts_to_answer_for() -> No
     assert (stats.examined_tokens, stats.accepted_tokens) == (2, 1)
     sample = spoken.output.sample()
     assert sample is not None
-    assert sample.drafted_ids.tolist() == [9, 9, NOT_DRAFTED]
-    assert sample.rejected.tolist() == [False, True, False]
+    assert sample.drafted_ids.tolist() == [9, 9, GUESSED]
+    assert missed(sample.drafted_ids, sample.accepted).tolist() == [False, True, False]
 
 
 def test_counts_and_the_recorded_sample_agree() -> None:

@@ -10,6 +10,7 @@ from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.decoding.rounds import Round
 from hotdraft.serving.messages.request import SamplingParams
+from hotdraft.serving.models.runner import Window
 from hotdraft.serving.proposers.plan import ProposalPlan
 from tests.models import disturbed, tiny_llama
 from tests.unit.serving.decoders import GREEDY, NEW_TOKENS, PROMPTS, batch, start
@@ -116,3 +117,20 @@ def test_a_trimmed_draft_names_its_second_choices() -> None:
         proposal = made.propose(ProposalPlan.uniform(ROWS, 3, alternatives=4), batch([params] * ROWS))
         assert proposal.alternatives is not None
         assert np.isin(proposal.alternatives.token_ids, known).all()
+
+
+def test_a_row_one_of_whose_second_choices_gave_no_number_ends_though_it_did_not_come() -> None:
+    """Its keys would spoil what comes after it in the slot."""
+    made = decoder("none")
+    start(made, PROMPTS)
+    runner, forward = made.target.runner, made.target.runner.forward
+
+    def spoiled(window: Window, token_ids: torch.Tensor, keep: int) -> torch.Tensor:
+        logits = forward(window, token_ids, keep)
+        logits[2, -1] = torch.nan
+        return logits
+
+    runner.forward = spoiled  # type: ignore[method-assign]
+    outcome = made.round(ProposalPlan.uniform(ROWS, 1, alternatives=3), batch([GREEDY] * ROWS), log=False)
+    assert outcome.num_alternatives[2] == 3
+    assert outcome.target_is_sound.tolist() == [True, True, False, True]

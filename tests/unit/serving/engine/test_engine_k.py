@@ -128,6 +128,17 @@ def test_no_more_is_read_than_was_measured(config: HotdraftConfig) -> None:
     engine.stop()
 
 
+def test_a_row_that_is_drafted_alone_never_waits_in_a_rest(config: HotdraftConfig) -> None:
+    section = config.engine.model_copy(update={"k": "auto", "proposers": ["draft"]})
+    engine = build_engine(config.model_copy(update={"engine": section}), None)
+    choice, setting = engine.k_choice, RoundSetting(1, 20, (True,))
+    choice.adaptive = ProposalChoice(RoundCosts({1: [1.0] * 9}, {1: 9.0}), 4)
+    others, alone = (Outlook(np.empty(0), np.full(4, 0.1), 99, is_alone) for is_alone in (False, True))
+    assert choice.choose([others], [()], setting).drafted == [0]
+    assert choice.choose([alone], [()], setting).drafted[0] > 0
+    engine.stop()
+
+
 def test_where_nothing_pays_it_is_not_asked_in_every_round(config: HotdraftConfig, tiny_target: str) -> None:
     class Asked(Fixed):
         count = 0

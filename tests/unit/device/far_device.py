@@ -35,7 +35,7 @@ from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.models import attention, choose, slots
 from hotdraft.serving.proposers import draft_model, plan
 from hotdraft.serving.proposers.plan import ProposalPlan
-from hotdraft.serving.sampling import logits, verify
+from hotdraft.serving.sampling import alternatives, logits, verify
 from hotdraft.serving.sampling.logits import SamplingBatch
 from hotdraft.training.batches.packing import pack
 from hotdraft.training.fit.lora import build_lora
@@ -100,12 +100,13 @@ def far_device() -> Iterator[Callable[[], int]]:
         waits += 1
         columns = np.zeros(tuple(tensor.shape), {torch.int32: np.int32}[tensor.dtype])
         columns[:, :2] = 1  # both models' logits were sound, and nothing was accepted
+        columns[:, 3] = -1  # nor did an alternative come
         return columns
 
     decoder.received = received
     kept_prompts.moved = lambda tensor, device: torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
     choose._equal = lambda *_: False  # loading may look at weights
-    for module in (slots, draft_model, plan, logits):
+    for module in (slots, draft_model, plan, logits, alternatives):
         module.sent = sent
     backend_registration._setup_privateuseone_for_python_backend("far", _Backend())  # unnamed it has no gradients
     fake_tensor.CONSTANT_NUMEL_LIMIT = 64

@@ -177,7 +177,7 @@ class SpeculativeDecoder:
         k = proposal.k
         lengths = self.slots.device_lengths[:rows]
         drawn_at = lengths + torch.arange(k + 1, device=self.device)
-        tree = TokenTree.of(self.slots.tokens[:rows].gather(1, lengths - 1), lengths, proposal)
+        tree = TokenTree.of(self.slots.tokens[:rows].gather(1, lengths - 1), drawn_at, proposal)
         width = tree.token_ids.shape[1]
         key_length = self.slots.key_length(max(self.slots.lengths[:rows]) + width - 1)
         window = Window(slice(0, rows), tree.positions, key_length, tree.counts, tree.keys)
@@ -194,17 +194,18 @@ class SpeculativeDecoder:
         accepted, token_ids = verdict.num_accepted, verdict.token_ids
         self.slots.append(drawn_at, token_ids, verdict.num_new)
         told = torch.where(proposal.drafted, proposal.token_ids, NOT_DRAFTED)
-        came = torch.full_like(accepted, -1) if verdict.came is None else verdict.came
-        read = torch.zeros_like(accepted) if proposal.alternatives is None else proposal.alternatives.counts
-        decided = torch.cat([verdict.sound, proposal.sound, accepted, came, read, token_ids, told], 1).int()
+        parts = [verdict.sound, proposal.sound, accepted, token_ids, told]
+        if proposal.alternatives is not None and verdict.came is not None:
+            parts += [verdict.came, proposal.alternatives.counts]
+        decided = torch.cat(parts, 1).int()
         with_tokens = sampling.any_logprobs
         if not (log or with_tokens):
-            return Round.of(received(decided), k, 0, with_tokens=False)
+            return Round.of(received(decided), k, 0, with_tokens=False, with_alternatives=len(parts) > 5)
         # what comes after the last token that some row keeps need not be logged; a CPU knows without waiting
         kept = int(verdict.num_new.max()) if self.device.type == "cpu" else k + 1
         packed = pack(logits[:, :kept], self.log_top_k, token_ids[:, :kept] if with_tokens else None)
         columns = torch.cat([decided, packed.flatten(1)], 1)  # the round's only copy from the device
-        return Round.of(received(columns), k, kept, with_tokens=with_tokens)
+        return Round.of(received(columns), k, kept, with_tokens=with_tokens, with_alternatives=len(parts) > 5)
 
     def _move_alternatives(self, lengths: Tensor, verdict: Verified, columns: Tensor) -> None:
         """Bring the keys of those that came to where the tokens are, in the rows of lengths [B, 1]."""

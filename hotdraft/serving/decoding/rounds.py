@@ -60,14 +60,19 @@ class Round:
         return (self.proposed_ids != NOT_DRAFTED).sum(1)
 
     @classmethod
-    def of(cls, columns: np.ndarray, k: int, logged: int, *, with_tokens: bool) -> "Round":
-        """From int32 columns: are target and draft sound, the accepted, the alternative that came, how many there
-        were, k+1 new ids, k proposed ids, a packed log.
+    def of(
+        cls, columns: np.ndarray, k: int, logged: int, *, with_tokens: bool, with_alternatives: bool = False
+    ) -> "Round":
+        """From int32 columns: are target and draft sound, the accepted, k+1 new ids, k proposed ids, a packed log.
 
-        The log is of `logged` positions; `with_tokens` is that of `unpack`.
+        Before the log, if there are any, which alternative came and how many there were. The log is of `logged`
+        positions; `with_tokens` is that of `unpack`.
         """
-        parts = np.split(columns, [2, 3, 4, 5, k + 6, 2 * k + 6], axis=1)
-        sound, num_accepted, came, num_alternatives, token_ids, proposed_ids, packed = parts
+        if not with_alternatives:
+            none = np.full((len(columns), 2), (-1, 0), columns.dtype)
+            columns = np.insert(columns, [2 * k + 4], none, axis=1)
+        parts = np.split(columns, [2, 3, k + 4, 2 * k + 4, 2 * k + 5, 2 * k + 6], axis=1)
+        sound, num_accepted, token_ids, proposed_ids, came, num_alternatives, packed = parts
         log = unpack(packed.reshape(len(columns), logged, -1), with_tokens=with_tokens) if logged else None
         return cls(
             token_ids=token_ids,

@@ -25,11 +25,11 @@ class TokenTree(NamedTuple):
     """int32 [B]: a row's first tokens, which matter; None: all do."""
 
     @classmethod
-    def of(cls, last: Tensor, lengths: Tensor, proposal: Proposal) -> "TokenTree":
-        """Behind rows of lengths [B, 1], whose last token is `last` [B, 1]."""
+    def of(cls, last: Tensor, drawn_at: Tensor, proposal: Proposal) -> "TokenTree":
+        """Behind rows whose last token is `last` [B, 1], for tokens that come to positions drawn_at [B, k+1]."""
         k, alternatives = proposal.k, proposal.alternatives
         chain = torch.cat([last, proposal.token_ids], 1)
-        positions = lengths - 1 + torch.arange(k + 1, device=last.device)
+        positions = drawn_at - 1
         if alternatives is None:
             return cls(chain, positions, None, None if k == 0 else (1 + proposal.num_drafted).int())
         end = 1 + proposal.num_drafted[:, None]
@@ -40,7 +40,7 @@ class TokenTree(NamedTuple):
         index = torch.where(column < end, column, k + 1 + column - end).clamp_max(k + number)
         return cls(
             torch.cat([chain, alternatives.token_ids], 1).gather(1, index),
-            torch.cat([positions, lengths + alternatives.positions], 1).gather(1, index),
-            lengths - 1 + column,
+            torch.cat([positions, drawn_at[:, :1] + alternatives.positions], 1).gather(1, index),
+            positions[:, :1] + column,
             counts[:, 0].int(),
         )

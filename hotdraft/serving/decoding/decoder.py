@@ -60,7 +60,7 @@ class SpeculativeDecoder:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.max_k = 0 if proposer is None else max_k
-        self.max_alternatives = 0 if proposer is None else max_alternatives
+        self.max_alternatives = max_alternatives
         self.log_top_k = log_top_k
         self.graphed = graphed
         """Parts that have graphs, by name."""
@@ -185,7 +185,8 @@ class SpeculativeDecoder:
         penalised = AnswerTokens(*self.slots.answers(rows), self.vocab_size).penalised_counts(sampling)
         verifying = verify if sampling.is_greedy else self._verify
         verdict = verifying(logits[:, : k + 1], replace(proposal, alternatives=None), drawn_at, sampling, penalised)
-        if proposal.alternatives is not None:
+        with_alternatives = proposal.alternatives is not None
+        if with_alternatives:
             verdict, columns = follow(verdict, logits, proposal, drawn_at, sampling, penalised, verifying)
             if columns is not None:
                 self._move_alternatives(lengths, verdict, columns)
@@ -200,12 +201,12 @@ class SpeculativeDecoder:
         decided = torch.cat(parts, 1).int()
         with_tokens = sampling.any_logprobs
         if not (log or with_tokens):
-            return Round.of(received(decided), k, 0, with_tokens=False, with_alternatives=len(parts) > 5)
+            return Round.of(received(decided), k, 0, with_tokens=False, with_alternatives=with_alternatives)
         # what comes after the last token that some row keeps need not be logged; a CPU knows without waiting
         kept = int(verdict.num_new.max()) if self.device.type == "cpu" else k + 1
         packed = pack(logits[:, :kept], self.log_top_k, token_ids[:, :kept] if with_tokens else None)
         columns = torch.cat([decided, packed.flatten(1)], 1)  # the round's only copy from the device
-        return Round.of(received(columns), k, kept, with_tokens=with_tokens, with_alternatives=len(parts) > 5)
+        return Round.of(received(columns), k, kept, with_tokens=with_tokens, with_alternatives=with_alternatives)
 
     def _move_alternatives(self, lengths: Tensor, verdict: Verified, columns: Tensor) -> None:
         """Bring the keys of those that came to where the tokens are, in the rows of lengths [B, 1]."""

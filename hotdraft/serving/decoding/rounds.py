@@ -68,17 +68,16 @@ class Round:
         Before the log, if there are any, which alternative came and how many there were. The log is of `logged`
         positions; `with_tokens` is that of `unpack`.
         """
-        if not with_alternatives:
-            none = np.full((len(columns), 2), (-1, 0), columns.dtype)
-            columns = np.insert(columns, [2 * k + 4], none, axis=1)
-        parts = np.split(columns, [2, 3, k + 4, 2 * k + 4, 2 * k + 5, 2 * k + 6], axis=1)
-        sound, num_accepted, token_ids, proposed_ids, came, num_alternatives, packed = parts
+        ends = [2, 3, k + 4, 2 * k + 4, 2 * k + 4 + 2 * with_alternatives]
+        sound, num_accepted, token_ids, proposed_ids, told, packed = np.split(columns, ends, axis=1)
+        none = np.full((len(columns), 2), (-1, 0), columns.dtype)
+        came, num_alternatives = (told if with_alternatives else none).T
         log = unpack(packed.reshape(len(columns), logged, -1), with_tokens=with_tokens) if logged else None
         return cls(
             token_ids=token_ids,
             num_accepted=num_accepted[:, 0],
-            came=came[:, 0],
-            num_alternatives=num_alternatives[:, 0],
+            came=came,
+            num_alternatives=num_alternatives,
             proposed_ids=np.concatenate([proposed_ids, np.full_like(num_accepted, NOT_DRAFTED)], 1),
             target_log=log,
             target_is_sound=sound[:, 0] != 0,

@@ -57,7 +57,7 @@ class FusedRunner:
     def forward(self, window: Window, token_ids: Tensor, keep: int) -> Tensor:
         rows, positions = window.rows, window.positions
         step = _Step(
-            slots=(self._starts[rows] + (positions if window.keys is None else window.keys)[..., None]).flatten(),
+            slots=(self._starts[rows] + window.written[..., None]).flatten(),
             mask=causal_mask(positions, window.key_length, self._groups, self._kv.dtype, own_keys=window.keys),
             cos=self._cos[positions],
             sin=self._sin[positions],

@@ -24,6 +24,11 @@ class Window:
     keys: Tensor | None = None
     """int64 [B, Q]: where new keys go, or at the positions. A token sees those before its position, and its own."""
 
+    @property
+    def written(self) -> Tensor:
+        """int64 [B, Q]: where new keys go."""
+        return self.positions if self.keys is None else self.keys
+
 
 @dataclass(frozen=True)
 class Computation:

@@ -86,9 +86,8 @@ class _RaggedLayer(StaticLayer):
         assert self.values is not None
         keys, values = self.keys[window.rows], self.values[window.rows]
         row = torch.arange(keys.shape[0], device=keys.device)[:, None]
-        places = window.positions if window.keys is None else window.keys
-        keys[row, :, places] = key_states.transpose(1, 2)
-        values[row, :, places] = value_states.transpose(1, 2)
+        keys[row, :, window.written] = key_states.transpose(1, 2)
+        values[row, :, window.written] = value_states.transpose(1, 2)
         return keys[:, :, : window.key_length], values[:, :, : window.key_length]
 
 

@@ -65,12 +65,14 @@ struct Attention : Worker {
         const auto head = [&](int64_t query) { return asked.key_head * heads + (asked.first + query) % heads; };
         const char *const panels = cache(layer, batch.slots[asked.from], asked.key_head);
         const char *const values = panels + layout.values(model.max_length);
+        const auto end = [&](int64_t query) { return batch.positions[token(query)]; };
+        const auto key = [&](int64_t query) { return batch.keys[token(query)]; };
         int64_t last = 0;
         for (int64_t q = 0; q < asked.count; ++q) {
             const float *x = scratch.qkv + token(q) * widths.qkv + head(q) * dims;
             for (int64_t d = 0; d < padded; ++d) row[d] = d < dims ? x[d] : 0;
             Format::convert(row, padded, queries + q * query_stride);
-            last = batch.positions[token(q)] > last ? batch.positions[token(q)] : last;
+            last = key(q) > last ? key(q) : last;
         }
         const Product<Format> with_keys{panels, layout.key_panel, layout.key_panel / VECTOR, queries, query_stride, asked.count, values};
         with_keys.tiles(0, last / LANES + 1, [&]<int P, int T>(int64_t at, int64_t query, Floats(&products)[P][T]) {
@@ -78,18 +80,42 @@ struct Attention : Worker {
                 for (int t = 0; t < T; ++t) store(scores + (query + t) * keys + (at + p) * LANES, products[p][t] * model.scaling);
         });
         for (int64_t q = 0; q < asked.count; ++q) {
-            sums[q] = weigh(scores + q * keys, batch.positions[token(q)], last);
-            Format::convert(scores + q * keys, rounded(last + 1, LANES), probs + q * probs_stride);
+            float *const score = scores + q * keys;
+            score[end(q)] = score[key(q)];
+            sums[q] = weigh(score, end(q), last);
+            Format::convert(score, rounded(last + 1, LANES), probs + q * probs_stride);
+            if (key(q) != end(q)) set_aside<Format>(q, end(q), probs + q * probs_stride);
         }
         const Product<Format> with_values{values, layout.value_panel, last / Format::UNIT + 1, probs, probs_stride, asked.count, panels};
         with_values.tiles(0, rounded(dims, LANES) / LANES, [&]<int P, int T>(int64_t at, int64_t query, Floats(&products)[P][T]) {
             for (int p = 0; p < P; ++p)
                 for (int t = 0; t < T; ++t) {
                     const int64_t d = (at + p) * LANES, q = query + t;
+                    if (key(q) != end(q)) add_last<Format>(values + (at + p) * layout.value_panel, q, end(q), key(q), products[p][t]);
                     float *to = scratch.attended + token(q) * widths.attended + head(q) * dims + d;
                     store_some(to, products[p][t] / sums[q], dims - d < LANES ? dims - d : LANES);
                 }
         });
+    }
+
+    // Of a token whose value lies elsewhere than at its position, the weights that are multiplied with the vector of it.
+    template <class Format>
+    void set_aside(int64_t query, int64_t position, char *weights) {
+        char *const from = weights + position / Format::UNIT * Format::INPUT_BYTES;
+        __builtin_memcpy(lasts + query * LAST_BYTES, from, Format::INPUT_BYTES);
+        __builtin_memset(from, 0, Format::INPUT_BYTES);
+    }
+
+    // What was set aside, with the value as if it were at its position: added last, as that is, so that what comes out
+    // is the same to the last bit.
+    template <class Format>
+    void add_last(const char *panel, int64_t query, int64_t position, int64_t key, Floats &products) {
+        alignas(VECTOR) char vector[VECTOR];
+        __builtin_memcpy(vector, panel + position / Format::UNIT * VECTOR, VECTOR);
+        for (int64_t d = 0; d < LANES; ++d) put<Format>(vector, VECTOR, d, position % Format::UNIT, get<Format>(panel, 0, d, key));
+        Floats sum[1][1] = {{products}};
+        Format::template tile<1, 1>(vector, VECTOR, lasts + query * LAST_BYTES, LAST_BYTES, 1, {}, sum);
+        products = sum[0][0];
     }
 
     // Scores of the keys up to `position` become weights, whose sum is returned; those up to `last` become 0.
@@ -113,11 +139,8 @@ struct Attention : Worker {
 
     template <class Format>
     void attention(int64_t layer) {
-        int64_t items = 0, item = 0, alternatives = 0;
-        for (int64_t from = 0; from < batch.count; from = slot_end(from)) {
-            items += blocks_of(queries_of(from)) * model.kv_heads;
-            alternatives += slot_end(from) - chain_end(from);
-        }
+        int64_t items = 0, item = 0;
+        for (int64_t from = 0; from < batch.count; from = slot_end(from)) items += blocks_of(queries_of(from)) * model.kv_heads;
         const Share share(items, thread, team.size);
         for (int64_t from = 0; from < batch.count; from = slot_end(from)) {
             const int64_t queries = queries_of(from), blocks = blocks_of(queries);
@@ -129,41 +152,6 @@ struct Attention : Worker {
                 }
         }
         barrier(team);
-        if (alternatives) attend_alternatives<Format>(layer);
-    }
-
-    // Of tokens whose keys lie elsewhere than at their positions: there while they attend, so that what comes out is
-    // the same to the last bit. One thread does all that share keys.
-    template <class Format>
-    void attend_alternatives(int64_t layer) {
-        const int64_t heads = model.heads / model.kv_heads;
-        int64_t item = 0;
-        for (int64_t from = 0; from < batch.count; from = slot_end(from))
-            for (int64_t key_head = 0; key_head < model.kv_heads; ++key_head, ++item) {
-                if (item % team.size != thread) continue;
-                char *const panels = cache(layer, batch.slots[from], key_head);
-                for (int64_t t = chain_end(from); t < slot_end(from); ++t) {
-                    exchange<Format>(panels, batch.positions[t], batch.keys[t]);
-                    for (int64_t first = 0; first < heads; first += BLOCK)
-                        attend<Format>(layer, {key_head, t, first, heads - first < BLOCK ? heads - first : BLOCK});
-                    exchange<Format>(panels, batch.positions[t], batch.keys[t]);
-                }
-            }
-        barrier(team);
-    }
-
-    // Key and value at one place with those at another, of one key head.
-    template <class Format>
-    void exchange(char *keys, int64_t one, int64_t other) {
-        const CacheLayout layout(model);
-        char *const values = keys + layout.values(model.max_length);
-        for (int64_t d = 0; d < model.head_dim; ++d) {
-            const float key = get<Format>(keys, layout.key_panel, one, d), value = get<Format>(values, layout.value_panel, d, one);
-            put<Format>(keys, layout.key_panel, one, d, get<Format>(keys, layout.key_panel, other, d));
-            put<Format>(values, layout.value_panel, d, one, get<Format>(values, layout.value_panel, d, other));
-            put<Format>(keys, layout.key_panel, other, d, key);
-            put<Format>(values, layout.value_panel, d, other, value);
-        }
     }
 
     // Where the tokens of another slot begin.
@@ -173,14 +161,6 @@ struct Attention : Worker {
         return end;
     }
 
-    // Where tokens of this slot begin whose keys lie elsewhere than at their positions.
-    int64_t chain_end(int64_t from) const {
-        const int64_t last = slot_end(from);
-        int64_t end = from;
-        while (end < last && batch.keys[end] == batch.positions[end]) ++end;
-        return end;
-    }
-
-    int64_t queries_of(int64_t from) const { return (chain_end(from) - from) * (model.heads / model.kv_heads); }
+    int64_t queries_of(int64_t from) const { return (slot_end(from) - from) * (model.heads / model.kv_heads); }
     static int64_t blocks_of(int64_t queries) { return (queries + BLOCK - 1) / BLOCK; }
 };

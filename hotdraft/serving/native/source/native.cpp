@@ -54,6 +54,21 @@ void runners_up(const float *logits, int32_t outputs, int32_t first, float chanc
     }
 }
 
+template <class Number>
+void move_key(const hd_model &model, int32_t slot, int32_t source, int32_t destination) {
+    constexpr int64_t UNIT = 4 / sizeof(Number);
+    const CacheLayout layout(model);
+    for (int64_t head = 0; head < int64_t(model.layers) * model.kv_heads; ++head) {
+        char *keys = static_cast<char *>(model.keys_values) + slot * layout.slot + head * layout.head;
+        char *values = keys + layout.values(model.max_length);
+        const auto copy = [](char *panels, int64_t to, int64_t from) { std::memcpy(panels + to, panels + from, sizeof(Number)); };
+        for (int64_t d = 0; d < model.head_dim; ++d) {
+            copy(keys, place_in_panels(UNIT, layout.key_panel, destination, d), place_in_panels(UNIT, layout.key_panel, source, d));
+            copy(values, place_in_panels(UNIT, layout.value_panel, d, destination), place_in_panels(UNIT, layout.value_panel, d, source));
+        }
+    }
+}
+
 Pool &pool_of(hd_pool *pool) { return *reinterpret_cast<Pool *>(pool); }
 }  // namespace
 
@@ -81,18 +96,7 @@ void hd_move(const hd_model *model, int32_t source, int32_t destination, int32_t
 }
 
 void hd_move_key(const hd_model *model, int32_t slot, int32_t source, int32_t destination) {
-    const CacheLayout layout(*model);
-    const int64_t unit = model->half ? 2 : 1, bytes = 4 / unit;
-    for (int64_t head = 0; head < int64_t(model->layers) * model->kv_heads; ++head) {
-        char *keys = static_cast<char *>(model->keys_values) + slot * layout.slot + head * layout.head;
-        char *values = keys + layout.values(model->max_length);
-        for (int64_t d = 0; d < model->head_dim; ++d) {
-            std::memcpy(keys + place_in_panels(unit, layout.key_panel, destination, d),
-                        keys + place_in_panels(unit, layout.key_panel, source, d), bytes);
-            std::memcpy(values + place_in_panels(unit, layout.value_panel, d, destination),
-                        values + place_in_panels(unit, layout.value_panel, d, source), bytes);
-        }
-    }
+    model->half ? move_key<uint16_t>(*model, slot, source, destination) : move_key<float>(*model, slot, source, destination);
 }
 
 void hd_clear(const hd_model *model, int32_t slot) {

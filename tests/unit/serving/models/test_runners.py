@@ -389,3 +389,27 @@ def test_a_token_whose_key_lies_elsewhere_sees_what_is_before_its_position(kind:
         torch.testing.assert_close(both[:, 1:], alone.forward(at([6]), second, 1))
         runner.move_keys(torch.tensor([7]), torch.tensor([6]))
         torch.testing.assert_close(runner.forward(at([7]), following, 1), alone.forward(at([7]), following, 1))
+
+
+@pytest.mark.parametrize("model", ["llama", "heads of 80"])
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_natively_a_token_beside_a_chain_is_computed_as_in_its_place_to_the_last_bit(
+    dtype: torch.dtype, instructions: str, model: str, ids: Tensor
+) -> None:
+    runner, alone = (natively(instructions)(make(**MODELS[model]).to(dtype)) for _ in range(2))
+    chain, beside = ids[0, 17:21], ids[0, 21:26]
+    instead_of = [18, 19, 19, 20, 21]
+
+    def window(positions: list[int], keys: list[int]) -> Window:
+        return Window(slice(0, 1), torch.tensor([positions]), 32, keys=torch.tensor([keys]))
+
+    with torch.inference_mode():
+        for one in (runner, alone):
+            one.forward(window(list(range(17)), list(range(17))), ids[:1, :17], 1)
+        tree = window([*range(17, 21), *instead_of], list(range(17, 26)))
+        logits = runner.forward(tree, torch.cat([chain, beside])[None], 9)[0]
+        for token, position, found in zip(beside, instead_of, logits[4:], strict=True):
+            path = [*chain[: position - 17], token]
+            places = list(range(17, position + 1))
+            assert torch.equal(alone.forward(window(places, places), torch.stack(path)[None], 1)[0, 0], found)

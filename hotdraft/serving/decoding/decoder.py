@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hotdraft.pipeline.replay.sample import NOT_DRAFTED
 from hotdraft.pipeline.system.transfer import received
+from hotdraft.serving.decoding.greedy_round import judge_greedily
 from hotdraft.serving.decoding.rounds import Round, RoundSeconds
 from hotdraft.serving.decoding.token_tree import TokenTree
 from hotdraft.serving.graphs.recurring import Graphed
@@ -24,6 +25,7 @@ from hotdraft.serving.models.slots import Slots
 from hotdraft.serving.models.track import Track
 from hotdraft.serving.proposers.plan import ProposalPlan
 from hotdraft.serving.proposers.proposer import Proposer
+from hotdraft.serving.proposers.row_proposal import RowProposal
 from hotdraft.serving.sampling.logits import SamplingBatch
 from hotdraft.serving.sampling.penalties import AnswerTokens
 from hotdraft.serving.sampling.proposal import Proposal
@@ -64,6 +66,8 @@ class SpeculativeDecoder:
         self.log_top_k = log_top_k
         self.graphed = graphed
         """Parts that have graphs, by name."""
+        self._judges_on_host = self.device.type == "cpu" and (proposer is None or proposer.stops_early)
+        """Whether greedy rounds go by plain numbers."""
         self._verify = verify
         self._readers: list[Track | Proposer] = [self.target] if proposer is None else [self.target, proposer]
 
@@ -146,27 +150,37 @@ class SpeculativeDecoder:
         began = time.perf_counter()
         proposal = self.propose(plan, sampling)
         proposed = time.perf_counter()
-        outcome = self._judge(rows, proposal, sampling, log)
+        if isinstance(proposal, Proposal):
+            outcome = self._judge(rows, proposal, sampling, log)
+            outcome = replace(outcome, num_guessed=np.array([len(guess) for guess in plan.guesses]))
+            self.slots.append_on_host(outcome.token_ids, outcome.num_new.tolist())
+        else:
+            outcome = judge_greedily(
+                self.target.runner,
+                self.slots,
+                proposal,
+                self.vocab_size,
+                top_k=self.log_top_k if log or sampling.any_logprobs else 0,
+                with_tokens=sampling.any_logprobs,
+            )
         num_accepted = outcome.num_accepted.tolist()
-        self.slots.append_on_host(outcome.token_ids, outcome.num_new.tolist())
         self.target.lengths[:rows] = [length - 1 for length in self.slots.lengths[:rows]]
         if any(plan.drafted) and self.proposer is not None:
             self.proposer.observe(plan, outcome.num_proposed.tolist(), num_accepted, outcome.draft_is_sound)
         for row in np.flatnonzero(~outcome.target_is_sound).tolist():
             self.discard(row)
-        return replace(
-            outcome,
-            num_guessed=np.array([len(guess) for guess in plan.guesses]),
-            seconds=self._seconds(began, proposed, time.perf_counter()),
-        )
+        return replace(outcome, seconds=self._seconds(began, proposed, time.perf_counter()))
 
     @torch.inference_mode()
-    def propose(self, plan: ProposalPlan, sampling: SamplingBatch) -> Proposal:
-        """What is planned for the first rows; commits nothing."""
+    def propose(self, plan: ProposalPlan, sampling: SamplingBatch) -> Proposal | list[RowProposal]:
+        """What is planned for the first rows, in plain numbers where that is all it takes; commits nothing."""
+        on_host = self._judges_on_host and sampling.is_greedy
         if not any(plan.drafted):
+            if on_host:
+                return [RowProposal(list(guess), len(guess)) for guess in plan.guesses]
             return Proposal.of_guesses(plan.guessed_ids(self.device), plan.num_guessed(self.device))
         assert self.proposer is not None, "drafting needs a proposer"
-        return self.proposer.propose(plan, sampling)
+        return self.proposer.propose_greedily(plan) if on_host else self.proposer.propose(plan, sampling)
 
     def _seconds(self, began: float, proposed: float, verified: float) -> RoundSeconds:
         if self.device.type == "cpu":

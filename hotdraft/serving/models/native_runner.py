@@ -1,9 +1,11 @@
 """Llama-like decoders by the native library: one call a forward, at the speed that memory allows."""
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import POINTER, byref
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -45,17 +47,17 @@ def why_not_native(model: PreTrainedModel) -> str | None:
 class GreedyDraft(NamedTuple):
     """Tokens that a model follows B rows with."""
 
-    token_ids: Tensor
+    token_ids: np.ndarray
     """int64 [B, K]."""
-    num_drafted: Tensor
+    num_drafted: np.ndarray
     """int32 [B]: how many of a row's tokens count."""
-    confidences: Tensor
+    confidences: np.ndarray
     """uint8 [B, K]: the model's own chance of each, in parts of `CONFIDENCES`."""
-    sound: Tensor
-    """uint8 [B, 1]: whether all logits were numbers."""
-    others: Tensor
+    sound: np.ndarray
+    """uint8 [B]: whether all logits were numbers."""
+    others: np.ndarray
     """int64 [B, K, R]: the likeliest beside each."""
-    chances: Tensor
+    chances: np.ndarray
     """float32 [B, K, 1 + R]: the model's own of each token, and of the others; 0 where nothing was drafted."""
 
 
@@ -110,7 +112,7 @@ class NativeRunner:
         token_ids, positions = token_ids.contiguous(), window.positions.expand(rows, -1).contiguous()
         keys = None if window.keys is None else window.keys.contiguous()
         counts = window.counts
-        logits = (torch.empty if counts is None else torch.zeros)(rows, keep, self.num_outputs)
+        logits = torch.empty(rows, keep, self.num_outputs)
         self._library.hd_forward(
             byref(self._model),
             self._pool.handle,
@@ -124,49 +126,53 @@ class NativeRunner:
             keep,
             logits.data_ptr(),
         )
+        for row, computed in enumerate([] if counts is None else counts.tolist()):
+            if computed < count:
+                logits[row, max(computed - (count - keep), 0) :] = 0
         return logits
 
     def draft_greedily(
-        self, positions: Tensor, token_ids: Tensor, ks: Tensor, rates: Tensor, floors: Tensor, ranks: int
+        self,
+        positions: np.ndarray,
+        token_ids: np.ndarray,
+        ks: Sequence[int],
+        rates: np.ndarray,
+        floors: Sequence[float],
+        ranks: int,
     ) -> GreedyDraft:
-        """Of each row ks [B] tokens, the likeliest after those before; token_ids [B, Q] come before them.
+        """Of each row ks [B] tokens, the likeliest after those before; int64 token_ids [B, Q] come before them.
 
-        They are at positions [B, Q] of the first B slots. A row ends early once the chance that all its tokens are
-        accepted falls below floors [B]; rates [CONFIDENCES] are those of a token by the model's chance for it.
+        They are at int64 positions [B, Q] of the first B slots. A row ends early once the chance that all its
+        tokens are accepted falls below floors [B]; rates [CONFIDENCES] are those of a token by the model's chance.
         Beside each token the `ranks` next likeliest are told.
         """
-        rows, count = token_ids.shape
-        token_ids, positions = token_ids.contiguous(), positions.contiguous()
-        most = int(ks.max())
+        (rows, count), most = token_ids.shape, max(ks)
         draft = GreedyDraft(
-            token_ids=torch.zeros(rows, most, dtype=torch.int64),
-            num_drafted=ks.to(torch.int32).clone(),
-            confidences=torch.zeros(rows, most, dtype=torch.uint8),
-            sound=torch.empty(rows, 1, dtype=torch.uint8),
-            others=torch.zeros(rows, most, ranks, dtype=torch.int64),
-            chances=torch.zeros(rows, most, 1 + ranks),
+            token_ids=np.zeros((rows, most), np.int64),
+            num_drafted=np.array(ks, np.int32),
+            confidences=np.zeros((rows, most), np.uint8),
+            sound=np.zeros(rows, np.uint8),
+            others=np.zeros((rows, most, ranks), np.int64),
+            chances=np.zeros((rows, most, 1 + ranks), np.float32),
         )
-        rates, floors = rates.float().contiguous(), floors.float().contiguous()
+        token_ids, positions = np.ascontiguousarray(token_ids), np.ascontiguousarray(positions)
+        given = [np.ascontiguousarray(rates, np.float32), np.array(floors, np.float32)]
         drafting = DraftingStruct(
-            most=most,
-            ranks=ranks,
-            ks=draft.num_drafted.data_ptr(),
-            rates=rates.data_ptr(),
-            floors=floors.data_ptr(),
-            vocabulary=self.head.token_ids.data_ptr() if isinstance(self.head, TrimmedHead) else None,
-            drafted=draft.token_ids.data_ptr(),
-            confidences=draft.confidences.data_ptr(),
-            sound=draft.sound.data_ptr(),
-            others=draft.others.data_ptr(),
-            chances=draft.chances.data_ptr(),
+            most,
+            ranks,
+            draft.num_drafted.ctypes.data,
+            *(part.ctypes.data for part in given),
+            self.head.token_ids.data_ptr() if isinstance(self.head, TrimmedHead) else None,
+            *(part.ctypes.data for part in (draft.token_ids, draft.confidences, draft.sound)),
+            *(part.ctypes.data for part in (draft.others, draft.chances)),
         )
         self._library.hd_draft(
             byref(self._model),
             self._pool.handle,
             rows,
             count,
-            token_ids.data_ptr(),
-            positions.data_ptr(),
+            token_ids.ctypes.data,
+            positions.ctypes.data,
             byref(drafting),
         )
         return draft

@@ -60,6 +60,14 @@ class Slots:
         self.tokens[: len(token_ids)].scatter_(1, positions, token_ids)
         self.device_lengths[: len(token_ids)] += counts
 
+    def commit(self, token_ids: Sequence[Sequence[int]]) -> None:
+        """Commit each of the first rows' next tokens, where the device is the host."""
+        tokens, lengths = self.tokens.numpy(), self.device_lengths.numpy()
+        for row, new in enumerate(token_ids):
+            start, end = self.lengths[row], self.lengths[row] + len(new)
+            tokens[row, start:end] = self._host_tokens[row, start:end] = new
+            self.lengths[row] = lengths[row] = end
+
     def write_ahead(self, token_ids: Tensor) -> None:
         """Put token_ids [B, T] behind what the first rows hold, without committing them."""
         rows, count = token_ids.shape

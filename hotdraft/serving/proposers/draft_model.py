@@ -21,6 +21,7 @@ from hotdraft.serving.models.trimmed_head import TrimmedHead
 from hotdraft.serving.native.bindings import CONFIDENCES
 from hotdraft.serving.proposers.acceptance import AcceptanceEstimate
 from hotdraft.serving.proposers.plan import ProposalPlan
+from hotdraft.serving.proposers.row_proposal import RowProposal, likeliest
 from hotdraft.serving.sampling.alternatives import Alternatives, next_best
 from hotdraft.serving.sampling.draw import Drawing, Drawn, draw
 from hotdraft.serving.sampling.logits import SamplingBatch
@@ -70,17 +71,49 @@ class DraftModel(Track):
 
     def propose(self, plan: ProposalPlan, sampling: SamplingBatch) -> Proposal:
         """As many tokens for each row as are asked of it, behind those that were guessed."""
-        drafting = [row for row, count in enumerate(plan.drafted) if count]
-        while self.catch_up(drafting, KEY_BLOCK):
-            pass
-        proposal, slots = self._draft(plan, drafting, sampling), self._slots
+        drafting, slots = self._begin(plan), self._slots
+        proposal = self._draft(plan, drafting, sampling)
         if not any(map(len, plan.guesses)):
             return proposal
         return proposal.after_guesses(plan.guessed_ids(slots.device), plan.num_guessed(slots.device))
 
+    def propose_greedily(self, plan: ProposalPlan) -> list[RowProposal]:
+        """The same natively in one call, where all rows are greedy."""
+        assert isinstance(self.runner, NativeRunner), "only with `stops_early`"
+        drafting, guesses = self._begin(plan), plan.guesses
+        width = 2 + max(self.unread(row) + len(guesses[row]) for row in drafting)
+        ends = np.array([length + len(guess) for length, guess in zip(self._before, guesses, strict=True)])
+        positions = (ends[:, None] + np.arange(-width, 0)).clip(0)
+        fed = np.zeros_like(positions)
+        for row in drafting:
+            # a prompt shorter than what is fed has its first token fed more than once, at the same position
+            start = positions[row, 0]
+            fed[row] = np.append(self._slots.held(row)[start:], guesses[row])[positions[row] - start]
+        floors = plan.floors or [0.0] * plan.rows
+        ranks = min(RANKS, self.runner.num_outputs - 1) if plan.most_alternatives else 0
+        draft = self.runner.draft_greedily(positions, fed, plan.drafted, self._by_confidence.rates(), floors, ranks)
+        self._confidences = draft.confidences.tolist()
+        rows = zip(guesses, plan.alternatives or [0] * plan.rows, *(part.tolist() for part in draft), strict=True)
+        return [
+            RowProposal(
+                [*guess, *token_ids[:count]],
+                len(guess),
+                likeliest(others[:count], chances[:count], most, len(guess)) if most else (),
+                sound=bool(sound),
+            )
+            for guess, most, token_ids, count, _, sound, others, chances in rows
+        ]
+
+    def _begin(self, plan: ProposalPlan) -> list[int]:
+        """The rows that draft, none of them far behind."""
+        drafting = [row for row, count in enumerate(plan.drafted) if count]
+        while self.catch_up(drafting, KEY_BLOCK):
+            pass
+        self._before, self._confidences = self._slots.lengths[: plan.rows], None
+        return drafting
+
     def _draft(self, plan: ProposalPlan, drafting: Sequence[int], sampling: SamplingBatch) -> Proposal:
         slots, rows = self._slots, plan.rows
-        self._before = slots.lengths[:rows]
         ends = slots.device_lengths[:rows]
         if any(map(len, plan.guesses)):
             ends = ends + plan.num_guessed(slots.device)
@@ -92,21 +125,6 @@ class DraftModel(Track):
         positions = (ends + torch.arange(-2 - missed, 0, device=slots.device)).clamp_min(0)
         fed = slots.tokens[:rows].gather(1, positions)
         num_drafted = sent(plan.drafted, torch.int64, slots.device)
-        if isinstance(self.runner, NativeRunner) and self.stops_early and sampling.is_greedy:
-            floors = torch.zeros(rows) if plan.floors is None else torch.tensor(plan.floors)
-            rates = torch.from_numpy(self._by_confidence.rates())
-            ranks = min(RANKS, self.runner.num_outputs - 1) if plan.most_alternatives else 0
-            draft = self.runner.draft_greedily(positions, fed, num_drafted.int(), rates, floors, ranks)
-            self._confidences = draft.confidences.tolist()
-            num_drafted = draft.num_drafted.long()
-            return Proposal(
-                draft.token_ids,
-                num_drafted,
-                None,
-                draft.sound.bool(),
-                alternatives=self._alternatives(plan, draft.others, draft.chances, num_drafted),
-            )
-        self._confidences = None
         answers = AnswerTokens(*slots.answers(rows), self._vocab_size)
         drawing = Drawing(sampling, answers, self.vocabulary, draw if sampling.is_greedy else self._draw_token)
         others: list[tuple[Tensor, Tensor]] = []
@@ -117,17 +135,10 @@ class DraftModel(Track):
             if plan.most_alternatives:
                 others.append(next_best(logits[..., : self._vocab_size], fed, RANKS, self.vocabulary))
         alternatives = None
-        if others:
+        if plan.alternatives is not None and others:
             token_ids, chances = (torch.stack(parts, 1) for parts in zip(*others, strict=True))
-            alternatives = self._alternatives(plan, token_ids, chances, num_drafted)
+            alternatives = Alternatives.likeliest(token_ids, chances, num_drafted, plan.alternatives)
         return replace(drawing.proposal(), num_drafted=num_drafted, alternatives=alternatives)
-
-    def _alternatives(
-        self, plan: ProposalPlan, token_ids: Tensor, chances: Tensor, num_drafted: Tensor
-    ) -> Alternatives | None:
-        if plan.alternatives is None or not plan.most_alternatives:
-            return None
-        return Alternatives.likeliest(token_ids, chances, num_drafted, plan.alternatives)
 
     def observe(
         self, plan: ProposalPlan, num_proposed: Sequence[int], num_accepted: Sequence[int], sound: np.ndarray

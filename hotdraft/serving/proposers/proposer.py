@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from hotdraft.serving.proposers.plan import ProposalPlan
+from hotdraft.serving.proposers.row_proposal import RowProposal
 from hotdraft.serving.sampling.logits import SamplingBatch
 from hotdraft.serving.sampling.proposal import Proposal
 
@@ -14,7 +15,7 @@ class Proposer(Protocol):
     """Proposes for the rows of the slots it was made over. Whatever it proposes costs speed, never correctness."""
 
     stops_early: bool
-    """Whether it proposes less than planned in greedy rows, where what comes next is not worth its cost."""
+    """Whether `propose_greedily` is there, which proposes less than planned where more is not worth its cost."""
 
     def load(self, row: int, same: np.ndarray) -> None:
         """A request begins in a row; `same` [num_slots] is what `Slots.load` returned."""
@@ -46,6 +47,10 @@ class Proposer(Protocol):
 
     def propose(self, plan: ProposalPlan, sampling: SamplingBatch) -> Proposal:
         """What was guessed, and behind it up to as many tokens for each of the first rows as are asked of it."""
+        ...
+
+    def propose_greedily(self, plan: ProposalPlan) -> list[RowProposal]:
+        """The same where all rows are greedy, in plain numbers."""
         ...
 
     def observe(

@@ -10,6 +10,7 @@ from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.models.choose import make_runners
 from hotdraft.serving.models.slots import Slots
 from hotdraft.serving.proposers.plan import ProposalPlan
+from hotdraft.serving.proposers.row_proposal import RowProposal
 from hotdraft.serving.sampling.logits import SamplingBatch
 from hotdraft.serving.sampling.proposal import Proposal
 from tests.unit.serving.decoders import GREEDY, PROMPTS, batch, greedy_reference, load, run, start
@@ -17,6 +18,8 @@ from tests.unit.serving.decoders import GREEDY, PROMPTS, batch, greedy_reference
 
 class Oracle:
     """Knows what the target will say, and says less of it in some rows than in others."""
+
+    stops_early = False
 
     def __init__(self, slots: Slots, texts: list[list[int]]) -> None:
         self._slots = slots
@@ -30,6 +33,9 @@ class Oracle:
         ids = [self._texts[row][self._slots.lengths[row] :][:k] for row in range(rows)]
         sound = torch.ones(rows, 1, dtype=torch.bool)
         return Proposal(torch.tensor(ids), torch.tensor(self.counts[-1]), None, sound)
+
+    def propose_greedily(self, plan: ProposalPlan) -> list[RowProposal]:
+        raise NotImplementedError
 
     def observe(
         self, plan: ProposalPlan, num_proposed: Sequence[int], num_accepted: Sequence[int], sound: np.ndarray

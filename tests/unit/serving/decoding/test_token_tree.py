@@ -12,6 +12,7 @@ from hotdraft.serving.decoding.rounds import Round
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.models.runner import Window
 from hotdraft.serving.proposers.plan import ProposalPlan
+from hotdraft.serving.sampling.proposal import Proposal
 from tests.models import disturbed, tiny_llama
 from tests.unit.serving.decoders import GREEDY, NEW_TOKENS, PROMPTS, batch, start
 
@@ -90,7 +91,7 @@ def test_what_the_draft_knows_is_what_it_knew_without_them() -> None:
     fresh = decoder()
     start(fresh, [made.slots.held(row).tolist() for row in range(ROWS)])
     plan, sampling = ProposalPlan.uniform(ROWS, 4), batch([GREEDY] * ROWS)
-    assert torch.equal(made.propose(plan, sampling).token_ids, fresh.propose(plan, sampling).token_ids)
+    assert made.propose(plan, sampling) == fresh.propose(plan, sampling)
 
 
 def test_they_stand_behind_guesses_too() -> None:
@@ -113,15 +114,21 @@ def test_a_trimmed_draft_names_its_second_choices() -> None:
     known = torch.arange(0, 257, 2)
     made = decoder(vocabulary=known)
     start(made, PROMPTS)
-    for params in (GREEDY, SamplingParams(temperature=0.8)):
-        proposal = made.propose(ProposalPlan.uniform(ROWS, 3, alternatives=4), batch([params] * ROWS))
-        assert proposal.alternatives is not None
-        assert np.isin(proposal.alternatives.token_ids, known).all()
+    plan = ProposalPlan.uniform(ROWS, 3, alternatives=4)
+    proposal = made.propose(plan, batch([SamplingParams(temperature=0.8)] * ROWS))
+    assert isinstance(proposal, Proposal)
+    assert proposal.alternatives is not None
+    assert np.isin(proposal.alternatives.token_ids, known).all()
+    greedy = made.propose(plan, batch([GREEDY] * ROWS))
+    assert isinstance(greedy, list)
+    assert all(one.token_id % 2 == 0 for row in greedy for one in row.alternatives)
+    assert all(len(row.alternatives) == 4 for row in greedy)
 
 
-def test_a_row_one_of_whose_second_choices_gave_no_number_ends_though_it_did_not_come() -> None:
+@pytest.mark.parametrize("instructions", ["auto", "none"])
+def test_a_row_one_of_whose_second_choices_gave_no_number_ends_though_it_did_not_come(instructions: str) -> None:
     """Its keys would spoil what comes after it in the slot."""
-    made = decoder("none")
+    made = decoder(instructions)
     start(made, PROMPTS)
     runner, forward = made.target.runner, made.target.runner.forward
 

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -326,9 +327,8 @@ def test_drafts_of_different_lengths_are_those_of_single_steps(instructions: str
     with torch.inference_mode():
         runner = natively(instructions)(copy.deepcopy(model))
         assert isinstance(runner, NativeRunner)
-        rates = torch.ones(CONFIDENCES)
         drafted, counts, _, sound, *_ = runner.draft_greedily(
-            positions, ids[:3, :4], torch.tensor(ks), rates, torch.zeros(3), 0
+            positions.numpy(), ids[:3, :4].numpy(), ks, np.ones(CONFIDENCES), [0.0] * 3, 0
         )
         assert sound.all()
         assert counts.tolist() == ks
@@ -349,10 +349,8 @@ def test_a_draft_ends_where_it_is_not_sure_enough(instructions: str, ids: Tensor
         whole = natively(instructions)(copy.deepcopy(model))
         stepping = natively(instructions)(copy.deepcopy(model))
         assert isinstance(whole, NativeRunner)
-        rates = torch.linspace(0.1, 0.9, CONFIDENCES)
-        drafted, counts, confidences, _, others, chances = whole.draft_greedily(
-            positions, ids[:1, :4], torch.tensor([6]), rates, torch.zeros(1), 3
-        )
+        rates, prompt = np.linspace(0.1, 0.9, CONFIDENCES), (positions.numpy(), ids[:1, :4].numpy())
+        drafted, counts, confidences, _, others, chances = whole.draft_greedily(*prompt, [6], rates, [0.0], 3)
         assert counts.tolist() == [6]
         fed, at, reached = ids[:1, :4], positions, 1.0
         for step in range(6):
@@ -362,12 +360,11 @@ def test_a_draft_ends_where_it_is_not_sure_enough(instructions: str, ids: Tensor
             assert drafted[0, step] == fed
             best = probs[0, 0].topk(4)
             assert others[0, step].tolist() == best.indices[1:].tolist()
-            torch.testing.assert_close(chances[0, step], best.values)
+            torch.testing.assert_close(torch.from_numpy(chances[0, step]), best.values)
             confidence = int(confidences[0, step])
             assert confidence == min(int(chance * CONFIDENCES), CONFIDENCES - 1)
             reached *= float(rates[confidence])
-            floor = torch.tensor([1.001 * reached])
-            again = whole.draft_greedily(positions, ids[:1, :4], torch.tensor([6]), rates, floor, 0)
+            again = whole.draft_greedily(*prompt, [6], rates, [1.001 * reached], 0)
             assert again.num_drafted.tolist() == [step + 1]
 
 

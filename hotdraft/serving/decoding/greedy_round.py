@@ -1,0 +1,124 @@
+"""Judging what greedy rows propose on a CPU, in plain numbers: a token is accepted if it is the likeliest.
+
+It does what `verify` and `follow` do of tensors, of which each operation takes longer than all of this.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hotdraft.pipeline.replay.sample import NOT_DRAFTED
+from hotdraft.serving.decoding.rounds import Round
+from hotdraft.serving.models.runner import Runner, Window
+from hotdraft.serving.models.slots import Slots
+from hotdraft.serving.proposers.row_proposal import RowProposal
+from hotdraft.serving.sampling.target_log import TargetLog, pack, unpack
+
+
+class _Judged(NamedTuple):
+    """What the target makes of a row's proposal."""
+
+    token_ids: list[int]
+    """Those that come: accepted ones, the one that follows, and another if that is an alternative."""
+    num_accepted: int
+    came: int
+    """Which alternative that is; -1: none."""
+    columns: list[int]
+    """Where among the tokens that the target read each of them was found."""
+    sound: bool
+
+
+def judge_greedily(
+    runner: Runner,
+    slots: Slots,
+    proposals: Sequence[RowProposal],
+    vocab_size: int,
+    *,
+    top_k: int,
+    with_tokens: bool,
+) -> Round:
+    """Verify in one forward what is proposed for the first rows, and commit in `slots` what it brings.
+
+    The `top_k` likeliest tokens are logged, nothing if that is 0; `with_tokens` is that of `unpack`.
+    """
+    lengths = slots.lengths[: len(proposals)]
+    logits = _read(runner, slots, proposals)[..., :vocab_size].float()
+    likeliest = logits.numpy().argmax(-1)  # of NaN, if there is one
+    best = logits.numpy()[np.arange(len(proposals))[:, None], np.arange(likeliest.shape[1]), likeliest]
+    judged = [
+        _judge(proposal, *of_row)
+        for proposal, *of_row in zip(proposals, likeliest.tolist(), np.isfinite(best).tolist(), strict=True)
+    ]
+    if any(row.came >= 0 for row in judged):
+        # a token's key belongs where the token is
+        ends = [length + row.num_accepted for length, row in zip(lengths, judged, strict=True)]
+        found = [length - 1 + row.columns[-1] for length, row in zip(lengths, judged, strict=True)]
+        sources = [at if row.came >= 0 else end for at, end, row in zip(found, ends, judged, strict=True)]
+        runner.move_keys(torch.tensor(sources), torch.tensor(ends))
+    slots.commit([row.token_ids for row in judged])
+    k = max(len(proposal.token_ids) for proposal in proposals)
+    return Round(
+        token_ids=_padded([row.token_ids for row in judged], k + 1, 0),
+        num_accepted=np.array([row.num_accepted for row in judged], np.int32),
+        came=np.array([row.came for row in judged], np.int32),
+        num_alternatives=np.array([len(proposal.alternatives) for proposal in proposals], np.int32),
+        proposed_ids=_padded([proposal.token_ids for proposal in proposals], k + 1, NOT_DRAFTED),
+        target_log=_log(logits, judged, top_k, with_tokens=with_tokens) if top_k else None,
+        target_is_sound=np.array([row.sound for row in judged]),
+        draft_is_sound=np.array([proposal.sound for proposal in proposals]),
+        num_guessed=np.array([proposal.num_guessed for proposal in proposals]),
+    )
+
+
+def _read(runner: Runner, slots: Slots, proposals: Sequence[RowProposal]) -> Tensor:
+    """Logits [B, Q, N] of each row's last token, those proposed behind it, and the alternatives: a `TokenTree`."""
+    fed, positions = [], []
+    for row, (token_ids, _, alternatives, _) in enumerate(proposals):
+        last = slots.lengths[row] - 1
+        fed.append([int(slots.held(row)[-1]), *token_ids, *(one.token_id for one in alternatives)])
+        beside = [last + 1 + one.position for one in alternatives]
+        positions.append([*range(last, last + 1 + len(token_ids)), *beside])
+    counts = [len(row) for row in fed]
+    width, rows = max(counts), slice(0, len(fed))
+    keys = None
+    if any(proposal.alternatives for proposal in proposals):
+        keys = torch.tensor([[*range(first, first + width)] for first, *_ in positions])
+    window = Window(
+        rows,
+        torch.tensor([[*row, *[0] * (width - len(row))] for row in positions]),
+        slots.key_length(max(slots.lengths[rows]) + width - 1),
+        torch.tensor(counts, dtype=torch.int32),
+        keys,
+    )
+    return runner.forward(window, torch.tensor([[*row, *[0] * (width - len(row))] for row in fed]), width)
+
+
+def _judge(proposal: RowProposal, likeliest: Sequence[int], are_sound: Sequence[bool]) -> _Judged:
+    proposed, alternatives = proposal.token_ids, proposal.alternatives
+    if not all(are_sound[: 1 + len(proposed) + len(alternatives)]):
+        return _Judged([0], 0, -1, [0], sound=False)
+    accepted = 0
+    while accepted < len(proposed) and likeliest[accepted] == proposed[accepted]:
+        accepted += 1
+    following = (accepted, likeliest[accepted])
+    came = alternatives.index(following) if following in alternatives else -1
+    columns = [*range(accepted + 1), *([1 + len(proposed) + came] if came >= 0 else [])]
+    return _Judged([likeliest[column] for column in columns], accepted, came, columns, sound=True)
+
+
+def _log(logits: Tensor, judged: Sequence[_Judged], top_k: int, *, with_tokens: bool) -> TargetLog:
+    """At the positions of the tokens that came, some number where a row has fewer."""
+    width = max(len(row.columns) for row in judged)
+    columns = torch.from_numpy(_padded([row.columns for row in judged], width, 0)).long()
+    kept = logits[:, :width]
+    if any(row.came >= 0 for row in judged):
+        kept = logits[torch.arange(len(judged))[:, None], columns]
+    token_ids = torch.from_numpy(_padded([row.token_ids for row in judged], width, 0)).long()
+    return unpack(pack(kept, top_k, token_ids if with_tokens else None).numpy(), with_tokens=with_tokens)
+
+
+def _padded(rows: Sequence[Sequence[int]], width: int, filler: int) -> np.ndarray:
+    return np.array([[*row, *[filler] * (width - len(row))] for row in rows], np.int32)

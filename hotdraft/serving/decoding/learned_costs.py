@@ -43,23 +43,19 @@ class _Learned:
 
     def __init__(self, inherited: np.ndarray) -> None:
         self.rounds = np.zeros(len(inherited))
+        self.doubt = np.zeros(len(inherited))
+        """By how much the cost may be overrated; before any round all are as good as measured."""
         self.effects = inherited
         """What was never tried costs as much more as its neighbours do."""
         self._inherited = inherited
-
-    @property
-    def doubt(self) -> np.ndarray:
-        """By how much the cost may be overrated; before any round all are as good as measured."""
-        if not self.rounds.any():
-            return np.zeros(len(self.rounds))
-        never = np.where(np.arange(len(self.rounds)) == 0, PLAIN_DOUBT, DOUBT)
-        return never / np.sqrt(1 + self.rounds)
+        self._of_untried = np.array([PLAIN_DOUBT, *[DOUBT] * (len(inherited) - 1)])
 
     def learn(self, k: int, surprise: float) -> None:
         own = self.effects - self._inherited
         own[k] += max(1 / (self.rounds[k] + 2), RATE) * surprise
         self.rounds *= MEMORY
         self.rounds[k] += 1
+        self.doubt = self._of_untried / np.sqrt(1 + self.rounds)
         tried = np.flatnonzero(self.rounds)
         self.effects = self._inherited + np.interp(np.arange(len(own)), tried, own[tried])
 
@@ -83,6 +79,15 @@ class _Costs:
         self._latest[setting.kind] = learned.effects
 
 
+class _Expected(NamedTuple):
+    """What parts of a round are expected to take by tokens, and what they might take at best."""
+
+    verifying: np.ndarray
+    drafting: np.ndarray
+    least_verifying: np.ndarray
+    least_drafting: np.ndarray
+
+
 class LearnedCosts:
     """Seconds = those measured x pace of the machine x what is learnt of the setting and of how many tokens it is.
 
@@ -95,22 +100,22 @@ class LearnedCosts:
         self._pace: float | None = None
         self._verifying = _Costs(measured.most + 1)
         self._drafting = _Costs(max_k + 1)
-        self._max_k = max_k
+        self._tokens, self._steps = np.arange(measured.most + 1), np.arange(max_k + 1)
+        self._expected: dict[tuple[int, RoundSetting], _Expected] = {}
+        """Of settings that were asked about since the last round."""
 
     def verifying(self, setting: RoundSetting) -> np.ndarray:
         """What it is expected to take to verify t tokens in each row, [most + 1]."""
-        measured = self.measured.verify_seconds(setting.rows)
-        return measured * np.exp((self._pace or 0.0) + self._verifying.of(setting).effects)
+        return self._of(setting).verifying
 
     def drafting(self, setting: RoundSetting) -> np.ndarray:
         """What it is expected to take to draft j tokens in each row, [max_k + 1]."""
-        step = self.measured.draft_step_seconds(setting.rows)
-        return step * np.arange(self._max_k + 1) * np.exp((self._pace or 0.0) + self._drafting.of(setting).effects)
+        return self._of(setting).drafting
 
     def least(self, setting: RoundSetting) -> tuple[np.ndarray, np.ndarray]:
         """What either might take at best: who always takes the best by these tries all that matter."""
-        verifying = self.verifying(setting) * np.exp(-self._verifying.of(setting).doubt)
-        return verifying, self.drafting(setting) * np.exp(-self._drafting.of(setting).doubt)
+        expected = self._of(setting)
+        return expected.least_verifying, expected.least_drafting
 
     def share_of_one(self, rows: int) -> float:
         """Of what a draft step of all rows takes, what one of a single row does."""
@@ -122,7 +127,7 @@ class LearnedCosts:
     ) -> None:
         """A round that verified so many tokens a row on average, and drafted `drafted` [B], took `seconds`."""
         steps = max(drafted)
-        expected = float(np.interp(verified, np.arange(self.measured.most + 1), self.verifying(setting)))
+        expected = float(np.interp(verified, self._tokens, self.verifying(setting)))
         drafting = float(self.drafting(setting)[steps]) * self._share(drafted)
         verify_seconds, draft_seconds = seconds.verifying, seconds.proposing
         if draft_seconds is None:  # as far as can be told
@@ -137,6 +142,28 @@ class LearnedCosts:
         if steps and drafting > 0:
             surprise = math.log(max(draft_seconds, 1e-9) / drafting)
             self._drafting.learn(setting, steps, min(max(surprise, -CLIP), CLIP))
+        self._expected.clear()
+
+    def _of(self, setting: RoundSetting) -> _Expected:
+        alike = _alike(setting)
+        known = self._expected.get((setting.rows, alike))
+        if known is None:
+            of_verifying, of_drafting, pace = (
+                self._verifying.of(setting),
+                self._drafting.of(setting),
+                self._pace or 0.0,
+            )
+            verifying = self.measured.verify_seconds(setting.rows) * np.exp(pace + of_verifying.effects)
+            step = self.measured.draft_step_seconds(setting.rows)
+            drafting = step * self._steps * np.exp(pace + of_drafting.effects)
+            known = _Expected(
+                verifying,
+                drafting,
+                verifying * np.exp(-of_verifying.doubt),
+                drafting * np.exp(-of_drafting.doubt),
+            )
+            self._expected[setting.rows, alike] = known
+        return known
 
     def _share(self, drafted: Sequence[int]) -> float:
         """Of what the steps would take if all rows drafted as many tokens as the first does."""

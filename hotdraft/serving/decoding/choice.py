@@ -62,8 +62,7 @@ class ProposalChoice:
         self.most_proposed = min(costs.most, most_proposed or costs.most)
         self._max_k = max_k
         self._learned = LearnedCosts(costs, max_k)
-        self._lengths = np.add.outer(np.arange(costs.most + 1), np.arange(max_k + 1)).clip(max=costs.most)
-        """Tokens that are read with m guessed and j drafted."""
+        self._steps = np.arange(max_k + 1)
         self._allowance = 0.0
         """Seconds that may be lost to exploration."""
         self._for_alone = 0.0
@@ -85,7 +84,7 @@ class ProposalChoice:
         one = self._learned.share_of_one(len(rows))
         each = drafting * (1 - one) / max(len(rows) - 1, 1)
         steps = drafting - len(rows) * each
-        lengths = self._lengths[: tokens.shape[1], : tokens.shape[2]]
+        lengths = np.minimum(np.arange(tokens.shape[1])[:, None] + self._steps, self.costs.most)
         costs = (verifying[lengths] - verifying[0]) / len(rows) + each
         plain = speed = MIN_GAIN * len(rows) / verifying[0]
         guessed = drafted = np.zeros(len(rows), int)

@@ -195,7 +195,8 @@ class SpeculativeDecoder:
         width = tree.token_ids.shape[1]
         key_length = self.slots.key_length(max(self.slots.lengths[:rows]) + width - 1)
         window = Window(slice(0, rows), tree.positions, key_length, tree.counts, tree.keys)
-        logits = self.target.runner.forward(window, tree.token_ids, width)[..., : self.vocab_size].float()
+        logits = window.cleared(self.target.runner.forward(window, tree.token_ids, width))
+        logits = logits[..., : self.vocab_size].float()
         penalised = AnswerTokens(*self.slots.answers(rows), self.vocab_size).penalised_counts(sampling)
         verifying = verify if sampling.is_greedy else self._verify
         verdict = verifying(logits[:, : k + 1], replace(proposal, alternatives=None), drawn_at, sampling, penalised)

@@ -4,6 +4,7 @@ It does what `verify` and `follow` do of tensors, of which each operation takes 
 """
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
@@ -46,12 +47,7 @@ def judge_greedily(
     """
     lengths = slots.lengths[: len(proposals)]
     logits = _read(runner, slots, proposals)[..., :vocab_size].float()
-    likeliest = logits.numpy().argmax(-1)  # of NaN, if there is one
-    best = logits.numpy()[np.arange(len(proposals))[:, None], np.arange(likeliest.shape[1]), likeliest]
-    judged = [
-        _judge(proposal, *of_row)
-        for proposal, *of_row in zip(proposals, likeliest.tolist(), np.isfinite(best).tolist(), strict=True)
-    ]
+    judged = [_judge(proposal, of_row) for proposal, of_row in zip(proposals, logits.numpy(), strict=True)]
     if any(row.came >= 0 for row in judged):
         # a token's key belongs where the token is
         ends = [length + row.num_accepted for length, row in zip(lengths, judged, strict=True)]
@@ -96,9 +92,12 @@ def _read(runner: Runner, slots: Slots, proposals: Sequence[RowProposal]) -> Ten
     return runner.forward(window, torch.tensor([[*row, *[0] * (width - len(row))] for row in fed]), width)
 
 
-def _judge(proposal: RowProposal, likeliest: Sequence[int], are_sound: Sequence[bool]) -> _Judged:
+def _judge(proposal: RowProposal, logits: np.ndarray) -> _Judged:
+    """By logits [Q, V], of which those of the tokens that the row has matter."""
     proposed, alternatives = proposal.token_ids, proposal.alternatives
-    if not all(are_sound[: 1 + len(proposed) + len(alternatives)]):
+    logits = logits[: 1 + len(proposed) + len(alternatives)]
+    likeliest = logits.argmax(-1).tolist()  # the first NaN, if there is one
+    if not all(isfinite(of_token[token]) for of_token, token in zip(logits, likeliest, strict=True)):
         return _Judged([0], 0, -1, [0], sound=False)
     accepted = 0
     while accepted < len(proposed) and likeliest[accepted] == proposed[accepted]:

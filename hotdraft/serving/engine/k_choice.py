@@ -37,7 +37,7 @@ class KChoice:
         self._chunk = chunk
         self._acceptance = TrafficEstimate(by_position(decoder.max_k))
         self._of_alternatives = TrafficEstimate(of_alternatives(decoder.max_alternatives))
-        self._gained = 10 * WORTH_READING
+        self._gained = 2 * WORTH_READING
         """Accepted drafted tokens a request, of those whose prompt the draft has read."""
         self._asked = 0
         """Requests."""

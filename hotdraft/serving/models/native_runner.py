@@ -126,9 +126,6 @@ class NativeRunner:
             keep,
             logits.data_ptr(),
         )
-        for row, computed in enumerate([] if counts is None else counts.tolist()):
-            if computed < count:
-                logits[row, max(computed - (count - keep), 0) :] = 0
         return logits
 
     def draft_greedily(

@@ -6,6 +6,7 @@ Oliaro et al., "SuffixDecoding: Extreme Speculative Decoding for Emerging AI App
 
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from hotdraft.serving.proposers.recent_text import END, RecentText
 
 LOOK_BACK = 16
 """Tokens of the context that places are compared by."""
+TOKEN_BYTES = 4
 PLACES = 16
 """Newest ones that are looked at."""
 LENGTHS = (2, 3, 4, 5, 7, 10, 14)
@@ -52,9 +54,10 @@ def guess(context: np.ndarray, recent: RecentText | None, most: int) -> Guess:
     for step in range(most):
         if not places:
             break
-        token, count = places[0][step], 1
-        if len(places) > 1:
-            [(token, count)] = Counter(place[step] for place in places).most_common(1)
+        following = [place[step] for place in places]
+        token, count = following[0], following.count(following[0])
+        if count < len(places):
+            [(token, count)] = Counter(following).most_common(1)
         if token == END:
             break
         token_ids.append(token)
@@ -69,15 +72,24 @@ Found = tuple[list[list[int]], int]
 
 
 def _in_context(context: np.ndarray, most: int) -> Found:
-    same = context[:-1] == context[-1]
-    pairs = np.flatnonzero(same[1:] & (context[:-2] == context[-2])) + 1
-    places = (pairs if len(pairs) else np.flatnonzero(same))[: -PLACES - 1 : -1]
-    if not len(places):
-        return [], 0
-    around = places[:, None] + np.arange(1 - LOOK_BACK, most + 1)
-    tokens = np.where(around < len(context), context[around.clip(0, len(context) - 1)], END)
-    tokens[around < 0] = END
-    return _longest(tokens, context)
+    text = context.astype(np.int32, copy=False).tobytes()
+    places = _occurrences(text, text[-2 * TOKEN_BYTES :]) or _occurrences(text, text[-TOKEN_BYTES:])
+    around = []
+    for end in places:
+        after = context[end : end + most].tolist()
+        around.append((context[max(0, end - LOOK_BACK) : end].tolist(), after + [END] * (most - len(after))))
+    return _longest(around, context[-LOOK_BACK:].tolist())
+
+
+def _occurrences(text: bytes, tokens: bytes) -> list[int]:
+    """Where they end in the text before its end, in tokens: the newest `PLACES`, those first."""
+    places: list[int] = []
+    end = len(text) - TOKEN_BYTES  # the last byte of what is found lies before it
+    while len(places) < PLACES and (at := text.rfind(tokens, 0, end)) >= 0:
+        if at % TOKEN_BYTES == 0:
+            places.append((at + len(tokens)) // TOKEN_BYTES)
+        end = at + len(tokens) - 1
+    return places
 
 
 def _in_answers(context: np.ndarray, recent: RecentText | None, most: int) -> Found:
@@ -86,15 +98,25 @@ def _in_answers(context: np.ndarray, recent: RecentText | None, most: int) -> Fo
     places = recent.found(int(context[-2]), int(context[-1]), PLACES, LOOK_BACK)
     if not len(places):
         return [], 0
-    return _longest(recent.at(places[:, None] + np.arange(1 - LOOK_BACK, most + 1)), context)
+    rows = recent.at(places[:, None] + np.arange(1 - LOOK_BACK, most + 1)).tolist()
+    return _longest([(row[:LOOK_BACK], row[LOOK_BACK:]) for row in rows], context[-LOOK_BACK:].tolist())
 
 
-def _longest(tokens: np.ndarray, context: np.ndarray) -> Found:
-    """Of tokens [places, LOOK_BACK + most] around places those that match the context furthest back."""
-    end = context[-LOOK_BACK:]
-    matched = (tokens[:, LOOK_BACK - len(end) : LOOK_BACK] == end)[:, ::-1].cumprod(1).sum(1)
-    longest = int(matched.max())
-    return tokens[matched == longest, LOOK_BACK:].tolist() if longest else [], longest
+def _longest(around: Sequence[tuple[list[int], list[int]]], ending: list[int]) -> Found:
+    """Of places, each with the tokens before and after it, those that match the ending furthest back."""
+    found: list[list[int]] = []
+    longest = 1
+    for before, after in around:
+        matched = 0
+        for token, own in zip(reversed(before), reversed(ending), strict=False):
+            if token != own:
+                break
+            matched += 1
+        if matched > longest:
+            found, longest = [after], matched
+        elif matched == longest:
+            found.append(after)
+    return found, longest if found else 0
 
 
 def _kind(matched: int, agreement: float) -> int:

@@ -79,17 +79,17 @@ def _read(runner: Runner, slots: Slots, proposals: Sequence[RowProposal]) -> Ten
         positions.append([*range(last, last + 1 + len(token_ids)), *beside])
     counts = [len(row) for row in fed]
     width, rows = max(counts), slice(0, len(fed))
-    keys = None
-    if any(proposal.alternatives for proposal in proposals):
-        keys = torch.tensor([[*range(first, first + width)] for first, *_ in positions])
+    keys = torch.tensor([[*range(first, first + width)] for first, *_ in positions])
+    # what does not matter may be computed as well: it goes behind what does
+    padded = [[*row, *range(row[0] + len(row), row[0] + width)] for row in positions]
     window = Window(
         rows,
-        torch.tensor([[*row, *[0] * (width - len(row))] for row in positions]),
+        torch.tensor(padded),
         slots.key_length(max(slots.lengths[rows]) + width - 1),
         torch.tensor(counts, dtype=torch.int32),
-        keys,
+        keys if any(proposal.alternatives for proposal in proposals) else None,
     )
-    return runner.forward(window, torch.tensor([[*row, *[0] * (width - len(row))] for row in fed]), width)
+    return runner.forward(window, torch.from_numpy(_padded(fed, width, 0)).long(), width)
 
 
 def _judge(proposal: RowProposal, logits: np.ndarray) -> _Judged:

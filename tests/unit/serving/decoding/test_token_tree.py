@@ -110,6 +110,31 @@ def test_they_stand_behind_guesses_too() -> None:
         assert outcome.token_ids[row, :count].tolist() == answer[:count]
 
 
+@pytest.mark.parametrize("instructions", ["auto", "none"])
+def test_rows_are_guessed_for_to_different_lengths_without_a_draft(instructions: str) -> None:
+    """Whatever is computed behind a row that has fewer spoils nothing of it."""
+    made = build_decoder(
+        tiny_llama(layers=2, seed=1),
+        None,
+        num_slots=ROWS,
+        max_model_len=100,
+        max_k=4,
+        log_top_k=8,
+        instructions=instructions,
+    )
+    rounds(made, [ProposalPlan.uniform(ROWS, 0)], GREEDY)
+    expected = answers(made)
+    start(made, PROMPTS)
+    right, wrong = [tuple(answer[:4]) for answer in expected], (1, 2, 3)
+    guesses = [right[0], (), wrong, right[3][:2]]
+    outcome = made.round(ProposalPlan(guesses, [0] * ROWS), batch([GREEDY] * ROWS), log=False)
+    assert outcome.num_proposed.tolist() == [4, 0, 3, 2]
+    assert outcome.num_accepted.tolist() == [4, 0, 0, 2]
+    while min(made.slots.lengths) < max(map(len, PROMPTS)) + NEW_TOKENS:
+        made.round(ProposalPlan.uniform(ROWS, 0), batch([GREEDY] * ROWS), log=False)
+    assert answers(made) == expected
+
+
 def test_a_trimmed_draft_names_its_second_choices() -> None:
     known = torch.arange(0, 257, 2)
     made = decoder(vocabulary=known)

@@ -20,6 +20,7 @@ from hotdraft.serving.decoding.rounds import Round, RoundSeconds
 from hotdraft.serving.decoding.token_tree import TokenTree
 from hotdraft.serving.graphs.recurring import Graphed
 from hotdraft.serving.messages.request import SamplingParams
+from hotdraft.serving.models.native_runner import NativeRunner
 from hotdraft.serving.models.runner import Runner, Window
 from hotdraft.serving.models.slots import Slots
 from hotdraft.serving.models.track import Track
@@ -66,7 +67,7 @@ class SpeculativeDecoder:
         self.log_top_k = log_top_k
         self.graphed = graphed
         """Parts that have graphs, by name."""
-        self._judges_on_host = self.device.type == "cpu" and (proposer is None or proposer.stops_early)
+        self._judges_on_host = isinstance(target, NativeRunner) and (proposer is None or proposer.stops_early)
         """Whether greedy rounds go by plain numbers."""
         self._verify = verify
         self._readers: list[Track | Proposer] = [self.target] if proposer is None else [self.target, proposer]
@@ -195,8 +196,7 @@ class SpeculativeDecoder:
         width = tree.token_ids.shape[1]
         key_length = self.slots.key_length(max(self.slots.lengths[:rows]) + width - 1)
         window = Window(slice(0, rows), tree.positions, key_length, tree.counts, tree.keys)
-        logits = window.cleared(self.target.runner.forward(window, tree.token_ids, width))
-        logits = logits[..., : self.vocab_size].float()
+        logits = self.target.runner.forward(window, tree.token_ids, width)[..., : self.vocab_size].float()
         penalised = AnswerTokens(*self.slots.answers(rows), self.vocab_size).penalised_counts(sampling)
         verifying = verify if sampling.is_greedy else self._verify
         verdict = verifying(logits[:, : k + 1], replace(proposal, alternatives=None), drawn_at, sampling, penalised)

@@ -1,4 +1,4 @@
-"""Judging what greedy rows propose on a CPU, in plain numbers: a token is accepted if it is the likeliest.
+"""Judging what greedy rows propose to a native target, in plain numbers: a token is accepted if it is likeliest.
 
 It does what `verify` and `follow` do of tensors, of which each operation takes longer than all of this.
 """
@@ -80,14 +80,13 @@ def _read(runner: Runner, slots: Slots, proposals: Sequence[RowProposal]) -> Ten
     counts = [len(row) for row in fed]
     width, rows = max(counts), slice(0, len(fed))
     keys = torch.tensor([[*range(first, first + width)] for first, *_ in positions])
-    # what does not matter may be computed as well: it goes behind what does
-    padded = [[*row, *range(row[0] + len(row), row[0] + width)] for row in positions]
     window = Window(
         rows,
-        torch.tensor(padded),
+        torch.from_numpy(_padded(positions, width, 0)).long(),
         slots.key_length(max(slots.lengths[rows]) + width - 1),
         torch.tensor(counts, dtype=torch.int32),
         keys if any(proposal.alternatives for proposal in proposals) else None,
+        leaves_gaps=True,
     )
     return runner.forward(window, torch.from_numpy(_padded(fed, width, 0)).long(), width)
 

@@ -126,6 +126,10 @@ class NativeRunner:
             keep,
             logits.data_ptr(),
         )
+        if counts is not None and not window.leaves_gaps:
+            for row, computed in enumerate(counts.tolist()):
+                if computed < count:
+                    logits[row, max(computed - (count - keep), 0) :] = 0
         return logits
 
     def draft_greedily(

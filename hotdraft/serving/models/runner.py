@@ -22,21 +22,15 @@ class Window:
     counts: Tensor | None = None
     """int32 [B]: of each row only so many first tokens matter; None: all do. The others may be computed as well."""
     keys: Tensor | None = None
-    """int64 [B, Q]: where new keys go, or at the positions. A token sees those before its position, and its own."""
+    """int64 [B, Q]: where new keys go, at the positions or behind them; None: at the positions. A token sees those
+    before its position, and its own."""
+    leaves_gaps: bool = False
+    """Whether nobody looks at the logits of tokens that do not matter, which need be no numbers then."""
 
     @property
     def written(self) -> Tensor:
         """int64 [B, Q]: where new keys go."""
         return self.positions if self.keys is None else self.keys
-
-    def cleared(self, logits: Tensor) -> Tensor:
-        """Logits [B, keep, N] of a forward, with 0 where on a CPU tokens do not matter: they may be anything."""
-        count, keep = self.positions.shape[1], logits.shape[1]
-        if self.counts is not None and logits.device.type == "cpu":
-            for row, computed in enumerate(self.counts.tolist()):
-                if computed < count:
-                    logits[row, max(computed - (count - keep), 0) :] = 0
-        return logits
 
 
 @dataclass(frozen=True)
@@ -80,7 +74,7 @@ class Runner(Protocol):
     def forward(self, window: Window, token_ids: Tensor, keep: int) -> Tensor:
         """Logits [B, keep, N] of the last `keep` of token_ids [B, Q], a column for each token of the head.
 
-        Of tokens that do not matter they may be anything, on a GPU any numbers: see `Window.cleared`.
+        Of tokens that do not matter they may be any numbers.
         """
         ...
 

@@ -130,8 +130,7 @@ class DraftModel(Track):
         others: list[tuple[Tensor, Tensor]] = []
         for step in range(max(plan.drafted)):
             counts = (num_drafted > step).int() * fed.shape[1]
-            window = Window(slice(0, rows), positions, key_length, counts)
-            logits = window.cleared(self.runner.forward(window, fed, 1))
+            logits = self.runner.forward(Window(slice(0, rows), positions, key_length, counts), fed, 1)
             fed, positions = drawing.draw(logits), ends + step
             if plan.most_alternatives:
                 others.append(next_best(logits[..., : self._vocab_size], fed, RANKS, self.vocabulary))

@@ -53,7 +53,8 @@ int64_t hd_pool_stalls(const hd_pool *pool);
 
 // Logits [rows][keep][outputs of the head] of the last `keep` of token_ids [rows][count], each at its position of its
 // slot, the first row's being `first_slot`. Of each row only the first counts [rows] are computed; null: all. Keys and
-// values go to keys [rows][count], to the positions if that is null; a token sees those before its position, and its own.
+// values go to keys [rows][count], at or behind the positions, or to the positions if that is null; a token sees those
+// before its position, and its own.
 void hd_forward(const hd_model *model, hd_pool *pool, int32_t first_slot, int32_t rows, int32_t count, const int32_t *counts,
                 const int64_t *token_ids, const int64_t *positions, const int64_t *keys, int32_t keep, float *logits);
 

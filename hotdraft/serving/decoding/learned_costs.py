@@ -148,11 +148,8 @@ class LearnedCosts:
         alike = _alike(setting)
         known = self._expected.get((setting.rows, alike))
         if known is None:
-            of_verifying, of_drafting, pace = (
-                self._verifying.of(setting),
-                self._drafting.of(setting),
-                self._pace or 0.0,
-            )
+            of_verifying, of_drafting = self._verifying.of(setting), self._drafting.of(setting)
+            pace = self._pace or 0.0
             verifying = self.measured.verify_seconds(setting.rows) * np.exp(pace + of_verifying.effects)
             step = self.measured.draft_step_seconds(setting.rows)
             drafting = step * self._steps * np.exp(pace + of_drafting.effects)

@@ -157,15 +157,19 @@ class NativeRunner:
             chances=np.zeros((rows, most, 1 + ranks), np.float32),
         )
         token_ids, positions = np.ascontiguousarray(token_ids), np.ascontiguousarray(positions)
-        given = [np.ascontiguousarray(rates, np.float32), np.array(floors, np.float32)]
+        rates, least = np.ascontiguousarray(rates, np.float32), np.array(floors, np.float32)
         drafting = DraftingStruct(
-            most,
-            ranks,
-            draft.num_drafted.ctypes.data,
-            *(part.ctypes.data for part in given),
-            self.head.token_ids.data_ptr() if isinstance(self.head, TrimmedHead) else None,
-            *(part.ctypes.data for part in (draft.token_ids, draft.confidences, draft.sound)),
-            *(part.ctypes.data for part in (draft.others, draft.chances)),
+            most=most,
+            ranks=ranks,
+            ks=draft.num_drafted.ctypes.data,
+            rates=rates.ctypes.data,
+            floors=least.ctypes.data,
+            vocabulary=self.head.token_ids.data_ptr() if isinstance(self.head, TrimmedHead) else None,
+            drafted=draft.token_ids.ctypes.data,
+            confidences=draft.confidences.ctypes.data,
+            sound=draft.sound.ctypes.data,
+            others=draft.others.ctypes.data,
+            chances=draft.chances.ctypes.data,
         )
         self._library.hd_draft(
             byref(self._model),

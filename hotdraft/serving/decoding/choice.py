@@ -87,6 +87,7 @@ class ProposalChoice:
         lengths = np.minimum(np.arange(tokens.shape[1])[:, None] + self._steps, self.costs.most)
         costs = (verifying[lengths] - verifying[0]) / len(rows) + each
         plain = speed = MIN_GAIN * len(rows) / verifying[0]
+        tokens[:, :, 1:] += self._beside(rows, tokens.shape[1], plain * verifying / len(rows))[..., None]
         guessed = drafted = np.zeros(len(rows), int)
         everybody = np.arange(len(rows))
         for _ in range(SEARCHES):
@@ -133,6 +134,17 @@ class ProposalChoice:
     ) -> None:
         """A round whose target read so many proposed tokens of each row, of which some drafted, took `seconds`."""
         self._learned.observe(setting, sum(num_read) / len(num_read), drafted, seconds)
+
+    def _beside(self, rows: Sequence[Outlook], numbers: int, prices: np.ndarray) -> np.ndarray:
+        """What second choices add [B, M+1] behind m guessed tokens, about: what each may bring, less its price."""
+        most = max(len(row.alternatives) for row in rows)
+        each = (prices[-1] - prices[0]) / max(self.costs.most, 1)
+        beside = np.zeros((len(rows), numbers))
+        for index, row in enumerate(rows if most else ()):
+            reached = np.concatenate([[1.0], row.guessed.cumprod()])
+            gains = reached[:, None] * row.alternatives - each
+            beside[index, : len(reached)] = gains.clip(0).sum(1)
+        return beside
 
     def _alternatives(
         self,

@@ -15,7 +15,7 @@ from hotdraft.serving.proposers.plan import ProposalPlan
 
 WORTH_READING = 3.0
 """Accepted drafted tokens a request from which on the draft reads every prompt: reading takes time too."""
-TRIED = 4
+TRIED = 8
 """Else it reads one prompt in so many."""
 REST = 3
 """Rounds for which nothing is looked for where nothing paid and no text guesses: to choose takes time too."""

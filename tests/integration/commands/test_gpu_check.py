@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hotdraft.gpu_check.steps import STEPS
+from hotdraft.serving.models.linear import cpu_has_bfloat16
 
 COMMAND = [sys.executable, "-m", "hotdraft", "gpu-check"]
 
@@ -27,7 +28,11 @@ def test_all_steps_are_green_and_say_what_they_found(tmp_path: Path) -> None:
     assert all(value.startswith("8 of 8") for value in found["lossless"]["figures"].values())
     for way in ("greedy", "drawn"):
         assert found["rounds"]["figures"][f"8 at once, {way}, same with graphs"] == "8 of 8"
-    assert found["batches"]["figures"]["8 at once, hotdraft k=auto, greedy"] == "8 of 8"
+    batches = found["batches"]["figures"]
+    speculating, plain = (batches[f"8 at once, hotdraft {mode}, greedy"] for mode in ("k=auto", "plain"))
+    assert speculating == plain
+    if not cpu_has_bfloat16():  # in which sums round otherwise than those of transformers
+        assert plain == "8 of 8"
     assert found["training"]["figures"]["steps"] == 10
     assert 0 < found["sharing"]["figures"]["share that is left"] < 1.5
     table = (tmp_path / "out" / "gpu-check.md").read_text()

@@ -62,7 +62,6 @@ class ProposalChoice:
         self.most_proposed = min(costs.most, most_proposed or costs.most)
         self._max_k = max_k
         self._learned = LearnedCosts(costs, max_k)
-        self._steps = np.arange(max_k + 1)
         self._allowance = 0.0
         """Seconds that may be lost to exploration."""
         self._for_alone = 0.0
@@ -79,15 +78,15 @@ class ProposalChoice:
         """For a round over `rows`."""
         setting = setting or RoundSetting(len(rows))
         verifying, drafting = self._learned.least(setting)
-        tokens = _tokens(rows, self._max_k, self.most_proposed)
+        plain = speed = MIN_GAIN * len(rows) / verifying[0]
+        reading = plain * (verifying[-1] - verifying[0]) / len(rows) / max(self.costs.most, 1)
+        tokens = _tokens(rows, self._max_k, self.most_proposed, reading)
         # a step of the draft is paid once for all rows that still draft, and some more for each
         one = self._learned.share_of_one(len(rows))
         each = drafting * (1 - one) / max(len(rows) - 1, 1)
         steps = drafting - len(rows) * each
-        lengths = np.minimum(np.arange(tokens.shape[1])[:, None] + self._steps, self.costs.most)
+        lengths = np.add.outer(np.arange(tokens.shape[1]), np.arange(tokens.shape[2])).clip(max=self.costs.most)
         costs = (verifying[lengths] - verifying[0]) / len(rows) + each
-        plain = speed = MIN_GAIN * len(rows) / verifying[0]
-        tokens[:, :, 1:] += self._beside(rows, tokens.shape[1], plain * verifying / len(rows))[..., None]
         guessed = drafted = np.zeros(len(rows), int)
         everybody = np.arange(len(rows))
         for _ in range(SEARCHES):
@@ -134,17 +133,6 @@ class ProposalChoice:
     ) -> None:
         """A round whose target read so many proposed tokens of each row, of which some drafted, took `seconds`."""
         self._learned.observe(setting, sum(num_read) / len(num_read), drafted, seconds)
-
-    def _beside(self, rows: Sequence[Outlook], numbers: int, prices: np.ndarray) -> np.ndarray:
-        """What second choices add [B, M+1] behind m guessed tokens, about: what each may bring, less its price."""
-        most = max(len(row.alternatives) for row in rows)
-        each = (prices[-1] - prices[0]) / max(self.costs.most, 1)
-        beside = np.zeros((len(rows), numbers))
-        for index, row in enumerate(rows if most else ()):
-            reached = np.concatenate([[1.0], row.guessed.cumprod()])
-            gains = reached[:, None] * row.alternatives - each
-            beside[index, : len(reached)] = gains.clip(0).sum(1)
-        return beside
 
     def _alternatives(
         self,
@@ -220,8 +208,12 @@ def _floors(rows: Sequence[Outlook], guessed: np.ndarray, price: float) -> list[
     return floors
 
 
-def _tokens(rows: Sequence[Outlook], max_k: int, most: int) -> np.ndarray:
-    """Tokens [B, M+1, max_k+1] that a row yields with m guessed and j drafted; -inf where it may not."""
+def _tokens(rows: Sequence[Outlook], max_k: int, most: int, reading: float) -> np.ndarray:
+    """Tokens [B, M+1, max_k+1] that a row yields with m guessed and j drafted; -inf where it may not.
+
+    With those by second choices beside drafted ones, less what to read one of them costs: as much as takes to give
+    `reading` tokens.
+    """
     longest = max(len(row.guessed) for row in rows)
     yields = np.full((len(rows), longest + 1, max_k + 1), -np.inf)
     for index, row in enumerate(rows):
@@ -229,6 +221,7 @@ def _tokens(rows: Sequence[Outlook], max_k: int, most: int) -> np.ndarray:
         drafted = np.concatenate([[0.0], row.drafted.cumprod().cumsum()])
         guessed = reached.cumsum()
         yields[index, : len(guessed), : len(drafted)] = guessed[:, None] + reached[:, None] * drafted
+        yields[index, : len(guessed), 1:] += (reached[:, None] * row.alternatives - reading).clip(0).sum(1)[:, None]
         allowed = min(row.most, most)
         for count in range(max(0, allowed - max_k), len(guessed)):
             yields[index, count, max(allowed - count, -1) + 1 :] = -np.inf

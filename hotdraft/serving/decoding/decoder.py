@@ -154,7 +154,8 @@ class SpeculativeDecoder:
         if isinstance(proposal, Proposal):
             outcome = self._judge(rows, proposal, sampling, log)
             outcome = replace(outcome, num_guessed=np.array([len(guess) for guess in plan.guesses]))
-            self.slots.append_on_host(outcome.token_ids, outcome.num_new.tolist())
+            new = zip(outcome.token_ids, outcome.num_new.tolist(), strict=True)
+            self.slots.append_on_host([token_ids[:count] for token_ids, count in new])
         else:
             outcome = judge_greedily(
                 self.target.runner,

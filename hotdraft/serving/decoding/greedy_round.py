@@ -51,8 +51,10 @@ def judge_greedily(
     if any(row.came >= 0 for row in judged):
         # a token's key belongs where the token is
         ends = [length + row.num_accepted for length, row in zip(lengths, judged, strict=True)]
-        found = [length - 1 + row.columns[-1] for length, row in zip(lengths, judged, strict=True)]
-        sources = [at if row.came >= 0 else end for at, end, row in zip(found, ends, judged, strict=True)]
+        sources = [
+            length - 1 + row.columns[-1] if row.came >= 0 else end
+            for length, end, row in zip(lengths, ends, judged, strict=True)
+        ]
         runner.move_keys(torch.tensor(sources), torch.tensor(ends))
     slots.commit([row.token_ids for row in judged])
     k = max(len(proposal.token_ids) for proposal in proposals)
@@ -79,13 +81,15 @@ def _read(runner: Runner, slots: Slots, proposals: Sequence[RowProposal]) -> Ten
         positions.append([*range(last, last + 1 + len(token_ids)), *beside])
     counts = [len(row) for row in fed]
     width, rows = max(counts), slice(0, len(fed))
-    keys = torch.tensor([[*range(first, first + width)] for first, *_ in positions])
+    keys = None
+    if any(proposal.alternatives for proposal in proposals):
+        keys = torch.tensor([[*range(first, first + width)] for first, *_ in positions])
     window = Window(
         rows,
         torch.from_numpy(_padded(positions, width, 0)).long(),
         slots.key_length(max(slots.lengths[rows]) + width - 1),
         torch.tensor(counts, dtype=torch.int32),
-        keys if any(proposal.alternatives for proposal in proposals) else None,
+        keys,
         leaves_gaps=True,
     )
     return runner.forward(window, torch.from_numpy(_padded(fed, width, 0)).long(), width)
@@ -110,9 +114,9 @@ def _judge(proposal: RowProposal, logits: np.ndarray) -> _Judged:
 def _log(logits: Tensor, judged: Sequence[_Judged], top_k: int, *, with_tokens: bool) -> TargetLog:
     """At the positions of the tokens that came, some number where a row has fewer."""
     width = max(len(row.columns) for row in judged)
-    columns = torch.from_numpy(_padded([row.columns for row in judged], width, 0)).long()
     kept = logits[:, :width]
     if any(row.came >= 0 for row in judged):
+        columns = torch.from_numpy(_padded([row.columns for row in judged], width, 0)).long()
         kept = logits[torch.arange(len(judged))[:, None], columns]
     token_ids = torch.from_numpy(_padded([row.token_ids for row in judged], width, 0)).long()
     return unpack(pack(kept, top_k, token_ids if with_tokens else None).numpy(), with_tokens=with_tokens)

@@ -70,11 +70,7 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callabl
         draft = load_causal_lm(config.draft, dtype=dtype, device=device, attn_implementation=ATTENTION)
     eos_ids, sampling_defaults = _eos_ids(target, tokenizer.eos_token_id), _sampling_defaults(target)
     vocab_size = target.config.get_text_config().vocab_size
-    vocabulary = None
-    if config.engine.draft_vocab_size is not None:
-        vocabulary = choose_vocabulary(
-            [draft_ranking(config, vocab_size)], config.engine.draft_vocab_size, vocab_size
-        )
+    vocabulary = draft_vocabulary(config, vocab_size)
     try:
         decoder = build_decoder(
             target,
@@ -112,6 +108,13 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callabl
         sampling_defaults=sampling_defaults,
         recorder=Recorder(buffer, config.recorder) if buffer is not None and config.recorder.enabled else None,
     )
+
+
+def draft_vocabulary(config: HotdraftConfig, vocab_size: int) -> Tensor | None:
+    """The tokens [N] of the draft's head, if that is to be trimmed."""
+    if config.engine.draft_vocab_size is None:
+        return None
+    return choose_vocabulary([draft_ranking(config, vocab_size)], config.engine.draft_vocab_size, vocab_size)
 
 
 def draft_ranking(config: HotdraftConfig, vocab_size: int) -> Tensor | None:

@@ -64,9 +64,9 @@ class Slots:
         """Commit each of the first rows' next tokens, where the device is the host."""
         tokens, lengths = self.tokens.numpy(), self.device_lengths.numpy()
         for row, new in enumerate(token_ids):
-            start, end = self.lengths[row], self.lengths[row] + len(new)
-            tokens[row, start:end] = self._host_tokens[row, start:end] = new
-            self.lengths[row] = lengths[row] = end
+            tokens[row, self.lengths[row] : self.lengths[row] + len(new)] = new
+            lengths[row] += len(new)
+        self.append_on_host(token_ids)
 
     def write_ahead(self, token_ids: Tensor) -> None:
         """Put token_ids [B, T] behind what the first rows hold, without committing them."""
@@ -78,11 +78,11 @@ class Slots:
         """int32 [n]: a row's committed tokens, a view."""
         return self._host_tokens[row, : self.lengths[row]]
 
-    def append_on_host(self, token_ids: np.ndarray, counts: Sequence[int]) -> None:
-        for row, count in enumerate(counts):
+    def append_on_host(self, token_ids: Sequence[Sequence[int] | np.ndarray]) -> None:
+        for row, new in enumerate(token_ids):
             start = self.lengths[row]
-            self._host_tokens[row, start : start + count] = token_ids[row, :count]
-            self.lengths[row] = start + count
+            self._host_tokens[row, start : start + len(new)] = new
+            self.lengths[row] = start + len(new)
 
     def answers(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, L] of the first rows, and where their answers start and end [B, 1]: views."""

@@ -15,14 +15,13 @@ from pathlib import Path
 import torch
 
 from hotdraft.pipeline.config.settings import load_config
-from hotdraft.pipeline.models.draft_vocabulary import choose_vocabulary
 from hotdraft.pipeline.models.loading import choose_dtype, load_causal_lm, load_tokenizer
 from hotdraft.pipeline.models.names import resolve
 from hotdraft.pipeline.traffic.generators.arithmetic import arithmetic
 from hotdraft.pipeline.traffic.prompts import read_traffic
 from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
-from hotdraft.serving.engine.load import draft_ranking
+from hotdraft.serving.engine.load import draft_vocabulary
 from hotdraft.serving.messages.prompt_encoder import encode_chat
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.models.attention import ATTENTION, register_attention
@@ -61,8 +60,7 @@ def main(arguments: argparse.Namespace) -> None:
         load_causal_lm(resolve(name), dtype=choose_dtype(config.dtype, device), attn_implementation=ATTENTION)
         for name in (config.target, config.draft)
     )
-    vocab_size, trimmed = target.config.vocab_size, config.engine.draft_vocab_size
-    ranking = draft_ranking(config, vocab_size)
+    vocabulary = draft_vocabulary(config, target.config.vocab_size)
     decoder = build_decoder(
         target,
         draft,
@@ -71,7 +69,7 @@ def main(arguments: argparse.Namespace) -> None:
         max_k=MOST,
         max_alternatives=MOST,
         log_top_k=8,
-        draft_vocabulary=None if trimmed is None else choose_vocabulary([ranking], trimmed, vocab_size),
+        draft_vocabulary=vocabulary,
     )
     torch.set_num_threads(1)  # as the engine does
     asked = read_traffic(arguments.prompts) if arguments.prompts else arithmetic(arguments.requests, seed=3)

@@ -34,23 +34,23 @@ STEPS = (
     Step(
         "rounds",
         "rounds.check",
-        4,
+        5,
         "rounds with graphs against rounds without: the same tokens, and what each costs",
     ),
     Step(
-        "speed", "speed.one_at_a_time", 8, "tokens a second beside transformers, one request at a time", _CONFIGURED
+        "speed", "speed.one_at_a_time", 12, "tokens a second beside transformers, one request at a time", _CONFIGURED
     ),
-    Step("batches", "speed.batches", 6, "the same with several requests at once", _CONFIGURED),
+    Step("batches", "speed.batches", 9, "the same with several requests at once", _CONFIGURED),
     Step("swaps", "swaps.check", 3, "adapters that are swapped under a running stream", _CONFIGURED),
     Step(
         "training",
         "training.check",
-        5,
+        10,
         "a job of QLoRA on what was recorded, and its adapter swapped in",
         _LEARNING,
         ("bitsandbytes",),
     ),
     Step(
-        "sharing", "sharing.check", 5, "serving while a job trains on the same device", _LEARNING, ("bitsandbytes",)
+        "sharing", "sharing.check", 10, "serving while a job trains on the same device", _LEARNING, ("bitsandbytes",)
     ),
 )

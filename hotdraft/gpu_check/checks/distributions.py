@@ -49,7 +49,7 @@ def check(plan: CheckPlan) -> Found:
                 found.wrong.append(
                     f"{name}: the {token} of {len(draws)} tokens is not the target's, p {p_value:.1g}"
                 )
-    examine_graphs(decoder, found)
+    examine_graphs(decoder, found, unused=["drafting"])
     return found
 
 

@@ -19,7 +19,7 @@ def check(plan: CheckPlan) -> Found:
     target = small
     if plan.parameters is not None:
         target = str(work / "target")
-        found.figures["target parameters"] = inflate(small, plan.parameters, Path(target))
+        found.figures["target parameters"] = inflate(small, plan.parameters, Path(target), device=plan.place)
     Pair(small, target, draft, source).write(plan)
     return found
 

@@ -12,7 +12,7 @@ from hotdraft.gpu_check.plan import CheckError, CheckPlan, Found, Pair
 from hotdraft.llm import LLM
 from hotdraft.serving.messages.request import SamplingParams
 
-ALONE_SECONDS, ALONE_SECONDS_ON_GPU = 2.0, 15.0
+ALONE_SECONDS, ALONE_SECONDS_ON_GPU = 2.0, 8.0
 ANSWER = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
 
 

@@ -13,8 +13,8 @@ TOKENS, TOKENS_ON_GPU = 16, 64
 
 
 def one_at_a_time(plan: CheckPlan) -> Found:
-    prompts, repeats = (8, 3) if plan.on_gpu else (3, 1)
-    return _measured(plan, [1], prompts, repeats, ["transformers", ASSISTED])
+    repeats = 3 if plan.on_gpu else 1
+    return _measured(plan, [1], 3, repeats, ["transformers", ASSISTED])
 
 
 def batches(plan: CheckPlan) -> Found:

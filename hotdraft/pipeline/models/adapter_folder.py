@@ -181,15 +181,19 @@ def merged_weights(base_weights: Mapping[str, Tensor], adapter: LoadedAdapter) -
     `AdapterError` where a sum is too large for it.
     """
     merged = {}
-    for module, (lora_a, lora_b) in adapter.lora.items():
+    for module, lora in adapter.lora.items():
         weight = base_weights[f"{module}.weight"]
-        update = adapter.scaling * (lora_b.to(weight.device) @ lora_a.to(weight.device))
-        frozen = frozen_weight(weight, adapter.card.quantization)
-        total = (frozen.float() + update).to(weight.dtype)
+        total = merge(weight, lora, adapter.scaling, adapter.card.quantization)
         if not torch.isfinite(total).all():
             raise AdapterError(f"{module} with the adapter in it has values that are not finite in {weight.dtype}")
         merged[f"{module}.weight"] = total
     return merged
+
+
+def merge(weight: Tensor, lora: tuple[Tensor, Tensor], scaling: float, quantization: Quantization) -> Tensor:
+    """One of them, of the adapter's (A [rank, in], B [out, rank])."""
+    lora_a, lora_b = (factor.to(weight.device) for factor in lora)
+    return (frozen_weight(weight, quantization).float() + scaling * (lora_b @ lora_a)).to(weight.dtype)
 
 
 def _read_lora(path: Path, shapes: Mapping[str, torch.Size], card: AdapterCard) -> dict[str, tuple[Tensor, Tensor]]:

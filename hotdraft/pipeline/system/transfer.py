@@ -1,15 +1,17 @@
-"""What crosses between the host and a device.
+"""What crosses between the host and a device, and who waits for it.
 
 A GPU computes what was launched while the host goes on. A copy from or to ordinary memory ends that: the host waits
 until the device has done all that came before it. From and to pinned memory only what is read is waited for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
 Values = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | Sequence[Sequence[float]]
 
 
@@ -37,3 +39,13 @@ def synchronize(device: torch.device) -> None:
     """Wait until `device` has computed all that was launched: for those who measure. A CPU has done it."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
+
+
+def in_stream(stream: torch.cuda.Stream | None, work: Callable[[], T]) -> T:
+    """The result of `work`, computed in `stream` of a GPU when it returns; other streams do not wait for that."""
+    if stream is None:
+        return work()
+    with torch.cuda.stream(stream):
+        result = work()
+        stream.synchronize()
+    return result

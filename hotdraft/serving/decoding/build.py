@@ -6,8 +6,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
+from hotdraft.serving.graphs.draft_chain import DraftChain
 from hotdraft.serving.graphs.graphed_function import GraphedFunction
 from hotdraft.serving.graphs.graphed_runner import GraphedRunner
+from hotdraft.serving.graphs.padding import Padding
 from hotdraft.serving.graphs.graphs import Graphs
 from hotdraft.serving.graphs.recurring import Graphed
 from hotdraft.serving.models.choose import make_runners
@@ -62,15 +64,18 @@ def build_decoder(
     graphed: dict[str, Graphed] = {}
     verifying: Callable[..., Verified] = verify
     drawing: Callable[..., Drawn] = draw
+    chain: DraftChain | None = None
     if graphs is not None:
-        runner = graphed["target"] = GraphedRunner(runner, graphs, num_slots, slots.max_length)
+        padding = Padding(num_slots, slots.max_length)
+        runner = graphed["target"] = GraphedRunner(runner, graphs, padding)
         verifying = graphed["verifying"] = GraphedFunction(verify, graphs)
         if draft_runner is not None:
-            draft_runner = graphed["draft"] = GraphedRunner(draft_runner, graphs, num_slots, slots.max_length)
+            chain = graphed["drafting"] = DraftChain(draft_runner, graphs, padding, vocab_size)
+            draft_runner = graphed["draft"] = GraphedRunner(draft_runner, graphs, padding)
             drawing = graphed["drawing"] = GraphedFunction(draw, graphs)
     return SpeculativeDecoder(
         runner,
-        None if draft_runner is None else DraftModel(draft_runner, slots, vocab_size, drawing),
+        None if draft_runner is None else DraftModel(draft_runner, slots, vocab_size, drawing, chain),
         slots,
         vocab_size=vocab_size,
         max_model_len=max_model_len,

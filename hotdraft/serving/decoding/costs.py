@@ -102,6 +102,8 @@ def profile_costs(decoder: SpeculativeDecoder, rows: Sequence[int], most: int) -
         guesses = [ProposalPlan([(0,) * tokens] * count, [0] * count) for tokens in numbers]
         measured = [seconds(count, partial(decoder.round, plan, sampling, log=False)) for plan in guesses]
         verifying[count] = np.interp(range(most + 1), numbers, measured).tolist()
-        propose = partial(decoder.propose, ProposalPlan.uniform(count, steps), sampling)
-        draft_steps[count] = seconds(count, propose) / steps if steps else 0.0
+        draft_steps[count] = 0.0
+        for k in range(1, steps + 1) if decoder.graphed else [steps][: steps]:  # each k is a graph of its own
+            propose = partial(decoder.propose, ProposalPlan.uniform(count, k), sampling)
+            draft_steps[count] = seconds(count, propose) / k
     return RoundCosts(verifying, draft_steps)

@@ -101,6 +101,12 @@ class SpeculativeDecoder:
             self.proposer.advance(row, budget)
         return self.unread(row, with_proposer=with_proposer) == 0
 
+    @torch.inference_mode()
+    def prefill_together(self, rows: slice, *, with_proposer: bool) -> None:
+        """Process what is left of the prompts of rows that follow one another, in one forward of each model."""
+        for reader in self._readers[: 1 + with_proposer]:
+            reader.read_together(rows)
+
     def unread(self, row: int, *, with_proposer: bool) -> int:
         """Prompt tokens that the target, or the proposer if it is further behind, has yet to read."""
         return max(reader.unread(row) for reader in self._readers[: 1 + with_proposer])

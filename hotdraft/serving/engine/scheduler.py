@@ -6,6 +6,7 @@ The rows that run are in front, and the one whose prompt is being read comes aft
 import threading
 import time
 from collections import deque
+from os.path import commonprefix
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from hotdraft.serving.decoding.rounds import Round
 from hotdraft.serving.engine.k_choice import KChoice
 from hotdraft.serving.engine.sequence import Sequence
 from hotdraft.serving.messages.request import FinishReason
+from hotdraft.serving.models.track import MIN_SHARED
 from hotdraft.serving.proposers.plan import ProposalPlan
 from hotdraft.serving.sampling.logits import SamplingBatch
 
@@ -46,6 +48,8 @@ class Scheduler:
         """Request of each row in use, by row."""
         self.prefilling: Sequence | None = None
         """Its row is the one after the last running."""
+        self._together: list[Sequence] = []
+        """Whose prompts are read in one forward, in the rows before that; none but while they are."""
         self._decoder = decoder
         self._k_choice = k_choice
         self._max_queue = max_queue
@@ -56,7 +60,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return len(self.running) + (self.prefilling is not None)
+        return len(self.running) + len(self._together) + (self.prefilling is not None)
 
     @property
     def num_waiting(self) -> int:
@@ -93,21 +97,38 @@ class Scheduler:
     def read_prompts(self) -> None:
         """Admit the next request and read a chunk of its prompt, of which only what was not read before counts.
 
-        With others that fit whole into what the chunk leaves: a few tokens of a prompt cost as much as many.
+        With others that fit whole into what the chunk leaves: a few tokens of a prompt cost as much as many. Where
+        there are graphs, several in one forward: on a GPU short prompts take as long as their launches.
         """
         budget = self._prefill_chunk
         while budget > 0 and (self.prefilling is not None or self._admit()):
             assert self.prefilling is not None
             row, prompt_log = len(self.running), self.prefilling.output.prompt_log
-            with_proposer = self.prefilling.is_drafted and self._k_choice.k != 0
+            with_proposer = self._with_proposer(self.prefilling)
             unread = self._decoder.unread(row, with_proposer=with_proposer)
             if budget < min(self._prefill_chunk, unread):
                 return
+            if unread <= budget and self._decoder.graphed and (width := self._gather(unread, budget)):
+                rows = slice(row, row + len(self._together))
+                self._decoder.prefill_together(rows, with_proposer=with_proposer)
+                budget -= width * len(self._together)
+                self.running += self._together
+                self._together, self._sampling = [], None
+                continue
             self._decoder.prefill(row, budget, with_proposer=with_proposer, prompt_log=prompt_log)
             budget -= unread
             if budget >= 0:
                 self.running.append(self.prefilling)
                 self.prefilling = self._sampling = None
+
+    def separate(self) -> None:
+        """Read the prompts alone that could not be read together."""
+        for row, sequence in enumerate(self._together, len(self.running)):
+            self._decoder.discard(row)
+            sequence.is_read_alone = True
+        with self._lock:
+            self._waiting.extendleft(reversed(self._together))
+        self._together = []
 
     def plan(self) -> RoundPlan:
         """The next round, of all that run."""
@@ -144,7 +165,7 @@ class Scheduler:
         """Whatever was read of its prompt is forgotten."""
         sequence, self.prefilling = self.prefilling, None
         assert sequence is not None, "a prompt is being read"
-        self._decoder.discard(len(self.running))
+        self._decoder.discard(len(self.running) + len(self._together))
         return sequence
 
     def drop_running(self) -> None:
@@ -158,8 +179,8 @@ class Scheduler:
     def clear(self) -> list[Sequence]:
         """All that run or wait; the decoder is left as it is."""
         with self._lock:
-            left = [*self.running, *self._waiting, *([self.prefilling] if self.prefilling else [])]
-            self.running, self.prefilling = [], None
+            left = [*self.running, *self._together, *self._waiting, *([self.prefilling] if self.prefilling else [])]
+            self.running, self._together, self.prefilling = [], [], None
             self._waiting.clear()
         return left
 
@@ -170,9 +191,53 @@ class Scheduler:
                 context = self._decoder.slots.held(row)
                 sequence.guess = guessing.guess(sequence.request.scope, context, sequence.left - 1)
 
+    def _gather(self, unread: int, budget: int) -> int:
+        """Admit those whose prompts are read with the one under way, of which all that is `unread` fits.
+
+        The longest of what they have not read; 0 if there are none.
+        """
+        first = self.prefilling
+        assert first is not None
+        if not first.may_be_read_together:
+            return 0
+        self._together, self.prefilling, width = [first], None, unread
+        while self._admit():
+            assert self.prefilling is not None
+            row, joins = len(self.running) + len(self._together), self._with_proposer(self.prefilling)
+            unread = self._decoder.unread(row, with_proposer=joins)
+            if (
+                not self.prefilling.may_be_read_together
+                or joins != self._with_proposer(first)
+                or max(width, unread) * (len(self._together) + 1) > budget
+                or self._would_share(self.prefilling.request.prompt_ids, unread)
+            ):
+                with self._lock:
+                    self._waiting.appendleft(self.prefilling)
+                self.prefilling = None
+                break
+            width = max(width, unread)
+            self._together.append(self.prefilling)
+            self.prefilling = None
+        if len(self._together) > 1:
+            return width
+        self._together, self.prefilling = [], first
+        return 0
+
+    def _would_share(self, prompt_ids: tuple[int, ...], unread: int) -> bool:
+        """Whether it can copy more, of those that are being read, than it has to read now."""
+        known = len(prompt_ids) - 1 - unread
+        return any(
+            len(commonprefix([prompt_ids, other.request.prompt_ids])) >= known + MIN_SHARED
+            for other in self._together
+        )
+
+    def _with_proposer(self, sequence: Sequence) -> bool:
+        """Whether the draft reads its prompt as well."""
+        return sequence.is_drafted and self._k_choice.k != 0
+
     def _admit(self) -> bool:
-        """Give the next request the row after the running ones; whether there was one, and a row."""
-        row = len(self.running)
+        """Give the next request the row after those in use; whether there was one, and a row."""
+        row = len(self.running) + len(self._together)
         with self._lock:
             if not self._waiting or row == self._decoder.slots.num_slots:
                 return False

@@ -35,6 +35,8 @@ class Sequence:
         """Whether the draft model is asked for it."""
         self.is_drafted_alone = False
         """Whether nothing else is."""
+        self.is_read_alone = False
+        """Whether its prompt is, as it could not be read with others'."""
         self.gained = 0
         """Tokens that it drafted and that were accepted."""
         self.guess = NOTHING
@@ -44,6 +46,11 @@ class Sequence:
         self.last_round: float | None = None
         """When its last tokens were there, by `time.perf_counter`."""
         self._eos_ids = frozenset() if output.request.params.ignore_eos else eos_ids
+
+    @property
+    def may_be_read_together(self) -> bool:
+        """Whether its prompt may, with others': what the target thinks of its tokens is read alone."""
+        return not self.is_read_alone and self.output.prompt_log is None
 
     def outlook(self) -> Outlook:
         """What the next round could propose."""

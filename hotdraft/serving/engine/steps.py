@@ -96,10 +96,12 @@ class Steps:
         self._note_soundness(outcome)
 
     def _end_prefilling(self, error: Exception) -> None:
-        self._failures.add("prefill", error, "its request ends")
-        assert self._scheduler.prefilling is not None, "only reading a prompt can fail"
-        self._outputs.finish(self._scheduler.prefilling.output, "error")
-        self._scheduler.drop_prefilling()
+        reading = self._scheduler.prefilling
+        self._failures.add("prefill", error, "its request ends" if reading else "its prompts are read one by one")
+        if reading is not None:
+            self._outputs.finish(reading.output, "error")
+            self._scheduler.drop_prefilling()
+        self._scheduler.separate()
         self._count_failed()
 
     def _end_round(self, running: list[Sequence], error: Exception) -> None:

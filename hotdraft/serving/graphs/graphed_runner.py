@@ -6,20 +6,22 @@ used from then on; where it cannot be recorded, or computes something else, that
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from hotdraft.serving.graphs.graphs import Graphs
+from hotdraft.serving.graphs.padding import EXACT_TOKENS, MOST_TOKENS, Padding
 from hotdraft.serving.graphs.recurring import GraphCounts, Recurring
+from hotdraft.serving.models.fused_runner import FusedRunner
 from hotdraft.serving.models.linear import ServedLinear
 from hotdraft.serving.models.runner import Computation, Runner, Window
-from hotdraft.serving.models.slots import KEY_BLOCK
 from hotdraft.serving.native.linear import NativeLinear
 
-MOST_TOKENS = 32
-"""Of a row, beyond which a forward computes long enough to hide its launches."""
+MOST_KEPT = 32
+"""Logits of a row, beyond which a graph's results take too much memory."""
 
 
 class Shape(NamedTuple):
@@ -29,29 +31,41 @@ class Shape(NamedTuple):
     tokens: int
     keep: int
     key_length: int
+    anywhere: bool
+    """Whether rows may be any slots, and not just the first."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Graph:
     token_ids: Tensor
-    positions: Tensor
-    logits: Tensor
-    replay: Callable[[], object]
+    """int64 [R, T]: what it reads, and where."""
+    window: Window
+    logits: Tensor = field(init=False)
+    replay: Callable[[], object] = field(init=False)
+
+    def feed(self, window: Window, token_ids: Tensor, last: int) -> None:
+        """What it is to read, with what fills it up; `last` is a position that no request has."""
+        rows, tokens = token_ids.shape
+        for padded, part in ((self.token_ids, token_ids), (self.window.positions, window.positions)):
+            padded[:rows, -tokens:] = part
+            if tokens < padded.shape[1]:
+                padded[:rows, :-tokens] = part[:, :1]
+        if rows < len(self.token_ids):
+            self.token_ids[rows:] = 0
+            self.window.positions[rows:] = last
+        if self.window.slots is not None:
+            torch.arange(window.rows.start, window.rows.stop, out=self.window.slots[:rows])
 
 
 class GraphedRunner:
-    """Forwards of the first rows by graphs, others as `runner` does them; rows and keys come in powers of two.
-
-    What rows there are beyond those of a round are fed a token at the slots' last position, which no request has.
-    """
+    """Forwards by graphs, of shapes as `padding` makes them; what is too large for one `runner` does as it is."""
 
     stalls = 0
 
-    def __init__(self, runner: Runner, graphs: Graphs, num_slots: int, max_length: int) -> None:
+    def __init__(self, runner: Runner, graphs: Graphs, padding: Padding) -> None:
         self._runner = runner
         self._graphs: Recurring[Shape, _Graph] = Recurring(graphs)
-        self._num_slots = num_slots
-        self._max_length = max_length
+        self._padding = padding
 
     @property
     def head(self) -> nn.Module:
@@ -79,53 +93,45 @@ class GraphedRunner:
         self._runner.clear(slot)
 
     def forward(self, window: Window, token_ids: Tensor, keep: int) -> Tensor:
-        rows, tokens = token_ids.shape
-        if window.rows.start != 0 or tokens > MOST_TOKENS or window.keys is not None:
-            return self._runner.forward(window, token_ids, keep)
-        shape = self._shape(rows, tokens, keep, window.key_length)
-        graph = self._graphs.find(shape, lambda: self._recorded(shape, window.positions, token_ids))
+        shape = self._shape(window, token_ids, keep)
+        graph = None if shape is None else self._graphs.find(shape, lambda: self._recorded(shape, window, token_ids))
         if graph is None:
             return self._runner.forward(window, token_ids, keep)
-        self._feed(graph.token_ids, graph.positions, window.positions, token_ids)
+        graph.feed(window, token_ids, self._padding.last)
         graph.replay()
-        return graph.logits[:rows].clone()  # the next forward of this shape overwrites it
+        return graph.logits[: len(token_ids)].clone()  # the next forward of this shape overwrites it
 
-    def _shape(self, rows: int, tokens: int, keep: int, key_length: int) -> Shape:
-        blocks = -(-key_length // KEY_BLOCK)
+    def _shape(self, window: Window, token_ids: Tensor, keep: int) -> Shape | None:
+        """None where there is no graph for it."""
+        rows, tokens = token_ids.shape
+        anywhere = window.rows.start != 0 or tokens > EXACT_TOKENS
+        if tokens > MOST_TOKENS or keep > MOST_KEPT or window.keys is not None:
+            return None
+        if anywhere and not isinstance(self._runner, FusedRunner):
+            return None
+        padding = self._padding
         return Shape(
-            rows=min(_power(rows), self._num_slots),
-            tokens=tokens,
-            keep=keep,
-            key_length=min(_power(blocks) * KEY_BLOCK, self._max_length),
+            padding.rows(rows), padding.tokens(tokens), keep, padding.key_length(window.key_length), anywhere
         )
 
-    def _feed(self, to_ids: Tensor, to_positions: Tensor, positions: Tensor, token_ids: Tensor) -> None:
-        rows = len(token_ids)
-        to_ids[:rows] = token_ids
-        to_positions[:rows] = positions
-        if rows < len(to_ids):
-            to_ids[rows:] = 0
-            to_positions[rows:] = self._max_length - 1
-
-    def _recorded(self, shape: Shape, positions: Tensor, token_ids: Tensor) -> _Graph | None:
+    def _recorded(self, shape: Shape, window: Window, token_ids: Tensor) -> _Graph | None:
         """Once for this forward, which is then computed twice: the keys that it writes are the same."""
         ids = token_ids.new_zeros(shape.rows, shape.tokens)
-        at = positions.new_zeros(shape.rows, shape.tokens)
-        self._feed(ids, at, positions, token_ids)
-        window = Window(slice(0, shape.rows), at, shape.key_length)
-        expected = self._runner.forward(window, ids, shape.keep)
+        slots = ids.new_zeros(shape.rows) if shape.anywhere else None
+        padded = Window(slice(0, shape.rows), torch.zeros_like(ids), shape.key_length, slots=slots)
+        graph = _Graph(ids, padded)
+        graph.feed(window, token_ids, self._padding.last)
+        expected = self._runner.forward(padded, ids, shape.keep)
         captured = self._graphs.record(
             shape,
-            lambda: [self._runner.forward(window, ids, shape.keep)],
-            [ids, at],
+            lambda: [self._runner.forward(padded, ids, shape.keep)],
+            [ids, padded.positions],
             lambda results: _distance(results[0][: len(token_ids)], expected[: len(token_ids)]),
         )
-        return None if captured is None else _Graph(ids, at, captured.results[0], captured.replay)
-
-
-def _power(count: int) -> int:
-    """The least power of two that is no less."""
-    return 1 << (count - 1).bit_length()
+        if captured is None:
+            return None
+        [graph.logits], graph.replay = captured
+        return graph
 
 
 def _distance(logits: Tensor, expected: Tensor) -> float:

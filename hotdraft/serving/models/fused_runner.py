@@ -27,6 +27,8 @@ class _Step:
     mask: Tensor
     cos: Tensor
     sin: Tensor
+    rows: Tensor | None
+    """int64 [B]: rows whose keys are read, if not all that a layer is given."""
 
 
 class FusedRunner:
@@ -55,12 +57,14 @@ class FusedRunner:
         self._starts = self._starts.view(num_slots, 1, 2 * heads)
 
     def forward(self, window: Window, token_ids: Tensor, keep: int) -> Tensor:
-        rows, positions = window.rows, window.positions
+        positions = window.positions
+        rows = window.rows if window.slots is None else slice(None)
         step = _Step(
-            slots=(self._starts[rows] + window.written[..., None]).flatten(),
+            slots=(self._starts[window.rows if window.slots is None else window.slots] + window.written[..., None]).flatten(),
             mask=causal_mask(positions, window.key_length, self._groups, self._kv.dtype, own_keys=window.keys),
             cos=self._cos[positions],
             sin=self._sin[positions],
+            rows=window.slots,
         )
         seen = self._kv[:, rows, :, :, : window.key_length]
         keys, values = seen[:, :, 0].unbind(0), seen[:, :, 1].unbind(0)
@@ -113,7 +117,7 @@ class _Layer:
         self.linears = [self.qkv, self.output, self.gate_up, self.down]
 
     def forward(self, hidden: Tensor, store: Tensor, key: Tensor, value: Tensor, step: _Step) -> Tensor:
-        """hidden [B, Q, E]; store [slots * 2H * max_length, D], of which key and value [B, H, K, D] are views."""
+        """hidden [B, Q, E]; store [slots * 2H * max_length, D], of which key and value [B or slots, H, K, D] are views."""
         batch, length, _ = hidden.shape
         heads = self.qkv(self.input_norm(hidden)).view(batch, length, -1, self.head_dim)
         queries = heads.shape[2] - 2 * key.shape[1]
@@ -125,6 +129,8 @@ class _Layer:
         rotated.mul_(step.cos).addcmul_(halves_swapped, step.sin)
         store.index_copy_(0, step.slots, heads[:, :, queries:].reshape(-1, self.head_dim))
         query = rotated[:, :, :queries].transpose(1, 2)
+        if step.rows is not None:
+            key, value = key[step.rows], value[step.rows]
         attended, _ = folded_attention(None, query, key, value, step.mask, self.scaling)
         hidden = self.output.add_to(hidden, attended.view(batch, length, -1))
         gate, up = self.gate_up(self.mlp_norm(hidden)).chunk(2, -1)

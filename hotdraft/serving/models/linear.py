@@ -36,10 +36,13 @@ class ServedLinear(nn.Module):
         return F.linear(inputs, self.weight, self.bias)
 
     def add_to(self, residual: Tensor, inputs: Tensor) -> Tensor:
-        """residual + forward(inputs)."""
+        """residual + forward(inputs), which may be put into `residual`."""
         if self.packed:
             return torch.ops.mkldnn._linear_pointwise.binary(inputs, residual, self.weight, self.bias, "add")
-        return residual + self(inputs)
+        if self.bias is not None:
+            return residual + self(inputs)
+        residual.flatten(0, -2).addmm_(inputs.flatten(0, -2), self.weight.t())
+        return residual
 
     def prepare(self, weights: Mapping[str, Tensor]) -> Tensor:
         """What `install` takes, from weights by parameter name; may run in any thread."""

@@ -24,6 +24,8 @@ class Window:
     keys: Tensor | None = None
     """int64 [B, Q]: where new keys go, at the positions or behind them; None: at the positions. A token sees those
     before its position, and its own."""
+    slots: Tensor | None = None
+    """int64 [B]: the rows' slots, in memory that a graph reads; None: as `rows` says. Only a `FusedRunner` minds it."""
     leaves_gaps: bool = False
     """Whether nobody looks at the logits of tokens that do not matter, which need be no numbers then."""
 

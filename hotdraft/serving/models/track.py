@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotdraft.pipeline.system.transfer import sent
 from hotdraft.serving.models.runner import Runner, Window
 from hotdraft.serving.models.slots import Slots
 
@@ -68,6 +69,20 @@ class Track:
         logits = self.runner.forward(window, token_ids, count if keep_all else 1)
         self.lengths[row] = end
         return logits
+
+    def read_together(self, rows: slice) -> None:
+        """Read what is left of rows that follow one another, in one forward: the first token of a shorter rest again
+        and again."""
+        unread = [self.unread(row) for row in range(rows.start, rows.stop)]
+        if not any(unread):
+            return
+        ends = [self.lengths[row] + count for row, count in zip(range(rows.start, rows.stop), unread, strict=True)]
+        starts = sent(self.lengths[rows], torch.int64, self._slots.device)[:, None]
+        columns = torch.arange(-max(unread), 0, device=self._slots.device)
+        positions = torch.maximum(sent(ends, torch.int64, self._slots.device)[:, None] + columns, starts)
+        token_ids = self._slots.tokens[rows].gather(1, positions)
+        self.runner.forward(Window(rows, positions, self._slots.key_length(max(ends) + 1)), token_ids, 1)
+        self.lengths[rows] = ends
 
     def rewind(self, row: int, length: int) -> None:
         """A row's tokens from `length` on were forgotten."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hotdraft.pipeline.system.transfer import sent
+from hotdraft.serving.graphs.draft_chain import DraftChain
 from hotdraft.serving.models.native_runner import NativeRunner
 from hotdraft.serving.models.runner import Runner, Window
 from hotdraft.serving.models.slots import KEY_BLOCK, Slots
@@ -40,8 +41,17 @@ RANKS = 3
 class DraftModel(Track):
     """Its runner has a slot more than there are rows, for probes."""
 
-    def __init__(self, runner: Runner, slots: Slots, vocab_size: int, draw: Callable[..., Drawn] = draw) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        slots: Slots,
+        vocab_size: int,
+        draw: Callable[..., Drawn] = draw,
+        chain: DraftChain | None = None,
+    ) -> None:
+        """Greedy tokens come of `chain` at once, where there is one."""
         super().__init__(runner, slots, lag=2)
+        self._chain = chain
         self._draw_token = draw
         self._vocab_size = vocab_size
         fits = self.vocabulary is not None or getattr(runner, "num_outputs", None) == vocab_size
@@ -125,6 +135,10 @@ class DraftModel(Track):
         positions = (ends + torch.arange(-2 - missed, 0, device=slots.device)).clamp_min(0)
         fed = slots.tokens[:rows].gather(1, positions)
         num_drafted = sent(plan.drafted, torch.int64, slots.device)
+        if self._chain is not None and sampling.is_greedy:
+            k = max(plan.drafted)
+            token_ids, sound = self._chain.draft(fed, positions, ends, self.vocabulary, key_length, k)
+            return Proposal(token_ids, num_drafted, None, sound)
         answers = AnswerTokens(*slots.answers(rows), self._vocab_size)
         drawing = Drawing(sampling, answers, self.vocabulary, draw if sampling.is_greedy else self._draw_token)
         others: list[tuple[Tensor, Tensor]] = []

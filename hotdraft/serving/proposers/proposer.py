@@ -29,6 +29,10 @@ class Proposer(Protocol):
         """Read up to `budget` of them."""
         ...
 
+    def read_together(self, rows: slice) -> None:
+        """Read all of them, of rows that follow one another."""
+        ...
+
     def catch_up(self, rows: Iterable[int], budget: int) -> list[int]:
         """Read some `budget` tokens of each of the rows it is far behind in; those in which it still is."""
         ...

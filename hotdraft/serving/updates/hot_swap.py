@@ -9,19 +9,24 @@ acceptance, never correctness.
 """
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from hotdraft.pipeline.models.adapter_folder import AdapterBase, AdapterError, load_adapter, merged_weights
+from hotdraft.pipeline.models.adapter_folder import AdapterBase, AdapterError, load_adapter, merge, merged_weights
 from hotdraft.pipeline.models.draft_vocabulary import choose_vocabulary
+from hotdraft.pipeline.system.transfer import in_stream
 from hotdraft.serving.engine.aside import aside
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.messages.events import SwapEvent, SwapReason
 from hotdraft.serving.models.trimmed_head import TrimmedHead
 from hotdraft.serving.proposers.draft_model import DraftModel
+
+T = TypeVar("T")
 
 PROBE_TOLERANCE = 0.05
 """Total variation allowed between live and trained output: bfloat16 rounding gives about 0.01."""
@@ -32,6 +37,11 @@ ROUNDED_TOLERANCE = 0.1
 
 class SwapError(RuntimeError):
     """The swapped-in draft did not compute what its adapter says; the old one serves on."""
+
+
+REHEARSED_RANK = 32
+REHEARSED_TOKENS = 32
+"""Of an adapter and of its probe, as trainers make them."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +75,21 @@ class HotSwapper:
         self._draft = draft
         self._runner = draft.runner
         self._ranking = ranking
-        self._weights = aside(
+        device = engine.decoder.device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._weights = self._aside(
             lambda: {name: w for linear in self._runner.linears for name, w in linear.weights().items()}
         )
         shapes = {name: weight.shape for name, weight in self._weights.items()}
         self._base = AdapterBase(fingerprint, engine.decoder.vocab_size, shapes)
-        self._original = aside(lambda: StagedDraft(0, self._prepare(self._weights), *self._choose_head(None)))
+        self._original = self._aside(
+            lambda: StagedDraft(0, self._prepare(self._weights), *self._choose_head(None))
+        )
         self._live = self._original
         rounded = self._runner.computation.weights == "w8a16"
         self._tolerance = ROUNDED_TOLERANCE if rounded else PROBE_TOLERANCE
+        self._aside(self._rehearse_staging)
+        engine.between_rounds(self._rehearse_swap)
 
     @property
     def live_version(self) -> int:
@@ -86,7 +102,25 @@ class HotSwapper:
         """
         if version == 0 or folder is None:
             return self._original
-        return aside(lambda: self._stage(version, folder))
+        return self._aside(lambda: self._stage(version, folder))
+
+    def _aside(self, work: Callable[[], T]) -> T:
+        """Beside rounds, which wait neither for its thread nor for what it launches."""
+        return aside(lambda: in_stream(self._stream, work))
+
+    def _rehearse_staging(self) -> None:
+        """A GPU loads a kernel when it first comes, and holds up all launches: now, and not beside a stream."""
+        for weight in {weight.shape: weight for weight in self._weights.values()}.values():
+            rows, columns = weight.shape
+            lora = (torch.zeros(REHEARSED_RANK, columns), torch.zeros(rows, REHEARSED_RANK))
+            merge(weight, lora, 1.0, "none")
+
+    @torch.inference_mode()
+    def _rehearse_swap(self) -> None:
+        self._copy(self._original)
+        ids = torch.zeros(1, REHEARSED_TOKENS, dtype=torch.int64, device=self._engine.decoder.device)
+        logits = self._draft.logits(ids, REHEARSED_TOKENS // 4)
+        self._probe(replace(self._original, probe_ids=ids, probe_probs=logits.float().softmax(-1)))
 
     def _stage(self, version: int, folder: Path) -> StagedDraft:
         adapter = load_adapter(folder, self._base)

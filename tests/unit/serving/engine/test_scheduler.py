@@ -25,6 +25,8 @@ class Rows:
         self.slots = SimpleNamespace(num_slots=3, lengths=[0] * 3)
         self.max_k, self.proposer, self.device = 4, object(), torch.device("cpu")
         self.max_alternatives = 0
+        self.graphed: dict[str, object] = {}
+        self.forwards: list[list[int]] = []
         self.prompts: list[Any] = [None] * 3
         self.left = [0] * 3
         self.is_behind = False
@@ -37,7 +39,12 @@ class Rows:
         return self.left[row]
 
     def prefill(self, row: int, budget: int, **_: object) -> None:
+        self.forwards.append([row])
         self.left[row] -= min(budget, self.left[row])
+
+    def prefill_together(self, rows: slice, **_: object) -> None:
+        self.forwards.append(list(range(rows.start, rows.stop)))
+        self.left[rows] = [0] * (rows.stop - rows.start)
 
     def move(self, source: int, destination: int) -> None:
         for column in (self.prompts, self.left, self.slots.lengths):

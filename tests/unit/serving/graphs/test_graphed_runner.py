@@ -79,10 +79,13 @@ def test_answers_are_those_without_graphs(
     graphed = decoder(path, tiny_draft, graphs)
     assert answers(graphed, params, rows) == answers(decoder(path, tiny_draft), params, rows)
     assert 0 < 2 * graphs.captures < graphs.replays
-    assert [(one.dropped, one.missed) for one in counts(graphed)] == [(0, 0)] * 4
-    replays = graphs.replays
+    assert [(one.dropped, one.missed) for one in counts(graphed)] == [(0, 0)] * 5
+    for _ in range(RECURS):
+        assert answers(graphed, params, rows) == answers(decoder(path, tiny_draft), params, rows)
+    captures, replays = graphs.captures, graphs.replays
     assert answers(graphed, params, rows) == answers(decoder(path, tiny_draft), params, rows)
-    assert graphs.replays > 2 * replays, "what was recorded serves the next requests too"
+    assert graphs.captures == captures, "what was recorded serves the next requests too"
+    assert graphs.replays > replays
 
 
 def test_a_prompt_that_is_read_meanwhile_is_left_alone(tiny_target: str, tiny_draft: str) -> None:
@@ -115,7 +118,8 @@ def test_what_does_not_do_as_a_graph_is_computed_without(
     tiny_target: str, tiny_draft: str, graphs: Graphs, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     of = decoder(tiny_target, tiny_draft, graphs)
-    assert answers(of, DRAWN, 2) == answers(decoder(tiny_target, tiny_draft), DRAWN, 2)
+    for params in (DRAWN, [GREEDY] * 2):
+        assert answers(of, params, 2) == answers(decoder(tiny_target, tiny_draft), params, 2)
     for one in counts(of):
         assert one.captured == 0
         assert 0 < one.dropped < one.missed
@@ -126,20 +130,21 @@ def test_greedy_rounds_are_recorded_while_costs_are_measured(tiny_target: str, t
     graphs = RecordedGraphs()
     of = decoder(tiny_target, tiny_draft, graphs)
     profile_costs(of, rows_to_measure(len(PROMPTS)), 4)
-    captures = graphs.captures
-    assert captures
+    assert graphs.captures
     start(of, [list(range(first, first + 66)) for first in range(len(PROMPTS))])
+    captures = graphs.captures
     run(of, [4, 2, 1], batch([GREEDY] * len(PROMPTS)), len(PROMPTS))
     assert graphs.captures == captures
-    assert [(one.dropped, one.missed) for one in counts(of)] == [(0, 0)] * 4
+    assert [(one.dropped, one.missed) for one in counts(of)] == [(0, 0)] * 5
 
 
 def test_graphs_are_bounded(tiny_target: str, tiny_draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurring, "MOST_GRAPHS", 1)
     of = decoder(tiny_target, tiny_draft, RecordedGraphs())
-    assert answers(of, DRAWN, 2) == answers(decoder(tiny_target, tiny_draft), DRAWN, 2)
-    assert [one.captured for one in counts(of)] == [1] * 4
-    assert all(of.graphed[name].counts.missed for name in ("target", "draft", "verifying"))
+    for params in (DRAWN, [GREEDY] * 2):
+        assert answers(of, params, 2) == answers(decoder(tiny_target, tiny_draft), params, 2)
+    assert [one.captured for one in counts(of)] == [1] * 5
+    assert all(of.graphed[name].counts.missed for name in ("target", "draft", "drafting", "verifying"))
 
 
 @torch.inference_mode()

@@ -1,0 +1,40 @@
+"""How forwards are made alike, so that few graphs do for all: what is added is computed and thrown away."""
+
+from dataclasses import dataclass
+
+from hotdraft.serving.models.slots import KEY_BLOCK
+
+MOST_TOKENS = 256
+"""Of a row, beyond which a forward computes long enough to hide its launches."""
+EXACT_TOKENS = 8
+"""Up to which a row's tokens are left as many as they are."""
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Rows, the tokens of a prompt, and keys come in powers of two.
+
+    Further rows read a token at `last`, which no request has; a row's first token is read as often as it takes.
+    """
+
+    num_slots: int
+    max_length: int
+    """Of a slot."""
+
+    @property
+    def last(self) -> int:
+        return self.max_length - 1
+
+    def rows(self, count: int) -> int:
+        return min(_power(count), self.num_slots)
+
+    def tokens(self, count: int) -> int:
+        return count if count <= EXACT_TOKENS else _power(count)
+
+    def key_length(self, length: int) -> int:
+        return min(_power(-(-length // KEY_BLOCK)) * KEY_BLOCK, self.max_length)
+
+
+def _power(count: int) -> int:
+    """The least power of two that is no less."""
+    return 1 << (count - 1).bit_length()

@@ -71,7 +71,7 @@ def _count_layers(make_runner: Callable[..., Runner], layers: int, device: torch
     runner.forward(window, token_ids, 1)  # the first makes a cache
     with Launches() as launches:
         runner.forward(window, token_ids, 1)
-    return launches.count
+    return launches.count + layers * getattr(runner, "unseen_launches", 0)
 
 
 def beside_forwards(device: torch.device, params: SamplingParams, k: int, graphs: Graphs | None) -> int:

@@ -9,7 +9,7 @@ from hotdraft.serving.benchmark.benchmark import measure
 from hotdraft.serving.benchmark.figures.table import label
 from hotdraft.serving.benchmark.plan import ASSISTED, make_plan
 
-TOKENS, TOKENS_ON_GPU = 16, 64
+TOKENS, TOKENS_ON_GPU = 16, 48
 
 
 def one_at_a_time(plan: CheckPlan) -> Found:

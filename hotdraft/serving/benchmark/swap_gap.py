@@ -12,6 +12,7 @@ from hotdraft.serving.benchmark.random_adapter import write_random_adapter
 from hotdraft.serving.engine.aside import aside
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.load import draft_ranking
+from hotdraft.serving.graphs.recurring import RECURS
 from hotdraft.serving.messages.request import GenerationRequest, OutputDelta, SamplingParams
 from hotdraft.serving.updates.hot_swap import HotSwapper
 
@@ -27,8 +28,8 @@ class _Stream:
         self.times: list[float] = []
         self.tokens = 0
         self._engine = engine
-        tokens = min((SWAPS + 1) * TOKENS_PER_SWAP, engine.max_model_len - len(PROMPT))
-        params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        self.length = min((SWAPS + 1) * TOKENS_PER_SWAP, engine.max_model_len - len(PROMPT))
+        params = SamplingParams(max_tokens=self.length, temperature=0.0, ignore_eos=True)
         self._request = GenerationRequest("swaps", PROMPT, params, record=False)
         self._stopping = False
         self._ended = Event()
@@ -69,11 +70,14 @@ def measure_swaps(engine: Engine, config: HotdraftConfig, scratch: Path) -> dict
     swapper = HotSwapper(engine, fingerprint(config.draft), ranking)
     engine.k = "auto"
     stream = _Stream(engine)
+    if engine.decoder.graphed:
+        stream.wait_for(RECURS * stream.length)  # a shape that is recorded holds rounds up as well
+    begun = stream.tokens
     stalls: list[float] = []
     staging: list[tuple[float, float]] = []
     swaps: list[tuple[float, float]] = []
     for number in range(SWAPS):
-        stream.wait_for(number * TOKENS_PER_SWAP + TOKENS_PER_SWAP // 2)
+        stream.wait_for(begun + number * TOKENS_PER_SWAP + TOKENS_PER_SWAP // 2)
         began = time.perf_counter()
         staged = swapper.stage(number + 1, folders[number % 2])
         staging.append((began, time.perf_counter()))

@@ -107,6 +107,8 @@ class GraphedRunner:
         anywhere = window.rows.start != 0 or tokens > EXACT_TOKENS
         if tokens > MOST_TOKENS or keep > MOST_KEPT or window.keys is not None:
             return None
+        if window.rows.stop > self._padding.num_slots:  # a probe's, which comes between rounds: it is not to record
+            return None
         if anywhere and not isinstance(self._runner, FusedRunner):
             return None
         padding = self._padding

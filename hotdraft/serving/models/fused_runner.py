@@ -11,11 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
 
+from hotdraft.serving.kernels.choose import layer_operations
+from hotdraft.serving.kernels.layer_operations import LayerOperations, TorchOperations
 from hotdraft.serving.models.attention import causal_mask, folded_attention, groups_of
 from hotdraft.serving.models.linear import ServedLinear
 from hotdraft.serving.models.llama_like import rotations
 from hotdraft.serving.models.runner import Computation, Window
+
+
+TORCH = TorchOperations()
 
 
 @dataclass(frozen=True)
@@ -39,13 +45,20 @@ class FusedRunner:
     def __init__(
         self, model: PreTrainedModel, head: nn.Module, num_slots: int, max_length: int, *, why_not_native: str
     ) -> None:
+        head_dim = model.model.layers[0].self_attn.head_dim
+        operations = layer_operations(model.device, model.dtype, head_dim)
+        self.unseen_launches = operations.unseen_launches
         self.head = head
-        self.computation = Computation("fused", "torch", str(model.dtype).removeprefix("torch."), why_not_native)
+        self.computation = Computation(
+            "fused", operations.name, str(model.dtype).removeprefix("torch."), why_not_native
+        )
         self._embed = model.model.embed_tokens
-        self._norm = _RMSNorm(model.model.norm)
+        self._norm = _RMSNorm(model.model.norm, operations)
         self._groups = groups_of(model.config)
         self._max_length = max_length
-        self._layers = [_Layer(f"model.layers.{i}", layer) for i, layer in enumerate(model.model.layers)]
+        self._layers = [
+            _Layer(f"model.layers.{i}", layer, operations) for i, layer in enumerate(model.model.layers)
+        ]
         self.linears = [linear for layer in self._layers for linear in layer.linears]
         self._cos, self._sin = rotations(model, model.dtype, max_length)
         heads = model.config.num_attention_heads // self._groups
@@ -87,29 +100,31 @@ class FusedRunner:
 class _RMSNorm:
     """On a CPU the layer norm of [x, -x], whose mean is 0: that is one kernel, where RMS norm is ten."""
 
-    def __init__(self, norm: Any) -> None:
+    def __init__(self, norm: Any, operations: LayerOperations = TORCH) -> None:
         self.epsilon: float = norm.variance_epsilon
+        self._operations = operations
         self.mirrored = norm.weight.device.type == "cpu"
         self.weight = norm.weight.detach().repeat(2 if self.mirrored else 1)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         if not self.mirrored:
-            return F.rms_norm(hidden, self.weight.shape, self.weight, self.epsilon)
+            return self._operations.rms_norm(hidden, self.weight, self.epsilon)
         both = F.layer_norm(torch.cat([hidden, -hidden], -1), self.weight.shape, self.weight, None, self.epsilon)
         return both[..., : hidden.shape[-1]]
 
 
 class _Layer:
-    def __init__(self, name: str, layer: Any) -> None:
+    def __init__(self, name: str, layer: Any, operations: LayerOperations) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.head_dim: int = attention.head_dim
         self.scaling: float = attention.scaling
         self.head_norms = (
             (_RMSNorm(attention.q_norm), _RMSNorm(attention.k_norm)) if hasattr(attention, "q_norm") else None
         )
-        self.input_norm = _RMSNorm(layer.input_layernorm)
-        self.mlp_norm = _RMSNorm(layer.post_attention_layernorm)
-        self.activation = mlp.act_fn
+        self.input_norm = _RMSNorm(layer.input_layernorm, operations)
+        self.mlp_norm = _RMSNorm(layer.post_attention_layernorm, operations)
+        self.activation = None if isinstance(mlp.act_fn, nn.SiLU | SiLUActivation) else mlp.act_fn
+        self._operations = operations
         self.qkv = _stacked(name, layer, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         self.output = _stacked(name, layer, "self_attn.o_proj")
         self.gate_up = _stacked(name, layer, "mlp.gate_proj", "mlp.up_proj")
@@ -121,20 +136,23 @@ class _Layer:
         batch, length, _ = hidden.shape
         heads = self.qkv(self.input_norm(hidden)).view(batch, length, -1, self.head_dim)
         queries = heads.shape[2] - 2 * key.shape[1]
-        rotated = heads[:, :, : -key.shape[1]]
         if self.head_norms is not None:
-            for norm, part in zip(self.head_norms, (rotated[:, :, :queries], rotated[:, :, queries:]), strict=True):
+            parts = heads[:, :, : -key.shape[1]].tensor_split([queries], 2)
+            for norm, part in zip(self.head_norms, parts, strict=True):
                 part.copy_(norm(part))
-        halves_swapped = rotated.roll(self.head_dim // 2, -1)
-        rotated.mul_(step.cos).addcmul_(halves_swapped, step.sin)
-        store.index_copy_(0, step.slots, heads[:, :, queries:].reshape(-1, self.head_dim))
-        query = rotated[:, :, :queries].transpose(1, 2)
+        rotated = self._operations.rotate_and_store(heads, queries, step.cos, step.sin, store, step.slots)
+        query = rotated.transpose(1, 2)
         if step.rows is not None:
             key, value = key[step.rows], value[step.rows]
         attended, _ = folded_attention(None, query, key, value, step.mask, self.scaling)
         hidden = self.output.add_to(hidden, attended.view(batch, length, -1))
-        gate, up = self.gate_up(self.mlp_norm(hidden)).chunk(2, -1)
-        return self.down.add_to(hidden, self.activation(gate) * up)
+        return self.down.add_to(hidden, self._gated(self.gate_up(self.mlp_norm(hidden))))
+
+    def _gated(self, gate_up: Tensor) -> Tensor:
+        if self.activation is None:
+            return self._operations.gate(gate_up)
+        gate, up = gate_up.chunk(2, -1)
+        return self.activation(gate) * up
 
 
 def _stacked(name: str, layer: Any, *parts: str) -> ServedLinear:

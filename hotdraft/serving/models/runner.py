@@ -41,14 +41,14 @@ class Computation:
 
     runner: Literal["native", "fused", "transformers"]
     instructions: str
-    """Of the processor, as the native library names them; "torch" where torch chooses."""
+    """Of the processor, as the native library names them; "torch" where torch chooses, "triton" with its kernels."""
     weights: str
     why_not_native: str | None = None
 
     def __str__(self) -> str:
         if self.why_not_native is None:
             return f"native {self.instructions}, {self.weights} weights"
-        return f"torch, {self.weights} weights ({self.why_not_native})"
+        return f"{self.instructions}, {self.weights} weights ({self.why_not_native})"
 
 
 class Runner(Protocol):

@@ -38,7 +38,11 @@ STEPS = (
         "rounds with graphs against rounds without: the same tokens, and what each costs",
     ),
     Step(
-        "speed", "speed.one_at_a_time", 12, "tokens a second beside transformers, one request at a time", _CONFIGURED
+        "speed",
+        "speed.one_at_a_time",
+        12,
+        "tokens a second beside transformers, one request at a time",
+        _CONFIGURED,
     ),
     Step("batches", "speed.batches", 9, "the same with several requests at once", _CONFIGURED),
     Step("swaps", "swaps.check", 3, "adapters that are swapped under a running stream", _CONFIGURED),
@@ -51,6 +55,11 @@ STEPS = (
         ("bitsandbytes",),
     ),
     Step(
-        "sharing", "sharing.check", 10, "serving while a job trains on the same device", _LEARNING, ("bitsandbytes",)
+        "sharing",
+        "sharing.check",
+        10,
+        "serving while a job trains on the same device",
+        _LEARNING,
+        ("bitsandbytes",),
     ),
 )

@@ -9,8 +9,8 @@ from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.graphs.draft_chain import DraftChain
 from hotdraft.serving.graphs.graphed_function import GraphedFunction
 from hotdraft.serving.graphs.graphed_runner import GraphedRunner
-from hotdraft.serving.graphs.padding import Padding
 from hotdraft.serving.graphs.graphs import Graphs
+from hotdraft.serving.graphs.padding import Padding
 from hotdraft.serving.graphs.recurring import Graphed
 from hotdraft.serving.models.choose import make_runners
 from hotdraft.serving.models.slots import Slots

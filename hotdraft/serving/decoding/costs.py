@@ -103,7 +103,7 @@ def profile_costs(decoder: SpeculativeDecoder, rows: Sequence[int], most: int) -
         measured = [seconds(count, partial(decoder.round, plan, sampling, log=False)) for plan in guesses]
         verifying[count] = np.interp(range(most + 1), numbers, measured).tolist()
         draft_steps[count] = 0.0
-        for k in range(1, steps + 1) if decoder.graphed else [steps][: steps]:  # each k is a graph of its own
+        for k in range(1, steps + 1) if decoder.graphed else [steps][:steps]:  # each k is a graph of its own
             propose = partial(decoder.propose, ProposalPlan.uniform(count, k), sampling)
             draft_steps[count] = seconds(count, propose) / k
     return RoundCosts(verifying, draft_steps)

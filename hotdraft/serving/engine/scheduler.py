@@ -6,7 +6,7 @@ The rows that run are in front, and the one whose prompt is being read comes aft
 import threading
 import time
 from collections import deque
-from os.path import commonprefix
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -226,10 +226,7 @@ class Scheduler:
     def _would_share(self, prompt_ids: tuple[int, ...], unread: int) -> bool:
         """Whether it can copy more, of those that are being read, than it has to read now."""
         known = len(prompt_ids) - 1 - unread
-        return any(
-            len(commonprefix([prompt_ids, other.request.prompt_ids])) >= known + MIN_SHARED
-            for other in self._together
-        )
+        return any(_shared(prompt_ids, other.request.prompt_ids) >= known + MIN_SHARED for other in self._together)
 
     def _with_proposer(self, sequence: Sequence) -> bool:
         """Whether the draft reads its prompt as well."""
@@ -267,3 +264,8 @@ class Scheduler:
         request, guessing = self.running[row].request, self._k_choice.guessing
         if guessing is not None and request.record:
             guessing.remember(request.scope, self._decoder.slots.held(row)[len(request.prompt_ids) :])
+
+
+def _shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """Tokens that both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -48,9 +48,7 @@ class DraftChain:
             token_ids = F.pad(token_ids, below)
             positions, ends = (F.pad(part, below, value=last) for part in (positions, ends))
         key_length = self._padding.key_length(key_length)
-        drafted, sound = self._steps(
-            token_ids, positions, ends, self._greedy[padded], vocabulary, key_length, k
-        )
+        drafted, sound = self._steps(token_ids, positions, ends, self._greedy[padded], vocabulary, key_length, k)
         return drafted[:rows], sound[:rows]
 
     def _draft(

@@ -94,7 +94,9 @@ class GraphedRunner:
 
     def forward(self, window: Window, token_ids: Tensor, keep: int) -> Tensor:
         shape = self._shape(window, token_ids, keep)
-        graph = None if shape is None else self._graphs.find(shape, lambda: self._recorded(shape, window, token_ids))
+        graph = (
+            None if shape is None else self._graphs.find(shape, lambda: self._recorded(shape, window, token_ids))
+        )
         if graph is None:
             return self._runner.forward(window, token_ids, keep)
         graph.feed(window, token_ids, self._padding.last)

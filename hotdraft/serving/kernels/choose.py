@@ -14,7 +14,7 @@ TOLERANCE = 2.0**-6
 
 
 def layer_operations(device: torch.device, dtype: torch.dtype, head_dim: int) -> LayerOperations:
-    """Triton's on a GPU; torch's elsewhere, and with a warning where Triton is missing or computes something else."""
+    """Triton's on a GPU; torch's elsewhere, and with a warning where Triton is missing or computes otherwise."""
     plain = TorchOperations()
     if device.type != "cuda":
         return plain

@@ -20,8 +20,8 @@ class LayerOperations(Protocol):
     ) -> Tensor:
         """Rotate queries and keys of heads [B, Q, G + 2H, D], whose first G are `queries`, by position.
 
-        Keys and values go into `store` [S, D] at slots int64 [B*Q*2H]; returned are the queries [B, Q, G, D], in the
-        memory of `heads`. cos and sin [B, Q, 1, D] are as in `rotations`.
+        Keys and values go into `store` [S, D] at slots int64 [B*Q*2H]; returned are the queries [B, Q, G, D],
+        in the memory of `heads`. cos and sin [B, Q, 1, D] are as in `rotations`.
         """
         ...
 

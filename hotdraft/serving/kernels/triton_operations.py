@@ -9,9 +9,9 @@ BLOCK = 1024
 
 
 @triton.jit
-def _rms_norm(hidden, weight, normed, columns, epsilon, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _rms_norm(hidden, weight, normed, columns, epsilon, block: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64) * columns
-    at = tl.arange(0, BLOCK)
+    at = tl.arange(0, block)
     inside = at < columns
     values = tl.load(hidden + row + at, mask=inside, other=0.0).to(tl.float32)
     scale = 1 / tl.sqrt(tl.sum(values * values, axis=0) / columns + epsilon)
@@ -21,37 +21,37 @@ def _rms_norm(hidden, weight, normed, columns, epsilon, BLOCK: tl.constexpr):  #
 
 @triton.jit
 def _rotate_and_store(  # type: ignore[no-untyped-def]
-    heads, cos, sin, store, slots, num_heads, queries, rotated, DIM: tl.constexpr, BLOCK: tl.constexpr
+    heads, cos, sin, store, slots, num_heads, queries, rotated, dim: tl.constexpr, block: tl.constexpr
 ):
     """A head of a token, by halves."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    at = tl.arange(0, BLOCK)
-    inside = at < DIM // 2
-    source = heads + (token * num_heads + head) * DIM + at
+    at = tl.arange(0, block)
+    inside = at < dim // 2
+    source = heads + (token * num_heads + head) * dim + at
     low = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    high = tl.load(source + DIM // 2, mask=inside, other=0.0).to(tl.float32)
+    high = tl.load(source + dim // 2, mask=inside, other=0.0).to(tl.float32)
     if head < rotated:
-        cos_at, sin_at = cos + token * DIM + at, sin + token * DIM + at
+        cos_at, sin_at = cos + token * dim + at, sin + token * dim + at
         turned = low * tl.load(cos_at, mask=inside, other=0.0) + high * tl.load(sin_at, mask=inside, other=0.0)
-        high = high * tl.load(cos_at + DIM // 2, mask=inside, other=0.0) + low * tl.load(
-            sin_at + DIM // 2, mask=inside, other=0.0
+        high = high * tl.load(cos_at + dim // 2, mask=inside, other=0.0) + low * tl.load(
+            sin_at + dim // 2, mask=inside, other=0.0
         )
         low = turned
     kind = heads.dtype.element_ty
     if head < queries:
         tl.store(source, low.to(kind), mask=inside)
-        tl.store(source + DIM // 2, high.to(kind), mask=inside)
+        tl.store(source + dim // 2, high.to(kind), mask=inside)
     else:
         slot = tl.load(slots + token * (num_heads - queries) + head - queries)
-        target = store + slot * DIM + at
+        target = store + slot * dim + at
         tl.store(target, low.to(kind), mask=inside)
-        tl.store(target + DIM // 2, high.to(kind), mask=inside)
+        tl.store(target + dim // 2, high.to(kind), mask=inside)
 
 
 @triton.jit
-def _gate(gate_up, gated, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gate(gate_up, gated, columns, block: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(1) * block + tl.arange(0, block)
     inside = at < columns
     gate = tl.load(gate_up + 2 * row * columns + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + (2 * row + 1) * columns + at, mask=inside, other=0.0).to(tl.float32)
@@ -71,7 +71,7 @@ class TritonOperations:
         block = triton.next_power_of_2(columns)
         warps = min(16, max(1, block // 256))
         _rms_norm[(hidden.numel() // columns,)](
-            hidden, weight, normed, columns, epsilon, BLOCK=block, num_warps=warps
+            hidden, weight, normed, columns, epsilon, block=block, num_warps=warps
         )
         return normed
 
@@ -88,8 +88,8 @@ class TritonOperations:
             num_heads,
             queries,
             (num_heads + queries) // 2,
-            DIM=head_dim,
-            BLOCK=triton.next_power_of_2(head_dim // 2),
+            dim=head_dim,
+            block=triton.next_power_of_2(head_dim // 2),
             num_warps=1,
         )
         return heads[:, :, :queries]
@@ -97,5 +97,5 @@ class TritonOperations:
     def gate(self, gate_up: Tensor) -> Tensor:
         columns = gate_up.shape[-1] // 2
         gated = gate_up.new_empty(*gate_up.shape[:-1], columns)
-        _gate[(gated.numel() // columns, triton.cdiv(columns, BLOCK))](gate_up, gated, columns, BLOCK=BLOCK)
+        _gate[(gated.numel() // columns, triton.cdiv(columns, BLOCK))](gate_up, gated, columns, block=BLOCK)
         return gated

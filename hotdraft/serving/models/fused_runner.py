@@ -20,7 +20,6 @@ from hotdraft.serving.models.linear import ServedLinear
 from hotdraft.serving.models.llama_like import rotations
 from hotdraft.serving.models.runner import Computation, Window
 
-
 TORCH = TorchOperations()
 
 
@@ -73,7 +72,9 @@ class FusedRunner:
         positions = window.positions
         rows = window.rows if window.slots is None else slice(None)
         step = _Step(
-            slots=(self._starts[window.rows if window.slots is None else window.slots] + window.written[..., None]).flatten(),
+            slots=(
+                self._starts[window.rows if window.slots is None else window.slots] + window.written[..., None]
+            ).flatten(),
             mask=causal_mask(positions, window.key_length, self._groups, self._kv.dtype, own_keys=window.keys),
             cos=self._cos[positions],
             sin=self._sin[positions],
@@ -132,7 +133,10 @@ class _Layer:
         self.linears = [self.qkv, self.output, self.gate_up, self.down]
 
     def forward(self, hidden: Tensor, store: Tensor, key: Tensor, value: Tensor, step: _Step) -> Tensor:
-        """hidden [B, Q, E]; store [slots * 2H * max_length, D], of which key and value [B or slots, H, K, D] are views."""
+        """hidden [B, Q, E]; store [slots * 2H * max_length, D], of which key and value [B, H, K, D] are views.
+
+        With `step.rows` they are of all slots.
+        """
         batch, length, _ = hidden.shape
         heads = self.qkv(self.input_norm(hidden)).view(batch, length, -1, self.head_dim)
         queries = heads.shape[2] - 2 * key.shape[1]

@@ -25,7 +25,7 @@ class Window:
     """int64 [B, Q]: where new keys go, at the positions or behind them; None: at the positions. A token sees those
     before its position, and its own."""
     slots: Tensor | None = None
-    """int64 [B]: the rows' slots, in memory that a graph reads; None: as `rows` says. Only a `FusedRunner` minds it."""
+    """int64 [B]: the rows' slots, in memory that a graph reads; None: as `rows` says. For a `FusedRunner`."""
     leaves_gaps: bool = False
     """Whether nobody looks at the logits of tokens that do not matter, which need be no numbers then."""
 
@@ -41,7 +41,7 @@ class Computation:
 
     runner: Literal["native", "fused", "transformers"]
     instructions: str
-    """Of the processor, as the native library names them; "torch" where torch chooses, "triton" with its kernels."""
+    """Of the processor, as the native library names them; "torch" where torch chooses, "triton" beside it."""
     weights: str
     why_not_native: str | None = None
 

@@ -71,8 +71,8 @@ class Track:
         return logits
 
     def read_together(self, rows: slice) -> None:
-        """Read what is left of rows that follow one another, in one forward: the first token of a shorter rest again
-        and again."""
+        """Read what is left of rows that follow one another in one forward, which is fed a shorter rest's first
+        token again and again."""
         unread = [self.unread(row) for row in range(rows.start, rows.stop)]
         if not any(unread):
             return

@@ -82,9 +82,7 @@ class HotSwapper:
         )
         shapes = {name: weight.shape for name, weight in self._weights.items()}
         self._base = AdapterBase(fingerprint, engine.decoder.vocab_size, shapes)
-        self._original = self._aside(
-            lambda: StagedDraft(0, self._prepare(self._weights), *self._choose_head(None))
-        )
+        self._original = self._aside(lambda: StagedDraft(0, self._prepare(self._weights), *self._choose_head(None)))
         self._live = self._original
         rounded = self._runner.computation.weights == "w8a16"
         self._tolerance = ROUNDED_TOLERANCE if rounded else PROBE_TOLERANCE

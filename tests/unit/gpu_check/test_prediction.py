@@ -1,16 +1,11 @@
 """Rounds as they are predicted: by what they launch, or by what they read, whichever takes longer."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from hotdraft.gpu_check.checks.decoding import EagerGraphs
-from hotdraft.gpu_check.checks.launches import Forward, beside_forwards, of_both_runners
+from hotdraft.gpu_check.checks.launches import Forward, of_both_runners
 from hotdraft.gpu_check.checks.prediction import Device, Size, forward_seconds, round_seconds
-from hotdraft.serving.messages.request import SamplingParams
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "gpu.md"
 DEVICE = Device(launch_seconds=5e-6, bytes_per_second=4e12)
 TARGET, DRAFT = Size(32, 13_400_000_000), Size(4, 300_000_000)
 FUSED = Forward(layer=20, outside=20)
@@ -35,25 +30,3 @@ def test_own_layers_launch_half_of_what_transformers_do() -> None:
     found = of_both_runners(torch.device("cpu"))
     assert found["fused"].layer <= 19
     assert found["transformers"].layer > 1.8 * found["fused"].layer
-
-
-def test_the_documented_predictions_are_what_this_arithmetic_gives() -> None:
-    cpu, device = torch.device("cpu"), Device(launch_seconds=5e-6, bytes_per_second=4e12)
-    target, drafts = Size(32, 13_200_000_000), (Size(4, 300_000_000), Size(22, 2_100_000_000))
-    ways = (SamplingParams(temperature=0), SamplingParams(temperature=0.8, top_p=0.9))
-    forwards = of_both_runners(cpu)
-    text = DOCUMENT.read_text()
-    for name, forward, graphs in (
-        ("transformers' layers | 37", forwards["transformers"], None),
-        ("own layers | 19", forwards["fused"], None),
-        ("graphs |", forwards["fused"], EagerGraphs()),
-    ):
-        graph = graphs is not None
-        beside = [beside_forwards(cpu, params, 4, graphs) for params in ways]
-        seconds = [forward_seconds(forward, target, device, graph=graph)]
-        seconds += [
-            round_seconds(forward, target, draft, 4, launches, device, graph=graph)
-            for draft in drafts
-            for launches in beside
-        ]
-        assert f"| {name} | {' | '.join(f'{1000 * one:.1f}' for one in seconds)} |" in text

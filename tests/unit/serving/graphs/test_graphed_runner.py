@@ -138,6 +138,42 @@ def test_greedy_rounds_are_recorded_while_costs_are_measured(tiny_target: str, t
     assert [(one.dropped, one.missed) for one in counts(of)] == [(0, 0)] * 5
 
 
+@pytest.mark.parametrize("vocabulary", [None, torch.arange(0, 200, 2)], ids=["whole head", "trimmed head"])
+def test_greedy_tokens_are_drafted_in_one_launch(
+    tiny_target: str, tiny_draft: str, vocabulary: Tensor | None
+) -> None:
+    graphs = RecordedGraphs()
+    of, plain = (decoder(tiny_target, tiny_draft, one, vocabulary) for one in (graphs, None))
+    for one in (of, plain):
+        start(one, PROMPTS[:3])
+    sampling = batch([GREEDY] * 3)
+    for _ in range(RECURS):
+        of.propose(ProposalPlan.uniform(3, 4), sampling)
+    replays = graphs.replays
+    found, expected = (one.propose(ProposalPlan([()] * 3, [4, 0, 2]), sampling) for one in (of, plain))
+    assert graphs.replays == replays + 1
+    assert found.num_drafted.tolist() == expected.num_drafted.tolist() == [4, 0, 2]
+    assert found.token_ids.tolist() == expected.token_ids.tolist()
+    assert found.sound.all()
+
+
+def test_a_draft_that_is_no_number_is_seen_in_one_launch(tiny_target: str, tiny_draft: str) -> None:
+    of = decoder(tiny_target, tiny_draft, RecordedGraphs())
+    start(of, PROMPTS[:2])
+    of.proposer.runner._runner._kv[0, 1] = torch.nan  # type: ignore[union-attr]
+    for _ in range(RECURS + 1):
+        proposal = of.propose(ProposalPlan.uniform(2, 4), batch([GREEDY] * 2))
+        assert proposal.sound.tolist() == [[True], [False]]
+
+
+def test_a_probe_records_no_graph(tiny_target: str, tiny_draft: str) -> None:
+    graphs = RecordedGraphs()
+    of = decoder(tiny_target, tiny_draft, graphs)
+    for _ in range(RECURS + 1):
+        of.proposer.logits(torch.arange(32)[None], 8)  # type: ignore[union-attr]
+    assert graphs.captures == 0
+
+
 def test_graphs_are_bounded(tiny_target: str, tiny_draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurring, "MOST_GRAPHS", 1)
     of = decoder(tiny_target, tiny_draft, RecordedGraphs())

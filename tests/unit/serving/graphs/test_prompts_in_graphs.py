@@ -1,6 +1,5 @@
 """Prompts of any length, several at once, in whatever rows: few graphs read them, and the tokens are the same."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -69,7 +68,7 @@ def test_prompts_that_are_read_together_are_read(tiny_target: str, tiny_draft: s
 
 
 @pytest.fixture
-def engine(config: HotdraftConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def engine(config: HotdraftConfig, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """With graphs, and a chunk of 64; not started: the test takes the steps."""
 
     def build(*models: Any, **settings: Any) -> SpeculativeDecoder:
@@ -77,7 +76,7 @@ def engine(config: HotdraftConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
     monkeypatch.setattr(load, "build_decoder", build)
     engine = config.engine.model_copy(update={"num_slots": 4, "prefill_chunk": 64, "k": 2})
-    yield load.build_engine(config.model_copy(update={"engine": engine}), None)
+    return load.build_engine(config.model_copy(update={"engine": engine}), None)
 
 
 def watched(engine: Engine) -> list[tuple[int, ...]]:

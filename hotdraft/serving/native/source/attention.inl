@@ -114,7 +114,7 @@ struct Attention : Worker {
         __builtin_memcpy(vector, panel + position / Format::UNIT * VECTOR, VECTOR);
         for (int64_t d = 0; d < LANES; ++d) put<Format>(vector, VECTOR, d, position % Format::UNIT, get<Format>(panel, 0, d, key));
         Floats sum[1][1] = {{products}};
-        Format::template tile<1, 1>(vector, VECTOR, lasts + query * LAST_BYTES, LAST_BYTES, 1, {}, sum);
+        Format::template tile<1, 1>(vector, VECTOR, lasts + query * LAST_BYTES, LAST_BYTES, 1, Nothing(), sum);
         products = sum[0][0];
     }
 

@@ -1,14 +1,21 @@
 // The formats of weights: how inputs are brought to what they are multiplied with, and the innermost loops of a tile.
 
-// Memory that is asked for while a tile is computed, `count` lines with each vector of a panel.
-struct Ahead {
+// Memory that is asked for while a tile is computed, `count` lines with each vector of a panel, into the cache of level HINT
+// less than 4.
+template <int HINT>
+struct Asking {
     const char *lines;
     int64_t stride;
     int count;
 
     void ask(int64_t vector) const {
-        for (int line = 0; line < count; ++line) __builtin_prefetch(lines + line * stride + vector * VECTOR, 0, 2);
+        for (int line = 0; line < count; ++line) __builtin_prefetch(lines + line * stride + vector * VECTOR, 0, HINT);
     }
+};
+
+// The processor follows panels by itself, where nothing but reading them takes time.
+struct Nothing {
+    void ask(int64_t) const {}
 };
 
 // Sums of a tile in vectors of the machine's own width: the compiler keeps those in registers, wider ones in memory.
@@ -39,7 +46,7 @@ struct Float32 {
     static int block(int) { return BLOCK; }
     static int widest(int) { return PANELS; }
 
-    template <int P, int T>
+    template <int P, int T, class Ahead>
     static void tile(const char *panels, int64_t panel, const char *x, int64_t stride, int64_t vectors, const Ahead &ahead, Floats (&sums)[P][T]) {
         Registers<P, T> kept(sums);
         for (int64_t i = 0; i < vectors; ++i) {
@@ -66,7 +73,7 @@ struct Bfloat16 {
             *reinterpret_cast<LooseHalves *>(to + 2 * i) = narrowed(load(from + i));
     }
 
-    template <int P, int T>
+    template <int P, int T, class Ahead>
     static void tile(const char *panels, int64_t panel, const char *x, int64_t stride, int64_t vectors, const Ahead &ahead, Floats (&sums)[P][T]) {
         for (int64_t i = 0; i < vectors; ++i) {
             __m512bh weights[P];
@@ -85,7 +92,7 @@ struct Bfloat16 {
     static int64_t row_bytes(int64_t inputs) { return Float32::row_bytes(inputs); }
     static void convert(const float *from, int64_t inputs, char *to) { Float32::convert(from, inputs, to); }
 
-    template <int P, int T>
+    template <int P, int T, class Ahead>
     static void tile(const char *panels, int64_t panel, const char *x, int64_t stride, int64_t vectors, const Ahead &ahead, Floats (&sums)[P][T]) {
         Registers<P, T> kept(sums);
         for (int64_t i = 0; i < vectors; ++i) {
@@ -146,7 +153,7 @@ struct Int8 {
         }
     }
 
-    template <int P, int T>
+    template <int P, int T, class Ahead>
     static void tile(const char *panels, int64_t panel, const char *x, int64_t stride, int64_t vectors, const Ahead &ahead, Floats (&sums)[P][T]) {
         for (int64_t group = 0; group < vectors / GROUP_VECTORS; ++group) {
             const char *weights = panels + group * GROUP_BYTES;

@@ -3,6 +3,8 @@
 
 // Vectors of a panel that are read for all tokens before the next: they, and the next ones asked for, stay in the cache.
 constexpr int64_t CHUNK = 384;
+// How many vectors before its turn one is asked for where a panel is read but once.
+constexpr int64_t NEAR = 24;
 
 // The products of a linear layer's panels [from, to) with tokens' inputs.
 template <class Format>
@@ -64,12 +66,13 @@ struct Product {
         const char *weights;
         int64_t begin, end;
         bool goes_on, is_last;
-        Ahead ahead;
+        Asking<2> ahead;
     };
 
-    // Each block asks for its part of what comes next.
+    // Each of several blocks asks for its part of what comes next.
     template <int P>
-    Ahead ahead(const char *next, int64_t block, int64_t blocks) const {
+    Asking<2> ahead(const char *next, int64_t block, int64_t blocks) const {
+        if (blocks == 1) return {next, panel, 0};
         const int64_t first = P * block / blocks, last = P * (block + 1) / blocks;
         return {next + first * panel, panel, int(last - first)};
     }
@@ -80,8 +83,11 @@ struct Product {
         for (int p = 0; p < P; ++p)
             for (int t = 0; t < T; ++t) sums[p][t] = step.goes_on ? kept[token + t][p] : splat(0);
         const int64_t first = step.begin * Format::VECTORS, count = (step.end - step.begin) * Format::VECTORS;
-        Format::template tile<P, T>(step.weights + first * VECTOR, panel, inputs + token * stride + step.begin * Format::INPUT_BYTES, stride, count,
-                                    step.ahead, sums);
+        const char *const weights = step.weights + first * VECTOR, *const x = inputs + token * stride + step.begin * Format::INPUT_BYTES;
+        const auto multiply = [&](const auto &ahead) { Format::template tile<P, T>(weights, panel, x, stride, count, ahead, sums); };
+        if constexpr (T == 1) multiply(Nothing());
+        else if (step.ahead.count) multiply(step.ahead);
+        else multiply(Asking<3>{weights + NEAR * VECTOR, panel, P});
         if (step.is_last) return use(at, token, sums);
         for (int p = 0; p < P; ++p)
             for (int t = 0; t < T; ++t) kept[token + t][p] = sums[p][t];

@@ -36,6 +36,7 @@ struct Registers {
 };
 
 struct Float32 {
+    static constexpr bool READS = true;  // rather than computes, for one token
     static constexpr int UNIT = 1;     // neighbouring inputs in a vector
     static constexpr int VECTORS = 1;  // of a panel that go together
     static constexpr int INPUT_BYTES = 4;  // that are multiplied with them
@@ -66,6 +67,7 @@ struct Bfloat16 {
     static int block(int) { return BLOCK; }
     static int widest(int) { return PANELS; }
 #ifdef HD_BF16
+    static constexpr bool READS = true;
     static constexpr int INPUT_BYTES = 4;
     static int64_t row_bytes(int64_t inputs) { return rounded(inputs, GROUP) * 2; }
     static void convert(const float *from, int64_t inputs, char *to) {
@@ -88,6 +90,7 @@ struct Bfloat16 {
         }
     }
 #else
+    static constexpr bool READS = false;
     static constexpr int INPUT_BYTES = 8;
     static int64_t row_bytes(int64_t inputs) { return Float32::row_bytes(inputs); }
     static void convert(const float *from, int64_t inputs, char *to) { Float32::convert(from, inputs, to); }
@@ -122,6 +125,7 @@ struct Int8 {
         float scale;
         int32_t offset;  // -128 times their sum
     };
+    static constexpr bool READS = true;
     static constexpr int VECTORS = GROUP_VECTORS, INPUT_BYTES = sizeof(Inputs);
     static int64_t row_bytes(int64_t inputs) { return rounded(inputs, GROUP) / GROUP * INPUT_BYTES; }
     static int block(int panels) { return panels > 2 ? 3 : 6; }

@@ -85,7 +85,7 @@ struct Product {
         const int64_t first = step.begin * Format::VECTORS, count = (step.end - step.begin) * Format::VECTORS;
         const char *const weights = step.weights + first * VECTOR, *const x = inputs + token * stride + step.begin * Format::INPUT_BYTES;
         const auto multiply = [&](const auto &ahead) { Format::template tile<P, T>(weights, panel, x, stride, count, ahead, sums); };
-        if constexpr (T == 1) multiply(Nothing());
+        if constexpr (T == 1 && Format::READS) multiply(Nothing());
         else if (step.ahead.count) multiply(step.ahead);
         else multiply(Asking<3>{weights + NEAR * VECTOR, panel, P});
         if (step.is_last) return use(at, token, sums);

@@ -58,9 +58,8 @@ def inflate(
     with Console(stderr=True).status(f"inflating {name}") as status:
         from hotdraft.pipeline.models.inflate import inflate as enlarge
         from hotdraft.pipeline.models.inflate import parse_size
-        from hotdraft.pipeline.models.loading import choose_device
 
-        parameters = enlarge(name, parse_size(to), out, on_step=status.update, device=choose_device())
+        parameters = enlarge(name, parse_size(to), out, on_step=status.update)
     told = f"{out} has {parameters:,} parameters and the answers of {name}"
     typer.echo(json.dumps({"model": name, "path": str(out), "parameters": parameters}) if as_json else told)
 

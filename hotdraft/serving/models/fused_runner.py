@@ -70,17 +70,15 @@ class FusedRunner:
 
     def forward(self, window: Window, token_ids: Tensor, keep: int) -> Tensor:
         positions = window.positions
-        rows = window.rows if window.slots is None else slice(None)
+        rows, read = (window.rows, window.rows) if window.slots is None else (window.slots, slice(None))
         step = _Step(
-            slots=(
-                self._starts[window.rows if window.slots is None else window.slots] + window.written[..., None]
-            ).flatten(),
+            slots=(self._starts[rows] + window.written[..., None]).flatten(),
             mask=causal_mask(positions, window.key_length, self._groups, self._kv.dtype, own_keys=window.keys),
             cos=self._cos[positions],
             sin=self._sin[positions],
             rows=window.slots,
         )
-        seen = self._kv[:, rows, :, :, : window.key_length]
+        seen = self._kv[:, read, :, :, : window.key_length]
         keys, values = seen[:, :, 0].unbind(0), seen[:, :, 1].unbind(0)
         hidden = self._embed(token_ids)
         for layer, store, key, value in zip(self._layers, self._stores, keys, values, strict=True):

@@ -84,26 +84,28 @@ def profile_costs(decoder: SpeculativeDecoder, rows: Sequence[int], most: int) -
 
     warm_ups = RECURS + 1 if decoder.graphed else 1
 
-    def seconds(count: int, work: Callable[[], object]) -> float:
-        times = []
+    def seconds(count: int, works: Sequence[Callable[[], object]]) -> list[float]:
+        """By turns: what slows the machine for a while slows all of them."""
+        times: list[list[float]] = [[] for _ in works]
         for _ in range(warm_ups + REPEATS):
-            for row in range(count):
-                decoder.rewind(row, context)
-            started = time.perf_counter()
-            work()
-            synchronize(decoder.device)
-            times.append(time.perf_counter() - started)
-        return median(times[warm_ups:])
+            for taken, work in zip(times, works, strict=True):
+                for row in range(count):
+                    decoder.rewind(row, context)
+                started = time.perf_counter()
+                work()
+                synchronize(decoder.device)
+                taken.append(time.perf_counter() - started)
+        return [median(taken[warm_ups:]) for taken in times]
 
     verifying, draft_steps = {}, {}
+    numbers = numbers_to_measure(most)
+    drafted = range(1, steps + 1) if decoder.graphed else range(steps, steps + 1)  # each k is a graph of its own
     for count in rows:
         sampling = SamplingBatch.of([SamplingParams(temperature=0)] * count, range(count), decoder.device)
-        numbers = numbers_to_measure(most)
         guesses = [ProposalPlan([(0,) * tokens] * count, [0] * count) for tokens in numbers]
-        measured = [seconds(count, partial(decoder.round, plan, sampling, log=False)) for plan in guesses]
-        verifying[count] = np.interp(range(most + 1), numbers, measured).tolist()
-        draft_steps[count] = 0.0
-        for k in range(1, steps + 1) if decoder.graphed else [steps][:steps]:  # each k is a graph of its own
-            propose = partial(decoder.propose, ProposalPlan.uniform(count, k), sampling)
-            draft_steps[count] = seconds(count, propose) / k
+        rounds = [partial(decoder.round, plan, sampling, log=False) for plan in guesses]
+        drafts = [partial(decoder.propose, ProposalPlan.uniform(count, k), sampling) for k in drafted if k]
+        measured = seconds(count, [*rounds, *drafts])
+        verifying[count] = np.interp(range(most + 1), numbers, measured[: len(numbers)]).tolist()
+        draft_steps[count] = measured[-1] / steps if steps else 0.0
     return RoundCosts(verifying, draft_steps)

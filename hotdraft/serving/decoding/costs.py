@@ -99,12 +99,12 @@ def profile_costs(decoder: SpeculativeDecoder, rows: Sequence[int], most: int) -
 
     verifying, draft_steps = {}, {}
     numbers = numbers_to_measure(most)
-    drafted = range(1, steps + 1) if decoder.graphed else range(steps, steps + 1)  # each k is a graph of its own
+    drafted = range(1 if decoder.graphed else max(steps, 1), steps + 1)  # each k is a graph of its own
     for count in rows:
         sampling = SamplingBatch.of([SamplingParams(temperature=0)] * count, range(count), decoder.device)
         guesses = [ProposalPlan([(0,) * tokens] * count, [0] * count) for tokens in numbers]
         rounds = [partial(decoder.round, plan, sampling, log=False) for plan in guesses]
-        drafts = [partial(decoder.propose, ProposalPlan.uniform(count, k), sampling) for k in drafted if k]
+        drafts = [partial(decoder.propose, ProposalPlan.uniform(count, k), sampling) for k in drafted]
         measured = seconds(count, [*rounds, *drafts])
         verifying[count] = np.interp(range(most + 1), numbers, measured[: len(numbers)]).tolist()
         draft_steps[count] = measured[-1] / steps if steps else 0.0

@@ -86,8 +86,9 @@ class HotSwapper:
         self._live = self._original
         rounded = self._runner.computation.weights == "w8a16"
         self._tolerance = ROUNDED_TOLERANCE if rounded else PROBE_TOLERANCE
-        self._aside(self._rehearse_staging)
-        engine.between_rounds(self._rehearse_swap)
+        if self._stream is not None:
+            self._aside(self._rehearse_staging)
+            engine.between_rounds(self._rehearse_swap)
 
     @property
     def live_version(self) -> int:

@@ -90,6 +90,17 @@ def test_weights_are_copied_in_place(engine, swapper, make_adapter):
     assert [linear.weight.data_ptr() for linear in linears(engine)] == before
 
 
+def test_a_rehearsal_changes_nothing_that_is_served(engine, swapper):
+    """It runs by itself on a GPU alone."""
+    runner = engine.decoder.proposer.runner
+    before = [weight.clone() for linear in runner.linears for weight in linear.weights().values()]
+    swapper._rehearse_staging()
+    engine.between_rounds(swapper._rehearse_swap).result(10)
+    after = [weight for linear in runner.linears for weight in linear.weights().values()]
+    assert all(map(torch.equal, before, after))
+    assert swapper.live_version == engine.draft_version == 0
+
+
 def test_another_adapter_leaves_no_trace_of_the_first(engine, swapper, make_adapter):
     first, _ = make_adapter("a", seed=1)
     second, trained = make_adapter("b", seed=2, modules=["q_proj"])

@@ -97,15 +97,28 @@ def answer_tokens(
     params: SamplingParams = GREEDY,
 ) -> list[list[int]]:
     """The first `tokens` of each row, by rounds of k drafted ones."""
+    return answer(decoder, prompts, k, tokens, params)[0]
+
+
+def answer(
+    decoder: SpeculativeDecoder,
+    prompts: Sequence[Sequence[int]],
+    k: int,
+    tokens: int,
+    params: SamplingParams = GREEDY,
+) -> tuple[list[list[int]], list[int]]:
+    """The same, and how many rounds each row took."""
     start(decoder, prompts)
     rows = len(prompts)
     sampling = SamplingBatch.of([params] * rows, range(rows), decoder.device)
     outputs: list[list[int]] = [[] for _ in prompts]
+    rounds = [0] * rows
     while min(map(len, outputs)) < tokens:
         outcome = decoder.round(ProposalPlan.uniform(rows, k), sampling, log=False)
-        for output, ids, accepted in zip(outputs, outcome.token_ids, outcome.num_accepted, strict=True):
-            output += ids[: accepted + 1].tolist()
-    return [output[:tokens] for output in outputs]
+        for row, (ids, accepted) in enumerate(zip(outcome.token_ids, outcome.num_accepted, strict=True)):
+            rounds[row] += len(outputs[row]) < tokens
+            outputs[row] += ids[: accepted + 1].tolist()
+    return [output[:tokens] for output in outputs], rounds
 
 
 def examine_graphs(decoder: SpeculativeDecoder, found: Found, unused: Collection[str] = ()) -> None:

@@ -31,6 +31,10 @@ class DraftChain:
     def counts(self) -> GraphCounts:
         return self._steps.counts
 
+    def width(self, tokens: int) -> int:
+        """How many the first step is to read where so many are new: others are read again, for fewer graphs."""
+        return self._padding.power(tokens)
+
     def draft(
         self, token_ids: Tensor, positions: Tensor, ends: Tensor, vocabulary: Tensor | None, key_length: int, k: int
     ) -> tuple[Tensor, Tensor]:

@@ -26,15 +26,15 @@ class Padding:
         return self.max_length - 1
 
     def rows(self, count: int) -> int:
-        return min(_power(count), self.num_slots)
+        return min(self.power(count), self.num_slots)
 
     def tokens(self, count: int) -> int:
-        return count if count <= EXACT_TOKENS else _power(count)
+        return count if count <= EXACT_TOKENS else self.power(count)
 
     def key_length(self, length: int) -> int:
-        return min(_power(-(-length // KEY_BLOCK)) * KEY_BLOCK, self.max_length)
+        return min(self.power(-(-length // KEY_BLOCK)) * KEY_BLOCK, self.max_length)
 
-
-def _power(count: int) -> int:
-    """The least power of two that is no less."""
-    return 1 << (count - 1).bit_length()
+    @staticmethod
+    def power(count: int) -> int:
+        """Of two, the least that is no less."""
+        return 1 << (count - 1).bit_length()

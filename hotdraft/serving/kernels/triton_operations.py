@@ -60,13 +60,13 @@ def _gate(gate_up, gated, columns, block: tl.constexpr):  # type: ignore[no-unty
 
 
 class TritonOperations:
-    """See `LayerOperations`; tensors are contiguous."""
+    """See `LayerOperations`; tensors are contiguous, but for what is normed."""
 
     name = "triton"
     unseen_launches = 4
 
     def rms_norm(self, hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        columns = hidden.shape[-1]
+        columns, hidden = hidden.shape[-1], hidden.contiguous()  # the last of each row's tokens may be all there is
         normed = torch.empty_like(hidden)
         block = triton.next_power_of_2(columns)
         warps = min(16, max(1, block // 256))

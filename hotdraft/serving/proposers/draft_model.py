@@ -128,11 +128,13 @@ class DraftModel(Track):
         if any(map(len, plan.guesses)):
             ends = ends + plan.num_guessed(slots.device)
             slots.write_ahead(plan.guessed_ids(slots.device))
-        missed = max(self.unread(row) + len(plan.guesses[row]) for row in drafting)
+        width = 2 + max(self.unread(row) + len(plan.guesses[row]) for row in drafting)
+        if self._chain is not None:
+            width = self._chain.width(width)
         longest = max(slots.lengths[row] + count for row, count in enumerate(plan.num_proposed))
         key_length = slots.key_length(longest)
         # a prompt shorter than what is fed has its first token fed more than once, at the same position
-        positions = (ends + torch.arange(-2 - missed, 0, device=slots.device)).clamp_min(0)
+        positions = (ends + torch.arange(-width, 0, device=slots.device)).clamp_min(0)
         fed = slots.tokens[:rows].gather(1, positions)
         num_drafted = sent(plan.drafted, torch.int64, slots.device)
         if self._chain is not None and sampling.is_greedy:

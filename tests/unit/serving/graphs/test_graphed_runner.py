@@ -104,6 +104,17 @@ def test_a_prompt_that_is_read_meanwhile_is_left_alone(tiny_target: str, tiny_dr
     assert found[0] == found[1]
 
 
+def test_what_a_draft_has_missed_brings_few_graphs(tiny_target: str, tiny_draft: str) -> None:
+    """Of as many lengths as it rested rounds: they are read as powers of two."""
+    of = decoder(tiny_target, tiny_draft, RecordedGraphs())
+    start(of, PROMPTS[:1])
+    for rested in range(7):
+        for _ in range(RECURS):
+            of.rewind(0, len(PROMPTS[0]))
+            run(of, [0] * rested + [2], batch([GREEDY]), 1)
+    assert of.graphed["drafting"].counts == GraphCounts(captured=3), "of two, four and eight tokens"
+
+
 @pytest.mark.parametrize(
     ("graphs", "says"),
     [

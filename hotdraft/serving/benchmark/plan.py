@@ -18,6 +18,8 @@ OURS = "hotdraft"
 ASSISTED = "transformers-assisted"
 ON_ANY_DEVICE = ("transformers", ASSISTED)
 PEERS = (*ON_ANY_DEVICE, "openvino", "openvino-int8", "llamacpp")
+SHIPPED_DRAFT = (90_000, 20_261)
+"""Built-in prompts that it was made from, and their seed."""
 SEED = 2026
 """Of the built-in prompts."""
 
@@ -95,8 +97,14 @@ def make_plan(
 
 
 def builtin_prompts(config: HotdraftConfig, count: int) -> list[Prompt]:
-    """Arithmetic and the varied kinds by halves, without any that `hotdraft predistill` trains on by default."""
-    trained = {str(p.messages) for p in varied(config.predistill.builtin_prompts, config.predistill.seed)}
+    """Arithmetic and the varied kinds by halves, without any that `trained_on` has."""
+    trained = trained_on(config)
     halves = zip(arithmetic(2 * count, SEED), varied(2 * count, SEED), strict=True)
     unseen = [prompt for pair in halves for prompt in pair if str(prompt.messages) not in trained]
     return unseen[:count]
+
+
+def trained_on(config: HotdraftConfig) -> set[str]:
+    """Built-in prompts that the shipped draft learned from, or `hotdraft predistill` would; their messages."""
+    by_config = (config.predistill.builtin_prompts, config.predistill.seed)
+    return {str(prompt.messages) for sizes in (SHIPPED_DRAFT, by_config) for prompt in varied(*sizes)}

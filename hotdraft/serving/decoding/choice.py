@@ -26,6 +26,8 @@ MOST_SAVED = 1.0
 """Seconds of it that are saved up."""
 SEARCHES = 4
 """Looks for the best plan at the speed that the last one promised; two nearly always agree."""
+RECENT = 0.95
+"""Weight of the past, by round, in the speed that time saved is worth."""
 
 
 class Outlook(NamedTuple):
@@ -51,6 +53,8 @@ class Choice(NamedTuple):
     floors: list[float] | None = None
     """See `ProposalPlan.floors`."""
     alternatives: list[int] | None = None
+    saved: list[float] | None = None
+    """Seconds that what the draft proposes is expected to save, over the best without it."""
 
 
 class ProposalChoice:
@@ -62,6 +66,8 @@ class ProposalChoice:
         self.most_proposed = min(costs.most, most_proposed or costs.most)
         self._max_k = max_k
         self._learned = LearnedCosts(costs, max_k)
+        self._recent: dict[int, tuple[float, float]] = {}
+        """Tokens that were expected of the last rounds, and seconds, by rows."""
         self._allowance = 0.0
         """Seconds that may be lost to exploration."""
         self._for_alone = 0.0
@@ -102,6 +108,11 @@ class ProposalChoice:
             speed = found
         if speed == plain:
             guessed, drafted, seconds = np.zeros_like(guessed), np.zeros_like(drafted), verifying[0]
+        without, drafts = worth[:, :, 0].argmax(1), drafted > 0
+        more = tokens[everybody, guessed, drafted] - tokens[everybody, without, 0]
+        longer = costs[guessed, drafted] - costs[without, 0] + steps[drafted.max()] / max(drafts.sum(), 1)
+        expected = self._expect(len(rows), tokens[everybody, guessed, drafted].sum(), seconds)
+        saved = drafts * (more / expected - longer)
         alone = np.array([row.draft_alone and len(row.drafted) > 0 and row.most > 0 for row in rows])
         self._for_alone = min(self._for_alone + ALONE * seconds, MOST_SAVED)
         if alone.any():
@@ -116,11 +127,13 @@ class ProposalChoice:
             explored,
             _floors(rows, guessed, speed * self._seconds_of_one_more(setting)),
             self._alternatives(rows, guessed, explored, speed * verifying / len(rows), seconds * speed),
+            saved.tolist(),
         )
 
     def rested(self, setting: RoundSetting) -> None:
         """A round went by that proposed nothing, for which nobody chose."""
         seconds = self.plain_seconds(setting)
+        self._expect(setting.rows, setting.rows, seconds)
         self._allowance += EXPLORATION * seconds
         self._for_alone = min(self._for_alone + ALONE * seconds, MOST_SAVED)
 
@@ -133,6 +146,16 @@ class ProposalChoice:
     ) -> None:
         """A round whose target read so many proposed tokens of each row, of which some drafted, took `seconds`."""
         self._learned.observe(setting, sum(num_read) / len(num_read), drafted, seconds)
+
+    def _expect(self, rows: int, tokens: float, seconds: float) -> float:
+        """Tokens a second of this round and the last ones over so many rows.
+
+        A token of a poor round is worth the time that one takes in all of them, and not in that round: where text
+        soon guesses again, little is lost without a draft.
+        """
+        before = self._recent.get(rows, (0.0, 0.0))
+        after = self._recent[rows] = (RECENT * before[0] + tokens, RECENT * before[1] + seconds)
+        return after[0] / after[1]
 
     def _alternatives(
         self,

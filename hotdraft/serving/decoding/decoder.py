@@ -67,6 +67,8 @@ class SpeculativeDecoder:
         self.log_top_k = log_top_k
         self.graphed = graphed
         """Parts that have graphs, by name."""
+        self.proposer_seconds = 0.0
+        """That it took the host to have the proposer read prompts."""
         self._judges_on_host = isinstance(target, NativeRunner) and (proposer is None or proposer.stops_early)
         """Whether greedy rounds go by plain numbers."""
         self._verify = verify
@@ -98,7 +100,9 @@ class SpeculativeDecoder:
             packed = pack(logits[..., : self.vocab_size].float(), self.log_top_k, following)
             prompt_log.append(unpack(received(packed), with_tokens=True))
         if with_proposer and self.proposer is not None:
+            began = time.perf_counter()
             self.proposer.advance(row, budget)
+            self.proposer_seconds += time.perf_counter() - began
         return self.unread(row, with_proposer=with_proposer) == 0
 
     @torch.inference_mode()

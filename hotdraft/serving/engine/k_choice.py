@@ -13,14 +13,12 @@ from hotdraft.serving.decoding.rounds import Round
 from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, TrafficEstimate, by_position, of_alternatives
 from hotdraft.serving.proposers.plan import ProposalPlan
 
-WORTH_READING = 3.0
-"""Accepted drafted tokens a request from which on the draft reads every prompt: reading takes time too."""
 TRIED = 8
-"""Else it reads one prompt in so many."""
+"""Requests that the draft reads at first, and one in so many where it saves less time than reading takes."""
 REST = 3
 """Rounds for which nothing is looked for where nothing paid and no text guesses: to choose takes time too."""
-MEMORY = 0.9
-"""Weight of the past, by request."""
+MEMORY = 0.7
+"""Weight of the past, by request: those that are tried are few."""
 
 
 class KChoice:
@@ -37,8 +35,8 @@ class KChoice:
         self._chunk = chunk
         self._acceptance = TrafficEstimate(by_position(decoder.max_k))
         self._of_alternatives = TrafficEstimate(of_alternatives(decoder.max_alternatives))
-        self._gained = 2 * WORTH_READING
-        """Accepted drafted tokens a request, of those whose prompt the draft has read."""
+        self._saved = 0.0
+        """Seconds a request, of those whose prompt the draft has read, less what that took."""
         self._asked = 0
         """Requests."""
         self._resting = 0
@@ -66,7 +64,7 @@ class KChoice:
         if self._decoder.proposer is None:
             return False
         self._asked += 1
-        return self._k != "auto" or self._gained > WORTH_READING or self._asked % TRIED == 0
+        return self._k != "auto" or self._asked <= TRIED or self._saved > 0 or self._asked % TRIED == 0
 
     def measure_costs(self) -> RoundCosts:
         """Learn what rounds cost on this machine, by rows and tokens; only while no request runs. Takes seconds."""
@@ -97,7 +95,7 @@ class KChoice:
             self._resting -= 1
             self.adaptive.rested(setting)
             return ProposalPlan.uniform(len(outlooks), 0)
-        guessed, drafted, floors, alternatives = self.adaptive.choose(outlooks, setting)
+        guessed, drafted, floors, alternatives, saved = self.adaptive.choose(outlooks, setting)
         self._resting = 0 if any(guessed) or any(drafted) else REST
         kept = [guess[:count] for guess, count in zip(guesses, guessed, strict=True)]
         proposer = self._decoder.proposer
@@ -110,7 +108,7 @@ class KChoice:
                 self.adaptive.costs.most - len(guess) - count for guess, count in zip(kept, drafted, strict=True)
             ]
             alternatives = [min(room, count) for room, count in zip(left, alternatives, strict=True)]
-        return self._caught_up(ProposalPlan(kept, drafted, floors, alternatives))
+        return self._caught_up(ProposalPlan(kept, drafted, floors, alternatives, saved))
 
     def plain_round_seconds(self, setting: RoundSetting) -> float | None:
         """Of a round that proposes nothing, by all that was learnt; None as long as nothing was measured."""
@@ -123,9 +121,9 @@ class KChoice:
             num_read = (outcome.num_proposed + outcome.num_alternatives).tolist()
             self.adaptive.observe(setting, num_read, drafted, outcome.seconds)
 
-    def ended(self, gained: int) -> None:
-        """A request that was to be drafted for got so many accepted drafted tokens."""
-        self._gained = MEMORY * self._gained + (1 - MEMORY) * gained
+    def ended(self, saved: float, reading: float) -> None:
+        """For a request that the draft proposed for, which took it so many seconds of `reading` the prompt."""
+        self._saved = MEMORY * self._saved + (1 - MEMORY) * (saved - reading)
 
     def _caught_up(self, plan: ProposalPlan) -> ProposalPlan:
         drafting = [row for row, count in enumerate(plan.drafted) if count]

@@ -115,7 +115,9 @@ class Scheduler:
                 self.running += self._together
                 self._together, self._sampling = [], None
                 continue
+            before = self._decoder.proposer_seconds
             self._decoder.prefill(row, budget, with_proposer=with_proposer, prompt_log=prompt_log)
+            self.prefilling.reading += self._decoder.proposer_seconds - before
             budget -= unread
             if budget >= 0:
                 self.running.append(self.prefilling)
@@ -150,6 +152,9 @@ class Scheduler:
         self._k_choice.observe(plan.setting, outcome)
         for row in np.flatnonzero(outcome.target_is_sound).tolist():
             plan.running[row].learn(outcome, row, plan.proposals.drafted[row])
+        if plan.proposals.saved is not None:
+            for sequence, saved in zip(plan.running, plan.proposals.saved, strict=True):
+                sequence.saved += saved
         advances = [sequence.advance(outcome, row) for row, sequence in enumerate(plan.running)]
         for row in reversed(range(len(plan.running))):
             if advances[row][1] is not None:
@@ -250,7 +255,7 @@ class Scheduler:
         """Free a row and close the gap, so that running rows stay in front, the prefilling one after them."""
         self._remember(row)
         if self.running[row].is_drafted and not self.running[row].is_drafted_alone:
-            self._k_choice.ended(self.running[row].gained)
+            self._k_choice.ended(self.running[row].saved, self.running[row].reading)
         last = len(self.running) - 1
         if row != last:
             self._decoder.move(last, row)

@@ -37,8 +37,10 @@ class Sequence:
         """Whether nothing else is."""
         self.is_read_alone = False
         """Whether its prompt is, as it could not be read with others'."""
-        self.gained = 0
-        """Tokens that it drafted and that were accepted."""
+        self.saved = 0.0
+        """Seconds that are expected to have been saved by what it drafted."""
+        self.reading = 0.0
+        """Seconds that it took to read the prompt."""
         self.guess = NOTHING
         """Of the round under way."""
         self.left = output.request.params.max_tokens
@@ -67,7 +69,6 @@ class Sequence:
         accepted, guessed = int(outcome.num_accepted[row]), int(outcome.num_guessed[row])
         if accepted >= guessed:
             self.acceptance.observe(range(planned), accepted - guessed)
-            self.gained += accepted - guessed
             if self.of_alternatives is not None:
                 self.of_alternatives.observe_choice(range(outcome.num_alternatives[row]), int(outcome.came[row]))
         if self.of_guesses is not None:

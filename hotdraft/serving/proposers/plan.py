@@ -20,6 +20,8 @@ class ProposalPlan:
     all that is planned is drafted."""
     alternatives: Sequence[int] | None = None
     """Second choices beside what each row drafts, at most; None: there are none."""
+    saved: Sequence[float] | None = None
+    """Seconds that are expected to be saved by what each row drafts; None: nobody chose."""
 
     @classmethod
     def uniform(cls, rows: int, k: int, alternatives: int = 0) -> "ProposalPlan":

@@ -107,6 +107,33 @@ def test_close_to_the_best_fixed_k(acceptance: float, draft_step: float, rows: i
     assert Traffic(costs, rows).run(5000, acceptance) > 0.97 * max(speeds(costs, acceptance, rows))
 
 
+@pytest.mark.parametrize("guessed", [NO_GUESS, np.array([0.6, 0.4])])
+@pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.9])
+def test_it_says_what_time_the_draft_saves(acceptance: float, guessed: np.ndarray) -> None:
+    """The tokens that it brings more, by what a token takes, less what its round takes longer."""
+    costs, row = linear_costs(0.1), outlook(acceptance, guessed)
+    choice = ProposalChoice(costs, MAX_K).choose([row])
+    assert choice.saved is not None
+    if not choice.drafted[0]:
+        assert choice.saved == [0.0]
+        return
+    without = max((Choice([n], [0]) for n in range(len(guessed) + 1)), key=lambda one: speed(costs, [row], one))
+    more = mean_tokens(row, choice.guessed[0], choice.drafted[0]) - mean_tokens(row, without.guessed[0], 0)
+    longer = seconds(costs, choice) - seconds(costs, without)
+    assert choice.saved[0] == pytest.approx(more / speed(costs, [row], choice) - longer, abs=0.02)
+
+
+def test_where_text_guesses_well_otherwise_a_draft_saves_less() -> None:
+    costs, poor, good = linear_costs(0.1), outlook(0.8), outlook(0.0, np.full(4, 0.98))
+    alone, among = ProposalChoice(costs, MAX_K), ProposalChoice(costs, MAX_K)
+    for _ in range(20):
+        among.choose([good])
+    saved = [choice.choose([poor]).saved for choice in (alone, among)]
+    assert saved[0] is not None
+    assert saved[1] is not None
+    assert saved[1][0] < 0.5 * saved[0][0]
+
+
 @pytest.mark.parametrize("rows", [1, 8])
 def test_recovers_when_acceptance_jumps(rows: int) -> None:
     costs = linear_costs(0.2)

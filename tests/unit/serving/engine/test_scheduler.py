@@ -30,6 +30,7 @@ class Rows:
         self.prompts: list[Any] = [None] * 3
         self.left = [0] * 3
         self.is_behind = False
+        self.proposer_seconds = 0.0
 
     def load(self, row: int, prompt_ids: tuple[int, ...], *, read_whole: bool) -> None:
         self.prompts[row], self.left[row] = prompt_ids, len(prompt_ids) - 1
@@ -40,6 +41,7 @@ class Rows:
 
     def prefill(self, row: int, budget: int, **_: object) -> None:
         self.forwards.append([row])
+        self.proposer_seconds += 0.25
         self.left[row] -= min(budget, self.left[row])
 
     def prefill_together(self, rows: slice, **_: object) -> None:
@@ -96,6 +98,13 @@ def test_a_long_prompt_is_read_in_chunks_and_short_ones_with_its_last(scheduler:
     assert found == [[], [], [0, 1, 2], [0, 1, 2]]
     assert scheduler.num_running == 3
     assert scheduler.num_waiting == 0
+
+
+def test_what_the_draft_takes_to_read_a_prompt_is_charged_to_its_request(scheduler: Scheduler) -> None:
+    long, short = wait(scheduler, 1 + CHUNK + 2, 3)
+    scheduler.read_prompts()
+    scheduler.read_prompts()
+    assert [long.reading, short.reading] == [0.5, 0.25], "a chunk, and another"
 
 
 def test_who_waits_has_a_row_when_one_is_free(scheduler: Scheduler, rows: Rows) -> None:

@@ -67,7 +67,7 @@ class ProposalChoice:
         self._max_k = max_k
         self._learned = LearnedCosts(costs, max_k)
         self._recent: dict[int, tuple[float, float]] = {}
-        """Tokens that were expected of the last rounds, and seconds, by rows."""
+        """Tokens that were expected of the last rounds if nothing had been drafted, and seconds, by rows."""
         self._allowance = 0.0
         """Seconds that may be lost to exploration."""
         self._for_alone = 0.0
@@ -111,8 +111,10 @@ class ProposalChoice:
         without, drafts = worth[:, :, 0].argmax(1), drafted > 0
         more = tokens[everybody, guessed, drafted] - tokens[everybody, without, 0]
         longer = costs[guessed, drafted] - costs[without, 0] + steps[drafted.max()] / max(drafts.sum(), 1)
-        expected = self._expect(len(rows), tokens[everybody, guessed, drafted].sum(), seconds)
-        saved = drafts * (more / expected - longer)
+        undrafted = self._without(
+            len(rows), tokens[everybody, without, 0].sum(), verifying[0] + costs[without, 0].sum()
+        )
+        saved = drafts * (more / undrafted - longer)
         alone = np.array([row.draft_alone and len(row.drafted) > 0 and row.most > 0 for row in rows])
         self._for_alone = min(self._for_alone + ALONE * seconds, MOST_SAVED)
         if alone.any():
@@ -133,7 +135,7 @@ class ProposalChoice:
     def rested(self, setting: RoundSetting) -> None:
         """A round went by that proposed nothing, for which nobody chose."""
         seconds = self.plain_seconds(setting)
-        self._expect(setting.rows, setting.rows, seconds)
+        self._without(setting.rows, setting.rows, seconds)
         self._allowance += EXPLORATION * seconds
         self._for_alone = min(self._for_alone + ALONE * seconds, MOST_SAVED)
 
@@ -147,8 +149,8 @@ class ProposalChoice:
         """A round whose target read so many proposed tokens of each row, of which some drafted, took `seconds`."""
         self._learned.observe(setting, sum(num_read) / len(num_read), drafted, seconds)
 
-    def _expect(self, rows: int, tokens: float, seconds: float) -> float:
-        """Tokens a second of this round and the last ones over so many rows.
+    def _without(self, rows: int, tokens: float, seconds: float) -> float:
+        """Tokens a second of this round and the last ones over so many rows, if nothing had been drafted.
 
         A token of a poor round is worth the time that one takes in all of them, and not in that round: where text
         soon guesses again, little is lost without a draft.

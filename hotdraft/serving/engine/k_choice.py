@@ -123,7 +123,8 @@ class KChoice:
 
     def ended(self, saved: float, reading: float) -> None:
         """For a request that the draft proposed for, which took it so many seconds of `reading` the prompt."""
-        self._saved = MEMORY * self._saved + (1 - MEMORY) * (saved - reading)
+        if self._k == "auto":  # else nobody has said what it saves
+            self._saved = MEMORY * self._saved + (1 - MEMORY) * (saved - reading)
 
     def _caught_up(self, plan: ProposalPlan) -> ProposalPlan:
         drafting = [row for row, count in enumerate(plan.drafted) if count]

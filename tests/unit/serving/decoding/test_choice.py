@@ -110,7 +110,7 @@ def test_close_to_the_best_fixed_k(acceptance: float, draft_step: float, rows: i
 @pytest.mark.parametrize("guessed", [NO_GUESS, np.array([0.6, 0.4])])
 @pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.9])
 def test_it_says_what_time_the_draft_saves(acceptance: float, guessed: np.ndarray) -> None:
-    """The tokens that it brings more, by what a token takes, less what its round takes longer."""
+    """The tokens that it brings more, by what a token takes without it, less what its round takes longer."""
     costs, row = linear_costs(0.1), outlook(acceptance, guessed)
     choice = ProposalChoice(costs, MAX_K).choose([row])
     assert choice.saved is not None
@@ -120,7 +120,7 @@ def test_it_says_what_time_the_draft_saves(acceptance: float, guessed: np.ndarra
     without = max((Choice([n], [0]) for n in range(len(guessed) + 1)), key=lambda one: speed(costs, [row], one))
     more = mean_tokens(row, choice.guessed[0], choice.drafted[0]) - mean_tokens(row, without.guessed[0], 0)
     longer = seconds(costs, choice) - seconds(costs, without)
-    assert choice.saved[0] == pytest.approx(more / speed(costs, [row], choice) - longer, abs=0.02)
+    assert choice.saved[0] == pytest.approx(more / speed(costs, [row], without) - longer, abs=0.02)
 
 
 def test_where_text_guesses_well_otherwise_a_draft_saves_less() -> None:

@@ -154,7 +154,11 @@ def test_a_draft_that_saves_less_than_reading_takes_reads_one_prompt_in_eight(co
     assert [engine.k_choice.is_drafted() for _ in range(16)].count(True) == 2
     for _ in range(40):
         engine.k_choice.ended(saved=0.02, reading=0.006)
-    assert all(engine.k_choice.is_drafted() for _ in range(8))
+    engine.k_choice.k = 2
+    for _ in range(40):
+        engine.k_choice.ended(saved=0.0, reading=0.006)
+    engine.k_choice.k = "auto"
+    assert all(engine.k_choice.is_drafted() for _ in range(8)), "a fixed k says nothing of what is saved"
     engine.stop()
 
 

@@ -10,15 +10,12 @@ from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.decoding.guessing import Guessing
 from hotdraft.serving.decoding.learned_costs import RoundSetting
 from hotdraft.serving.decoding.rounds import Round
+from hotdraft.serving.engine.prompt_reading import PromptReading
 from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, TrafficEstimate, by_position, of_alternatives
 from hotdraft.serving.proposers.plan import ProposalPlan
 
-TRIED = 8
-"""Requests that the draft reads at first, and one in so many where it saves less time than reading takes."""
 REST = 3
 """Rounds for which nothing is looked for where nothing paid and no text guesses: to choose takes time too."""
-MEMORY = 0.7
-"""Weight of the past, by request: those that are tried are few."""
 
 
 class KChoice:
@@ -35,10 +32,7 @@ class KChoice:
         self._chunk = chunk
         self._acceptance = TrafficEstimate(by_position(decoder.max_k))
         self._of_alternatives = TrafficEstimate(of_alternatives(decoder.max_alternatives))
-        self._saved = 0.0
-        """Seconds a request, of those whose prompt the draft has read, less what that took."""
-        self._asked = 0
-        """Requests."""
+        self._reading = PromptReading()
         self._resting = 0
 
     @property
@@ -59,12 +53,11 @@ class KChoice:
             return False
         return recorded and self.adaptive.can_draft_alone
 
-    def is_drafted(self) -> bool:
-        """Whether the next request is to be drafted for as long as k is auto."""
+    def is_drafted(self, at_once: int) -> bool:
+        """Whether the next request, one of so many, is to be drafted for as long as k is auto."""
         if self._decoder.proposer is None:
             return False
-        self._asked += 1
-        return self._k != "auto" or self._asked <= TRIED or self._saved > 0 or self._asked % TRIED == 0
+        return self._k != "auto" or self._reading.pays(at_once)
 
     def measure_costs(self) -> RoundCosts:
         """Learn what rounds cost on this machine, by rows and tokens; only while no request runs. Takes seconds."""
@@ -121,10 +114,10 @@ class KChoice:
             num_read = (outcome.num_proposed + outcome.num_alternatives).tolist()
             self.adaptive.observe(setting, num_read, drafted, outcome.seconds)
 
-    def ended(self, saved: float, reading: float) -> None:
-        """For a request that the draft proposed for, which took it so many seconds of `reading` the prompt."""
+    def ended(self, saved: float, reading: float, at_once: int) -> None:
+        """A request, one of so many, that the draft was to propose for; see `PromptReading.ended`."""
         if self._k == "auto":  # else nobody has said what it saves
-            self._saved = MEMORY * self._saved + (1 - MEMORY) * (saved - reading)
+            self._reading.ended(saved, reading, at_once)
 
     def _caught_up(self, plan: ProposalPlan) -> ProposalPlan:
         drafting = [row for row, count in enumerate(plan.drafted) if count]

@@ -246,7 +246,7 @@ class Scheduler:
             self.prefilling = self._waiting.popleft()
         output = self.prefilling.output
         self.prefilling.is_drafted_alone = self._k_choice.is_drafted_alone(recorded=output.is_recorded)
-        self.prefilling.is_drafted = self.prefilling.is_drafted_alone or self._k_choice.is_drafted()
+        self.prefilling.is_drafted = self.prefilling.is_drafted_alone or self._k_choice.is_drafted(row + 1)
         output.admitted = time.perf_counter()
         self._decoder.load(row, output.request.prompt_ids, read_whole=output.prompt_log is not None)
         return True
@@ -255,7 +255,7 @@ class Scheduler:
         """Free a row and close the gap, so that running rows stay in front, the prefilling one after them."""
         self._remember(row)
         if self.running[row].is_drafted and not self.running[row].is_drafted_alone:
-            self._k_choice.ended(self.running[row].saved, self.running[row].reading)
+            self._k_choice.ended(self.running[row].saved, self.running[row].reading, len(self.running))
         last = len(self.running) - 1
         if row != last:
             self._decoder.move(last, row)

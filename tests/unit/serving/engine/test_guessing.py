@@ -146,19 +146,15 @@ def test_a_draft_that_nobody_may_ask_is_refused(config: HotdraftConfig) -> None:
         build_engine(config.model_copy(update={"engine": section}), None)
 
 
-def test_a_draft_that_saves_less_than_reading_takes_reads_one_prompt_in_eight(config: HotdraftConfig) -> None:
+def test_a_fixed_k_says_nothing_of_what_a_draft_saves(config: HotdraftConfig) -> None:
     engine = build(config, draft=True)
-    assert [engine.k_choice.is_drafted() for _ in range(8)] == [True] * 8
     for _ in range(40):
-        engine.k_choice.ended(saved=0.005, reading=0.006)
-    assert [engine.k_choice.is_drafted() for _ in range(16)].count(True) == 2
-    for _ in range(40):
-        engine.k_choice.ended(saved=0.02, reading=0.006)
+        engine.k_choice.ended(saved=0.02, reading=0.006, at_once=1)
     engine.k_choice.k = 2
     for _ in range(40):
-        engine.k_choice.ended(saved=0.0, reading=0.006)
+        engine.k_choice.ended(saved=0.0, reading=0.006, at_once=1)
     engine.k_choice.k = "auto"
-    assert all(engine.k_choice.is_drafted() for _ in range(8)), "a fixed k says nothing of what is saved"
+    assert all(engine.k_choice.is_drafted(1) for _ in range(24))
     engine.stop()
 
 
@@ -167,8 +163,8 @@ def test_a_prompt_that_the_draft_has_not_read_is_answered_without_it(
 ) -> None:
     engine = build(config, draft=True)
     for _ in range(8):
-        engine.k_choice.is_drafted()
-        engine.k_choice.ended(saved=0.0, reading=100.0)
+        engine.k_choice.is_drafted(1)
+        engine.k_choice.ended(saved=0.0, reading=100.0, at_once=1)
     drafted = [answered(engine, tiny_target, (9, 9, 8, 7 + number)).drafted_tokens for number in range(16)]
     engine.stop()
     assert sum(count > 0 for count in drafted) == 2

@@ -107,7 +107,7 @@ def test_any_mix_of_proposals_is_seen_by_nobody(config: HotdraftConfig, monkeypa
         engine.start()
         if engine.k_choice.adaptive is not None:
             engine.k_choice.adaptive = AnyMix(engine.k_choice.adaptive.costs)
-            monkeypatch.setattr(engine.k_choice, "is_drafted", lambda: True)
+            monkeypatch.setattr(engine.k_choice, "is_drafted", lambda at_once: True)
         clients = [ask(engine, request) for request in requests]
         for client in clients:
             client.wait()

@@ -151,7 +151,7 @@ class Scheduler:
         """Learn from a round, and free the rows of those it ends: what `Sequence.advance` says of each row."""
         self._k_choice.observe(plan.setting, outcome)
         for row in np.flatnonzero(outcome.target_is_sound).tolist():
-            plan.running[row].learn(outcome, row, plan.proposals.drafted[row])
+            plan.running[row].learn(outcome, row)
         if plan.proposals.saved is not None:
             for sequence, saved in zip(plan.running, plan.proposals.saved, strict=True):
                 sequence.saved += saved

@@ -61,14 +61,16 @@ class Sequence:
         alternatives = np.empty(0) if self.of_alternatives is None else self.of_alternatives.rates()
         return Outlook(rates, drafted, self.left - 1, self.is_drafted_alone, alternatives)
 
-    def learn(self, outcome: Round, row: int, planned: int) -> None:
+    def learn(self, outcome: Round, row: int) -> None:
         """What became of a round's proposals, and of the guess, proposed or not.
 
-        Of drafted tokens that were `planned`, one that the draft stopped before counts as refused.
+        What the draft stopped before is neither: it costs as little as it brings, and to hold it for refused made
+        drafting look dear beside text.
         """
         accepted, guessed = int(outcome.num_accepted[row]), int(outcome.num_guessed[row])
         if accepted >= guessed:
-            self.acceptance.observe(range(planned), accepted - guessed)
+            drafted = int(outcome.num_proposed[row]) - guessed
+            self.acceptance.observe(range(drafted), accepted - guessed)
             if self.of_alternatives is not None:
                 self.of_alternatives.observe_choice(range(outcome.num_alternatives[row]), int(outcome.came[row]))
         if self.of_guesses is not None:

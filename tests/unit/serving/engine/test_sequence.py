@@ -47,7 +47,16 @@ def test_a_second_choice_that_came_gives_another_token_and_is_learnt_from() -> N
     outcome = a_round([70, 71, 72, 73], accepted=1, came=1)
     assert under_test.advance(outcome, 0) == (3, None)
     before = under_test.of_alternatives.rates()
-    under_test.learn(outcome, 0, planned=3)
+    under_test.learn(outcome, 0)
     after = under_test.of_alternatives.rates()
     assert after[0] < before[0]
     assert after[1] > before[1]
+
+
+def test_what_a_draft_stopped_before_is_not_held_for_refused() -> None:
+    under_test = sequence()
+    before = under_test.acceptance.rates()
+    under_test.learn(a_round([70, 71], accepted=1), 0)
+    after = under_test.acceptance.rates()
+    assert after[0] > before[0]
+    assert after[1:].tolist() == before[1:].tolist(), "one was drafted, and it was right"

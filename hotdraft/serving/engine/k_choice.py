@@ -9,8 +9,8 @@ from hotdraft.serving.decoding.costs import RoundCosts, profile_costs, rows_to_m
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.decoding.guessing import Guessing
 from hotdraft.serving.decoding.learned_costs import RoundSetting
+from hotdraft.serving.decoding.prompt_reading import PromptReading
 from hotdraft.serving.decoding.rounds import Round
-from hotdraft.serving.engine.prompt_reading import PromptReading
 from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, TrafficEstimate, by_position, of_alternatives
 from hotdraft.serving.proposers.plan import ProposalPlan
 

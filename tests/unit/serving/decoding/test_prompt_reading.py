@@ -2,7 +2,7 @@
 
 import pytest
 
-from hotdraft.serving.engine.prompt_reading import TRIED, PromptReading
+from hotdraft.serving.decoding.prompt_reading import TRIED, PromptReading
 
 
 def answered(reading: PromptReading, saved: float, requests: int, at_once: int = 1) -> list[bool]:

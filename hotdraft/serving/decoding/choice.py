@@ -192,7 +192,8 @@ class ProposalChoice:
         verifying, drafting = self._learned.verifying(setting), self._learned.drafting(setting)
         # the first step has more to read than those after it
         step = (drafting[-1] - drafting[1]) / (self._max_k - 1) if self._max_k > 1 else drafting[1]
-        verified = (verifying[self._max_k] - verifying[0]) / self._max_k  # what else is read is no reason to stop
+        longest = min(self._max_k, self.costs.most)  # what else is read is no reason to stop
+        verified = (verifying[longest] - verifying[0]) / longest
         return float(verified + max(step, 0.0)) / setting.rows
 
     def _explored(

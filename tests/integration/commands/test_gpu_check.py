@@ -26,7 +26,12 @@ def test_all_steps_are_green_and_say_what_they_found(tmp_path: Path) -> None:
     assert {name: (result["state"], result["says"]) for name, result in found.items()} == {
         step.name: ("ok", []) for step in STEPS
     }
-    assert all(value.startswith("8 of 8") for value in found["lossless"]["figures"].values())
+    lossless = found["lossless"]["figures"]
+    for k in (0, 1, 4):
+        alone, together = (f"k = {k}, {rows} at once" for rows in (1, 8))
+        assert lossless[alone].startswith("8 of 8")
+        assert lossless[together].startswith("8 of 8")
+        assert lossless[f"{alone}, tokens a round"] == lossless[f"{together}, tokens a round"]
     for way in ("greedy", "drawn"):
         assert found["rounds"]["figures"][f"8 at once, {way}, same with graphs"] == "8 of 8"
     batches = found["batches"]["figures"]

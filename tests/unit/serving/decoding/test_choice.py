@@ -298,6 +298,16 @@ def test_as_many_second_choices_as_pay(verified_token: float, expected: int) -> 
     assert (choice.alternatives or [0]) == [expected]
 
 
+def test_what_a_round_could_read_beside_drafted_tokens_ends_no_draft() -> None:
+    """Where reading many is dear, and as many as the draft proposes are not."""
+    reading = [1 + 0.02 * tokens for tokens in range(MAX_K + 1)]
+    floors = [
+        ProposalChoice(RoundCosts({1: reading + dear}, {1: 0.1}), MAX_K, MAX_K).choose([outlook(0.7)]).floors
+        for dear in ([], [2.0, 3.0, 4.0, 5.0])
+    ]
+    assert floors[0] == floors[1]
+
+
 def test_where_nothing_is_drafted_there_are_no_second_choices() -> None:
     row = Outlook(np.array([0.9]), np.full(MAX_K, 0.0), 99, alternatives=np.array([0.9]))
     assert ProposalChoice(linear_costs(0.5, 0.0), MAX_K).choose([row]).alternatives is None

@@ -89,17 +89,6 @@ def start(decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]]) -> None
             pass
 
 
-def answer_tokens(
-    decoder: SpeculativeDecoder,
-    prompts: Sequence[Sequence[int]],
-    k: int,
-    tokens: int,
-    params: SamplingParams = GREEDY,
-) -> list[list[int]]:
-    """The first `tokens` of each row, by rounds of k drafted ones."""
-    return answer(decoder, prompts, k, tokens, params)[0]
-
-
 def answer(
     decoder: SpeculativeDecoder,
     prompts: Sequence[Sequence[int]],
@@ -107,7 +96,7 @@ def answer(
     tokens: int,
     params: SamplingParams = GREEDY,
 ) -> tuple[list[list[int]], list[int]]:
-    """The same, and how many rounds each row took."""
+    """The first `tokens` of each row, by rounds of k drafted ones, and how many rounds each took."""
     start(decoder, prompts)
     rows = len(prompts)
     sampling = SamplingBatch.of([params] * rows, range(rows), decoder.device)

@@ -7,7 +7,7 @@ from transformers import AutoConfig
 
 from hotdraft.gpu_check.checks.decoding import (
     GREEDY,
-    answer_tokens,
+    answer,
     examine_graphs,
     graphs_of,
     make_decoder,
@@ -66,7 +66,7 @@ def _play(
     decoder = make_decoder(plan, pair.target, pair.draft, dtype, graphs_of(plan) if how == "graphs" else None)
     began = time.perf_counter()
     tokens = {
-        (way, rows): answer_tokens(decoder, prompts_of(rows), DRAFTED, TOKENS, params)
+        (way, rows): answer(decoder, prompts_of(rows), DRAFTED, TOKENS, params)[0]
         for way, params in WAYS.items()
         for rows in plan.rows
     }

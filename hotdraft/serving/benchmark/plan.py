@@ -1,7 +1,7 @@
 """What a benchmark measures: from what the user asked to settings and prompts that fit each other."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,14 +97,13 @@ def make_plan(
 
 
 def builtin_prompts(config: HotdraftConfig, count: int) -> list[Prompt]:
-    """Arithmetic and the varied kinds by halves, without any that `trained_on` has."""
-    trained = trained_on(config)
+    """Arithmetic and the varied kinds by halves, of those that are `unseen`."""
     halves = zip(arithmetic(2 * count, SEED), varied(2 * count, SEED), strict=True)
-    unseen = [prompt for pair in halves for prompt in pair if str(prompt.messages) not in trained]
-    return unseen[:count]
+    return unseen((prompt for pair in halves for prompt in pair), config)[:count]
 
 
-def trained_on(config: HotdraftConfig) -> set[str]:
-    """Built-in prompts that the shipped draft learned from, or `hotdraft predistill` would; their messages."""
+def unseen(prompts: Iterable[Prompt], config: HotdraftConfig) -> list[Prompt]:
+    """Those that neither the shipped draft learned from nor `hotdraft predistill` would."""
     by_config = (config.predistill.builtin_prompts, config.predistill.seed)
-    return {str(prompt.messages) for sizes in (SHIPPED_DRAFT, by_config) for prompt in varied(*sizes)}
+    trained = {str(prompt.messages) for sizes in (SHIPPED_DRAFT, by_config) for prompt in varied(*sizes)}
+    return [prompt for prompt in prompts if str(prompt.messages) not in trained]

@@ -19,14 +19,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hotdraft.pipeline.config.settings import load_config
+from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
 from hotdraft.pipeline.models.loading import load_tokenizer
 from hotdraft.pipeline.models.names import resolve
 from hotdraft.pipeline.traffic.generators.arithmetic import arithmetic
 from hotdraft.pipeline.traffic.generators.text_to_sql import text_to_sql
 from hotdraft.pipeline.traffic.generators.varied import varied
 from hotdraft.pipeline.traffic.prompts import Prompt, read_traffic
-from hotdraft.serving.benchmark.plan import trained_on
+from hotdraft.serving.benchmark.plan import unseen
 from hotdraft.serving.decoding.choice import Choice, Outlook, ProposalChoice
 from hotdraft.serving.decoding.learned_costs import RoundSetting
 from hotdraft.serving.engine.engine import Engine
@@ -72,7 +72,7 @@ def main() -> None:
         if name == "one k" and known is not None:
             engines[name].k_choice.adaptive = OneK(known.costs, config.engine.max_k)
     report: dict[str, object] = {"settings": {name: str(value) for name, value in vars(arguments).items()}}
-    for traffic, conversations in traffics(arguments, trained_on(config)).items():
+    for traffic, conversations in traffics(arguments, config).items():
         prompts = [(tuple(encode_chat(tokenizer, messages)), domain) for messages, domain in conversations]
         report[traffic] = found = measure(engines, traffic, prompts, arguments)
         print(f"{traffic}: {len(prompts)} requests, {arguments.together} at once")
@@ -100,14 +100,12 @@ class OneK(ProposalChoice):
         return Choice([0] * len(rows), [min(k, row.most, len(row.drafted)) for row in rows])
 
 
-def traffics(arguments: argparse.Namespace, trained: set[str]) -> dict[str, list[Asked]]:
-    """Without prompts that the draft was `trained` on."""
+def traffics(arguments: argparse.Namespace, config: HotdraftConfig) -> dict[str, list[Asked]]:
     count = arguments.requests
-    kinds = [prompt for prompt in varied(3 * count, seed=arguments.seed + 1) if str(prompt.messages) not in trained]
     found = {
         "sql": asked(text_to_sql(count, seed=arguments.seed)),
         "arithmetic": asked(arithmetic(count, seed=arguments.seed)),
-        "mixed": asked(kinds[:count]),
+        "mixed": asked(unseen(varied(3 * count, seed=arguments.seed + 1), config)[:count]),
         "edits": edits(count, arguments.seed),
     }
     if arguments.prompts is not None:

@@ -26,7 +26,7 @@ class BatchTarget:
         positions = torch.arange(4096, device=self.device)[None]
         cos, sin = model.model.rotary_emb(self._embedding[None, :1], positions)
         self._cos, self._sin = cos[0], sin[0]
-        self._graphs: dict[tuple[int, int], _Graph] = {}
+        self._graph: _Graph | None = None
 
     @staticmethod
     def _weights(layer: nn.Module) -> tuple[Tensor, ...]:
@@ -37,7 +37,7 @@ class BatchTarget:
         return norms[0], qkv, attention.o_proj.weight.detach(), norms[1], gate_up, mlp.down_proj.weight.detach()
 
     def forget(self) -> None:
-        self._graphs.clear()
+        self._graph = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -47,10 +47,10 @@ class BatchTarget:
         longest = max(map(len, prompts))
         room = -(-(longest + most) // 64) * 64
         rows = self.rows
-        if (rows, room) not in self._graphs:
-            self._graphs.clear()  # one cache at a time
-            self._graphs[rows, room] = _Graph(self, rows, room)
-        graph = self._graphs[rows, room]
+        if self._graph is None or self._graph.room != room:
+            self._graph = None  # whose room the next one needs
+            self._graph = _Graph(self, rows, room)
+        graph = self._graph
         lengths = torch.tensor([len(ids) for ids in prompts] + [1] * (rows - len(prompts)), device=self.device)
         padded = torch.zeros(rows, longest, dtype=torch.long)
         for row, ids in enumerate(prompts):
@@ -75,19 +75,21 @@ class BatchTarget:
         for (norm, qkv, out, norm2, gate_up, down), (keys, values) in zip(self._layers, graph.caches, strict=True):
             q, k, v = self._split(F.rms_norm(x, x.shape[-1:], norm, self._eps) @ qkv.T)
             q, k, v = (each.transpose(1, 2) for each in (q, k, v))
-            q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
             keys[first : first + rows, :, :width] = k
             values[first : first + rows, :, :width] = v
             attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-            x = x + attended.transpose(1, 2).flatten(2) @ out.T
-            gate, up = (F.rms_norm(x, x.shape[-1:], norm2, self._eps) @ gate_up.T).chunk(2, -1)
-            x = x + (F.silu(gate) * up) @ down.T
+            x = self._feed_forward(x + attended.transpose(1, 2).flatten(2) @ out.T, norm2, gate_up, down)
         return x[torch.arange(rows, device=x.device), lengths - 1]
 
     def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         shaped = qkv.unflatten(-1, (-1, self._size))
         q, k, v = shaped.split([self._heads, self._kv_heads, self._kv_heads], -2)
         return q, k, v
+
+    def _feed_forward(self, x: Tensor, norm: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        gate, up = (F.rms_norm(x, x.shape[-1:], norm, self._eps) @ gate_up.T).chunk(2, -1)
+        return x + (F.silu(gate) * up) @ down.T
 
     def step(self, ids: Tensor, positions: Tensor, caches: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """The last states [B, H] of one token a row, whose keys come to `positions`."""
@@ -99,16 +101,14 @@ class BatchTarget:
         cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
         for (norm, qkv, out, norm2, gate_up, down), (keys, values) in zip(self._layers, caches, strict=True):
             q, k, v = self._split(F.rms_norm(x, x.shape[-1:], norm, self._eps) @ qkv.T)
-            q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
             keys[rows, :, positions] = k
             values[rows, :, positions] = v
             grouped = q.unflatten(1, (self._kv_heads, -1))
             attended = F.scaled_dot_product_attention(
                 grouped, keys, values, attn_mask=bias.expand(-1, self._kv_heads, grouped.shape[2], -1)
             )
-            x = x + attended.flatten(1) @ out.T
-            gate, up = (F.rms_norm(x, x.shape[-1:], norm2, self._eps) @ gate_up.T).chunk(2, -1)
-            x = x + (F.silu(gate) * up) @ down.T
+            x = self._feed_forward(x + attended.flatten(1) @ out.T, norm2, gate_up, down)
         return x
 
     def choose(self, last: Tensor, heat: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class _Graph:
     """Caches for so many rows and keys, and a step over them."""
 
     def __init__(self, target: BatchTarget, rows: int, room: int) -> None:
-        self._target = target
+        self._target, self.room = target, room
         device, size = target.device, target._size
         shape = (rows, target._kv_heads, room, size)
         self.caches = [
@@ -178,7 +178,7 @@ class _Graph:
         self._positions += (~self._ended).long()
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.benchmarks.shipped_draft.batch_target import rotate
 from tests.benchmarks.shipped_draft.batches import Batch
 from tests.benchmarks.shipped_draft.distil import Distillation, tokens_a_round, update
 
@@ -56,8 +57,8 @@ class HiddenStateDraft(nn.Module):
         for step in range(STEPS):
             normed = F.rms_norm(feature, feature.shape[-1:], self.state_norm, self.eps)
             both = torch.cat([tokens, normed], -1)
-            q = _rotate(self.q(both).unflatten(-1, (self.heads, self.size)).transpose(1, 2), cos, sin)
-            k = _rotate(self.k(both).unflatten(-1, (self.kv_heads, self.size)).transpose(1, 2), cos, sin)
+            q = rotate(self.q(both).unflatten(-1, (self.heads, self.size)).transpose(1, 2), cos, sin)
+            k = rotate(self.k(both).unflatten(-1, (self.kv_heads, self.size)).transpose(1, 2), cos, sin)
             v = self.v(both).unflatten(-1, (self.kv_heads, self.size)).transpose(1, 2)
             keys.append(k.repeat_interleave(self.heads // self.kv_heads, 1))
             values.append(v.repeat_interleave(self.heads // self.kv_heads, 1))
@@ -150,8 +151,3 @@ def lengths_at_three(
 
 def _behind(x: Tensor, places: int) -> Tensor:
     return F.pad(x[:, :, : x.shape[2] - places], (0, 0, places, 0)) if places else x
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin

@@ -28,6 +28,7 @@ from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm, load_t
 from hotdraft.pipeline.models.names import Cut
 from hotdraft.pipeline.traffic.generators.varied import varied
 from hotdraft.pipeline.traffic.prompts import Prompt, ask, read_traffic
+from hotdraft.serving.benchmark.plan import SHIPPED_DRAFT
 from hotdraft.serving.messages.prompt_encoder import encode_chat
 from hotdraft.training.drafts.draft_init import cut_layers, freeze_shared
 from tests.benchmarks.shipped_draft.batch_target import BatchTarget
@@ -134,7 +135,7 @@ def main() -> None:
     tell("answers to judge by")
 
     known = {prompt.messages[0]["content"] for prompt in sets["own"]}
-    prompts = [p for p in varied(options.generated, seed=20_261) if p.messages[0]["content"] not in known]
+    prompts = [p for p in varied(options.generated, seed=SHIPPED_DRAFT[1]) if p.messages[0]["content"] not in known]
     prompts += [question for question in questions[:-HELD_OUT] for _ in range(4)]
     prompts += own_prompts(target, tokenizer, options.own, options.answer_seconds / 4)
     random.Random(2).shuffle(prompts)
@@ -180,7 +181,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--gsm8k", type=Path, help="questions to learn from, as JSON lines")
     parser.add_argument("--spec", type=Path, help="prompts to judge by")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--generated", type=int, default=90_000)
+    parser.add_argument("--generated", type=int, default=SHIPPED_DRAFT[0])
     parser.add_argument("--own", type=int, default=110_000)
     parser.add_argument("--kept", type=int, default=360)
     parser.add_argument("--rows", type=int, default=2048)

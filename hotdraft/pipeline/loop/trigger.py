@@ -75,11 +75,14 @@ class DistillTrigger:
         self._refused = 0 if last_job is None else last_job.refused_in_a_row
         self._held_out: set[int] = set()
         """Held-out prompts, no more than are needed."""
-        self._shift = 0
-        """Requests since acceptance fell; 0 once it stands again and no burst has more to learn of them."""
         self._followed: Burst | None = None
         """The last job, if it was a burst that did not end without hope."""
-        self._falls = False
+        self._shift = 0
+        """Requests since the fall that it follows, if it does."""
+        self._fallen = 0
+        """Requests since acceptance fell; 0 once it stands again."""
+        self._fell_anew = False
+        """Whether that was since the last job."""
         self._recent: deque[tuple[int, int]] = deque(maxlen=self._trigger.drift_requests)
         self._before: deque[tuple[int, int]] = deque(maxlen=LONG_TERM * self._trigger.drift_requests)
         self._read()
@@ -96,6 +99,8 @@ class DistillTrigger:
             shortfalls.append(f"{self._new_missed} of {needed} newly missed tokens")
         reason = "; ".join(reasons) if due else "waiting: " + ", ".join(shortfalls)
         possible = self._new_requests > 0 and len(self._held_out) >= self._held_out_needed
+        if drift and self._fell_anew:  # and not only for a moment while a burst ran
+            self._followed = None
         burst = self._burst() if drift or (self._followed and missed) else None
         return Decision(due, reason, self._new_requests, self._new_missed, possible, burst)
 
@@ -123,12 +128,18 @@ class DistillTrigger:
         steps = self._trigger.drift_steps
         if steps is not None and self._followed is not None:
             steps += self._followed.steps
-        return None if steps is None or steps >= self._max_steps else Burst(steps, min(self._shift, self._window))
+        if steps is None or steps >= self._max_steps:
+            return None
+        return Burst(steps, min(self._since_fall, self._window))
 
     def _follow_up(self, burst: Burst | None) -> None:
+        self._shift = 0 if burst is None else max(self._since_fall, burst.requests)
         self._followed = burst
-        if burst is not None:
-            self._shift = max(self._shift, burst.requests)
+        self._fell_anew = False
+
+    @property
+    def _since_fall(self) -> int:
+        return self._shift if self._followed else self._fallen
 
     @property
     def _patience(self) -> float:
@@ -146,7 +157,7 @@ class DistillTrigger:
             for have, need, what in (
                 (self._new_requests, requests_needed, "new requests"),
                 (len(self._held_out), self._held_out_needed, "held-out prompts"),
-                (self._shift, self._trigger.drift_requests * drifts, "requests since acceptance fell"),
+                (self._since_fall, self._trigger.drift_requests * drifts, "requests since acceptance fell"),
             )
             if have < need
         ]
@@ -213,14 +224,14 @@ class DistillTrigger:
             if len(self._recent) == self._recent.maxlen:
                 self._before.append(self._recent[0])
             self._recent.append(counted)
-        fell, self._falls = self._falls, bool(self._drift())
-        if self._falls and not fell:
-            self._followed = None
-            self._shift = self._trigger.drift_requests // 2  # of the newest so many, which told of it
-        elif self._falls or self._followed:
+        if self._followed:
             self._shift += 1
-        else:
-            self._shift = 0
+        if not self._drift():
+            self._fallen, self._fell_anew = 0, False
+        elif self._fallen:
+            self._fallen += 1
+        else:  # of the newest so many, some told of it
+            self._fallen, self._fell_anew = self._trigger.drift_requests // 2, True
 
     def _take_up(self, job: LastJob) -> None:
         """Stand as a trigger does that saw the end of `job`."""

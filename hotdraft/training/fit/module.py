@@ -33,8 +33,8 @@ class DistillationModule(lightning.LightningModule):
     `elapsed_fraction` is the share of a time budget that is spent; the learning rate follows it or the
     steps, whichever is further, so that it has reached its end when either budget ends the run.
     Checkpoints hold the trainable parameters only. `vocabulary` (int64 [S]) is what the draft's head covers when
-    served; None is everything. Prompts are kept for `prompt_steps` steps, see `scoring.kept_prompts`; with 0
-    gradients go through them.
+    served; None is everything. `momentum` is AdamW's first beta. Prompts are kept for `prompt_steps` steps, see
+    `scoring.kept_prompts`; with 0 gradients go through them.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class DistillationModule(lightning.LightningModule):
         vocabulary: Tensor | None = None,
         greedy_temperature: float = 1.0,
         prompt_steps: int = 0,
+        momentum: float = 0.9,
     ) -> None:
         super().__init__()
         disable_dropout(model)
@@ -63,6 +64,7 @@ class DistillationModule(lightning.LightningModule):
         self._warmup_steps = warmup_steps
         self._accumulate = accumulate
         self._elapsed_fraction = elapsed_fraction
+        self._momentum = momentum
         self._step_loss = torch.zeros(())
         self._looked: list[Tensor] = []
 
@@ -129,7 +131,8 @@ class DistillationModule(lightning.LightningModule):
 
     def configure_optimizers(self) -> Any:
         trainable = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(trainable, lr=self._learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
+        betas = (self._momentum, 0.99)
+        optimizer = torch.optim.AdamW(trainable, lr=self._learning_rate, betas=betas, weight_decay=0.0)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._rate)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

@@ -59,6 +59,8 @@ class FitOptions:
     """int64 [S]: what the draft's head covers when served; everything if None."""
     prompt_steps: int = 0
     """Steps that prompts are kept for; 0 reads them anew at each, with gradient."""
+    momentum: float = 0.9
+    """AdamW's first beta."""
     share: float = 1.0
     """Of the time that steps may take; see `Pace`."""
     processes: int = 1
@@ -110,6 +112,7 @@ def train(
         accumulate=data.accumulate,
         vocabulary=options.vocabulary,
         prompt_steps=options.prompt_steps,
+        momentum=options.momentum,
         # One clock for all processes: they must not differ in their learning rates.
         elapsed_fraction=lambda: trainer.strategy.broadcast(timer.time_elapsed()) / budget if budget else 0.0,
     )

@@ -27,7 +27,9 @@ from hotdraft.training.online.recorded import Recorded
 from hotdraft.training.online.unproven import Unproven
 from hotdraft.training.scoring.evaluate import by_request
 
-DIRECTION_TOKENS = 2048
+MOMENTUM = 0.8
+"""Of the optimiser: within the few steps of a burst 0.9 gets on more slowly (docs/learning.md)."""
+DIRECTION_TOKENS = 1024
 """Of older requests that their directions are found in."""
 NARROW_SHARE = 0.5
 """Of the batches that rehearse at least, where a layer is too narrow for so many directions or little is known."""
@@ -96,7 +98,11 @@ def _candidates(
     uri, stop = context.config.tracking_uri, context.interruption
     place = RunPlace(uri, job.run_id, job.work_folder / "checkpoints", context.progress, stop, job.tell)
     options = FitOptions(
-        vocabulary=draft.covered(ranking), prompt_steps=distill.prompt_steps, share=distill.share, beside=beside
+        vocabulary=draft.covered(ranking),
+        prompt_steps=distill.prompt_steps,
+        momentum=MOMENTUM,
+        share=distill.share,
+        beside=beside,
     )
     metrics |= train(model, data, distill, place, options)
     context.interruption.check("the candidates were judged")

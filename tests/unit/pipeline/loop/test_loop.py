@@ -249,6 +249,21 @@ def test_a_fall_while_another_is_followed_begins_anew(config, buffer):
     assert trigger.decide().burst == Burst(7, 25)
 
 
+def test_a_fall_that_passed_while_a_burst_ran_ends_no_series(config, buffer):
+    settings = changed(
+        config, min_new_requests=40, min_new_rejected=100, drift=0.2, drift_requests=10, drift_steps=7
+    )
+    trigger = DistillTrigger(settings, buffer)
+    buffer.append([*samples(0, 30, rejected=2), *samples(30, 20, rejected=6)])
+    first = trigger.decide()
+    trigger.reset(first, new_draft=True)
+    buffer.append([*samples(50, 25, rejected=3), *samples(75, 6, rejected=8), *samples(81, 20, rejected=3)])
+    second = trigger.decide()
+    assert second.burst == Burst(14, 71), "all that came since the fall that is followed"
+    told = LastJob("r49", 0.0, accepted=True, burst=first.burst)
+    assert DistillTrigger(settings, buffer, told).decide() == second
+
+
 def test_what_came_while_a_job_ran_is_the_next_jobs(config, buffer):
     trigger = DistillTrigger(config, buffer)
     buffer.append(samples(0, 30))

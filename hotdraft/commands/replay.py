@@ -87,9 +87,12 @@ def due(config: ConfigOption, as_json: JsonOption = False) -> None:
         from hotdraft.pipeline.replay.buffer import ReplayBuffer
         from hotdraft.training.batches.mixture import held_out_in_mixture
 
-        buffer, last_job = ReplayBuffer.of(settings), JobRecords(settings.run_dir).last_job()
-        decision = DistillTrigger(settings, buffer, last_job, held_out=len(held_out_in_mixture(settings))).decide()
+        buffer, records = ReplayBuffer.of(settings), JobRecords(settings.run_dir)
+        held_out, running = len(held_out_in_mixture(settings)), records.running()
+        decision = DistillTrigger(settings, buffer, records.last_job(), held_out=held_out).decide()
     if as_json:
         typer.echo(json.dumps(asdict(decision), indent=2))
     else:
         typer.echo(f"due: {decision.reason}" if decision.due else f"not due; {decision.reason}")
+        if running is not None:
+            typer.echo(f"job {running.id} is running; what it learns from is counted here until it ends")

@@ -35,13 +35,13 @@ class TriggerConfig(Section):
     min_new_requests: int = Field(24, ge=1, description="newly recorded requests a job needs at least")
     drift: Annotated[float, Field(gt=0, lt=1)] | None = 0.15
     """Fall of the newest requests' acceptance, under that of those before, that starts a job; None: none does."""
-    drift_requests: int = Field(8, ge=4, description="newest requests that show a drift")
+    drift_requests: int = Field(8, ge=4, le=1000, description="newest requests that show a drift")
     every_seconds: Annotated[float, Field(gt=0)] | None = None
     """Time after which a job is due whatever the draft missed, if there are `min_new_requests`."""
     drift_steps: Annotated[int, Field(ge=1)] | None = 24
     """Of the first burst that a drift calls for, on what is new; the next has as many more. None: no bursts."""
     cooldown_seconds: float = Field(0.0, ge=0, description="time between the end of a job and the next")
-    poll_seconds: float = Field(1.0, gt=0, description="time between two looks at the replay buffer")
+    poll_seconds: float = Field(1.0, ge=0.01, le=3600, description="time between two looks at the replay buffer")
 
 
 LossName = Literal["forward_kl", "reverse_kl", "jsd", "total_variation", "negative_log_acceptance", "lk_hybrid"]

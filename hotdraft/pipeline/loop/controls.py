@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hotdraft.pipeline.config.serving import KSetting
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.system.json_file import write_json
+from hotdraft.pipeline.system.json_file import BrokenFileError, read_json, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -40,25 +40,29 @@ def k_setting(value: object) -> KSetting | None:
 
 
 class ControlFile:
-    """Any number of processes may read and write it at once. A missing or broken file says the defaults."""
+    """Any number of processes may read and write it at once. A missing file says the defaults.
+
+    While it is broken what was read last holds, or the defaults where nothing was; what is set next mends it.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / "control.json"
+        self._last = Controls()
         self._broken = ""
         """What was last complained of."""
 
     def read(self) -> Controls:
         try:
-            controls = Controls.model_validate_json(self._path.read_bytes())
+            self._last = read_json(self._path, Controls)
         except FileNotFoundError:
-            controls = Controls()
-        except (ValidationError, OSError) as error:
+            self._last = Controls()
+        except BrokenFileError as error:
             if str(error) != self._broken:
-                logger.warning("%s is broken, its settings do not hold: %s", self._path, error)
+                logger.warning("%s; the settings stay: %s", error, self._last)
                 self._broken = str(error)
-            return Controls()
+            return self._last
         self._broken = ""
-        return controls
+        return self._last
 
     def switch_loop(self, on: bool) -> Controls:
         """Let the trainer start jobs by itself, or not; one that runs is finished either way."""

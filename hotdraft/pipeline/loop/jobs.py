@@ -16,6 +16,7 @@ import os
 import re
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from hotdraft.pipeline.system.log_tail import log_tail
 
 logger = logging.getLogger(__name__)
 
+LEFT_WORK = ("died", "interrupted")
 MAX_RECORDS = 200
 """Newest jobs that are remembered."""
 
@@ -59,7 +61,8 @@ class JobRecords:
         ids = [path.stem for path in self._folder.glob("*.json")]
         found = [job for job_id in ids if (job := self._ended.get(job_id) or self._read(job_id)) is not None]
         self._ended = {job.id: job for job in found if job.ended_at is not None}
-        return sorted(found, key=lambda job: job.started_at, reverse=True)
+        ordered = sorted(found, key=lambda job: job.started_at, reverse=True)
+        return [_with_heir(job, ordered) for job in ordered]
 
     def broken(self) -> list[str]:
         """Of each record that cannot be read, what is wrong with it."""
@@ -72,7 +75,7 @@ class JobRecords:
         job = self._read(job_id) if known else None
         if job is None:
             raise UnknownJobError(f"no job {job_id!r} is on record")
-        return job
+        return _with_heir(job, self.jobs()) if job.state in LEFT_WORK else job
 
     def running(self) -> Job | None:
         """The job that runs now, in whatever process."""
@@ -196,3 +199,12 @@ class JobRecords:
 
     def _path(self, job_id: str, suffix: str) -> Path:
         return self._folder / f"{job_id}.{suffix}"
+
+
+def _with_heir(job: Job, jobs: Sequence[Job]) -> Job:
+    """`job` whose reason names the newest of `jobs`, newest first, that went on with its work, if one did."""
+    if job.state not in LEFT_WORK or job.work is None:
+        return job
+    later = (other for other in jobs if other.started_at > job.started_at)
+    heir = next((other.id for other in later if other.work is not None and other.work.id == job.work.id), None)
+    return job if heir is None else replace(job, reason=f"{job.reason}; job {heir} went on with it")

@@ -1,5 +1,6 @@
 """Errors as OpenAI's clients expect them: `{"error": {"message", "type", "param", "code"}}`."""
 
+import re
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -80,7 +81,9 @@ def from_validation(error: RequestValidationError) -> ApiError:
     field = context.get("param") or ".".join(str(part) for part in problem["loc"][1:])
     cause = context.get("error")
     message = str(cause) if isinstance(cause, ValueError) else problem["msg"]
-    if field and field not in message:
+    if not field and problem["type"] == "missing":
+        message = "The body is missing: a JSON object is needed"
+    if field and not re.search(rf"\b{re.escape(field)}\b", message):
         message = f"{field}: {message}"
     return ApiError(400, message, param=field or None)
 

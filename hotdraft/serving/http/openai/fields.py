@@ -31,10 +31,14 @@ Stops = Annotated[list[Stop], Field(max_length=MAX_STOP_STRINGS)]
 
 
 def text_parts(value: Any) -> Any:
+    if not isinstance(value, str | list):
+        raise ValueError(f"must be a text or a list of parts, not of type {type(value).__name__}")
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
 def stop_list(value: Any) -> Any:
+    if not isinstance(value, str | list | None):
+        raise ValueError(f"must be a text or a list of texts, not of type {type(value).__name__}")
     return [value] if isinstance(value, str) else value
 
 

@@ -41,12 +41,15 @@ def test_a_k_that_the_server_does_not_allow(file):
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"k": 9}', '{"k": "3"}', '{"k": true}', '{"loop_enabled": "no"}', '{"loop": true}']
 )
-def test_a_broken_file_says_the_defaults_and_is_complained_of_once(file, tmp_path, text, caplog):
+def test_a_broken_file_leaves_what_was_set_and_is_complained_of_once(file, tmp_path, text, caplog):
     file.switch_loop(False)
+    assert not file.read().loop_enabled
     (tmp_path / "run" / "control.json").write_text(text)
-    assert file.read() == file.read() == Controls()
-    assert caplog.text.count("is broken") == 1
-    assert file.override_k(1, 4) == file.read() == Controls(k=1)
+    assert file.read() == file.read() == Controls(loop_enabled=False)
+    assert ControlFile(tmp_path / "run").read() == Controls(), "whoever comes later knows nothing else"
+    assert caplog.text.count("is broken") == 2
+    assert all(len(record.message.splitlines()) == 1 for record in caplog.records)
+    assert file.override_k(1, 4) == file.read() == Controls(loop_enabled=False, k=1)
 
 
 def test_writers_at_once_lose_nothing(file, tmp_path):

@@ -249,8 +249,10 @@ def test_work_is_the_newest_job_s_that_names_it_until_that_has_a_verdict(records
     second.end("interrupted", "asked to stop")
     unfinished = records.unfinished()
     assert (unfinished.id, unfinished.work, unfinished.run_id) == (second.id, first.work, "run")
+    assert second.id in records.get(first.id).reason, "whoever was told of the first finds the second"
     third = at_work(records, unfinished)
     third.end("accepted", "better", version=1)
+    assert all(records.get(job.id).reason.endswith(f"job {third.id} went on with it") for job in (first, second))
     assert not first.work_folder.exists()
     assert records.unfinished() is None
     assert records.get(first.id).work == records.get(third.id).work, "what it was stays known"

@@ -48,6 +48,9 @@ def test_unknown_model(client: openai.OpenAI) -> None:
         ({"frequency_penalty": -2.5}, "frequency_penalty"),
         ({"logit_bias": {str(token): 1 for token in range(301)}}, "logit_bias"),
         ({"extra_body": {"guided_regex": "a*"}}, "guided_regex"),
+        ({"extra_body": {"skip_special_tokens": False}}, "skip_special_tokens"),
+        ({"extra_body": {"typical_p": 0.5}}, "typical_p"),
+        ({"extra_body": {"add_generation_prompt": False}}, "add_generation_prompt"),
         ({"extra_body": {"top_k": -2}}, "top_k"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
     ],
@@ -103,6 +106,24 @@ def test_broken_bodies(url: str, engine: ScriptedEngine, content: bytes) -> None
     reply = httpx.post(f"{url}/v1/completions", content=content, headers={"content-type": "application/json"})
     assert reply.status_code == 400
     assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "The body is missing: a JSON object is needed"),
+        (
+            b'{"model": "tiny-chat", "messages": [{"role": "user", "content": 5}]}',
+            "must be a text or a list of parts",
+        ),
+        (b'{"model": "tiny-chat", "messages": [{"role": "user", "content": "a"}], "stop": {}}', "a list of texts"),
+        (b'{"model": "tiny-chat", "messages": [{"role": "user", "content": "a"}], "n": 0}', "n: Input should be"),
+    ],
+)
+def test_what_is_wrong_is_said_by_the_fields_name(url: str, engine: ScriptedEngine, body: bytes, says: str) -> None:
+    header = {"content-type": "application/json"}
+    error = httpx.post(f"{url}/v1/chat/completions", content=body, headers=header).json()["error"]
+    assert says in error["message"]
 
 
 def test_framework_errors_have_the_same_shape(url: str, engine: ScriptedEngine) -> None:

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 POLICIES = {
     "static": {"distill": {"trigger": {"min_new_requests": 100_000}}},
-    "learning": {"distill": {"trigger": {"min_new_requests": 16, "min_new_rejected": 1}}},
+    "learning": {"distill": {"trigger": {"min_new_requests": 28, "min_new_rejected": 1}}},
 }
 
 

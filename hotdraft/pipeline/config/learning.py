@@ -39,7 +39,7 @@ class TriggerConfig(Section):
     every_seconds: Annotated[float, Field(gt=0)] | None = None
     """Time after which a job is due whatever the draft missed, if there are `min_new_requests`."""
     drift_steps: Annotated[int, Field(ge=1)] | None = 24
-    """Of the first burst that a drift calls for, on what is new; the next has as many more. None: no bursts."""
+    """Of the first burst that a drift calls for, on what is new; each next takes twice as many. None: no bursts."""
     cooldown_seconds: float = Field(0.0, ge=0, description="time between the end of a job and the next")
     poll_seconds: float = Field(1.0, ge=0.01, le=3600, description="time between two looks at the replay buffer")
 

@@ -124,10 +124,10 @@ class DistillTrigger:
             self._before.clear()
 
     def _burst(self) -> Burst | None:
-        """By `drift_steps` longer than the one before it, until it is as long as any job, which is none."""
+        """Twice as long as the one before it, until it is as long as any job, which is none."""
         steps = self._trigger.drift_steps
         if steps is not None and self._followed is not None:
-            steps += self._followed.steps
+            steps = 2 * self._followed.steps
         if steps is None or steps >= self._max_steps:
             return None
         return Burst(steps, min(self._since_fall, self._window))

@@ -221,7 +221,7 @@ def test_bursts_follow_one_another_each_longer_until_one_has_no_hope(config, buf
     trigger.reset(second, new_draft=False)
     buffer.append(samples(65, 15, rejected=4))
     third = trigger.decide()
-    assert (third.due, third.burst) == (True, Burst(21, 50)), "the second seemed to gain, and is gone on with"
+    assert (third.due, third.burst) == (True, Burst(28, 50)), "the second seemed to gain, and is gone on with"
     trigger.reset(third, new_draft=False, refused_in_a_row=1)
     buffer.append(samples(80, 60, rejected=4))
     assert "of 80 new requests" in trigger.decide().reason

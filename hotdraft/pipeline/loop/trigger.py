@@ -82,7 +82,7 @@ class DistillTrigger:
         self._fallen = 0
         """Requests since acceptance fell; 0 once it stands again."""
         self._fell_anew = False
-        """Whether that was since the last job."""
+        """Whether no job was for that yet."""
         self._recent: deque[tuple[int, int]] = deque(maxlen=self._trigger.drift_requests)
         self._before: deque[tuple[int, int]] = deque(maxlen=LONG_TERM * self._trigger.drift_requests)
         self._read()
@@ -99,9 +99,7 @@ class DistillTrigger:
             shortfalls.append(f"{self._new_missed} of {needed} newly missed tokens")
         reason = "; ".join(reasons) if due else "waiting: " + ", ".join(shortfalls)
         possible = self._new_requests > 0 and len(self._held_out) >= self._held_out_needed
-        if drift and self._fell_anew:  # and not only for a moment while a burst ran
-            self._followed = None
-        burst = self._burst() if drift or (self._followed and missed) else None
+        burst = self._burst() if drift or (self._series and missed) else None
         return Decision(due, reason, self._new_requests, self._new_missed, possible, burst)
 
     def urgent(self) -> str | None:
@@ -126,8 +124,8 @@ class DistillTrigger:
     def _burst(self) -> Burst | None:
         """Twice as long as the one before it, until it is as long as any job, which is none."""
         steps = self._trigger.drift_steps
-        if steps is not None and self._followed is not None:
-            steps = 2 * self._followed.steps
+        if steps is not None and self._series is not None:
+            steps = 2 * self._series.steps
         if steps is None or steps >= self._max_steps:
             return None
         return Burst(steps, min(self._since_fall, self._window))
@@ -135,16 +133,21 @@ class DistillTrigger:
     def _follow_up(self, burst: Burst | None) -> None:
         self._shift = 0 if burst is None else max(self._since_fall, burst.requests)
         self._followed = burst
-        self._fell_anew = False
+        self._fell_anew = self._fell_anew and self._fallen < self._trigger.drift_requests
+
+    @property
+    def _series(self) -> Burst | None:
+        """The burst that is followed, unless acceptance fell anew and not only for a moment."""
+        return None if self._fell_anew and self._fallen >= self._trigger.drift_requests else self._followed
 
     @property
     def _since_fall(self) -> int:
-        return self._shift if self._followed else self._fallen
+        return self._shift if self._series else self._fallen
 
     @property
     def _patience(self) -> float:
         """Times `min_new_requests` and `min_new_rejected` that are waited for."""
-        if self._followed:
+        if self._series:
             return min(1.0, self._trigger.drift_requests / self._trigger.min_new_requests)
         return min(2**self._refused, MOST_PATIENCE)
 

@@ -202,12 +202,18 @@ def test_a_fall_calls_for_a_burst_on_what_came_since(config, buffer):
     assert whole.burst is None
 
 
-def test_bursts_follow_one_another_each_longer_until_one_has_no_hope(config, buffer):
+def fallen(config, buffer):
+    """Settings, and a trigger that saw acceptance fall twenty requests ago."""
     settings = changed(
         config, min_new_requests=40, min_new_rejected=100, drift=0.2, drift_requests=10, drift_steps=7
     )
     trigger = DistillTrigger(settings, buffer)
     buffer.append([*samples(0, 30, rejected=2), *samples(30, 20, rejected=6)])
+    return settings, trigger
+
+
+def test_bursts_follow_one_another_each_longer_until_one_has_no_hope(config, buffer):
+    settings, trigger = fallen(config, buffer)
     first = trigger.decide()
     assert first.burst == Burst(7, 20)
     trigger.reset(first, new_draft=True)
@@ -239,22 +245,14 @@ def test_what_would_be_as_long_as_any_job_is_one(config, buffer):
 
 
 def test_a_fall_while_another_is_followed_begins_anew(config, buffer):
-    settings = changed(
-        config, min_new_requests=40, min_new_rejected=100, drift=0.2, drift_requests=10, drift_steps=7
-    )
-    trigger = DistillTrigger(settings, buffer)
-    buffer.append([*samples(0, 30, rejected=2), *samples(30, 20, rejected=6)])
+    _, trigger = fallen(config, buffer)
     trigger.reset(trigger.decide(), new_draft=True)
     buffer.append([*samples(50, 30, rejected=3), *samples(80, 25, rejected=8)])
     assert trigger.decide().burst == Burst(7, 25)
 
 
 def test_a_fall_that_passed_while_a_burst_ran_ends_no_series(config, buffer):
-    settings = changed(
-        config, min_new_requests=40, min_new_rejected=100, drift=0.2, drift_requests=10, drift_steps=7
-    )
-    trigger = DistillTrigger(settings, buffer)
-    buffer.append([*samples(0, 30, rejected=2), *samples(30, 20, rejected=6)])
+    settings, trigger = fallen(config, buffer)
     first = trigger.decide()
     trigger.reset(first, new_draft=True)
     buffer.append([*samples(50, 25, rejected=3), *samples(75, 6, rejected=8), *samples(81, 20, rejected=3)])
@@ -262,6 +260,18 @@ def test_a_fall_that_passed_while_a_burst_ran_ends_no_series(config, buffer):
     assert second.burst == Burst(14, 71), "all that came since the fall that is followed"
     told = LastJob("r49", 0.0, accepted=True, burst=first.burst)
     assert DistillTrigger(settings, buffer, told).decide() == second
+
+
+def test_a_young_fall_ends_no_series_before_it_has_lasted(config, buffer):
+    _, trigger = fallen(config, buffer)
+    trigger.reset(trigger.decide(), new_draft=True)
+    buffer.append([*samples(50, 30, rejected=3), *samples(80, 5, rejected=8)])
+    second = trigger.decide()
+    assert second.burst == Burst(14, 55)
+    trigger.reset(second, new_draft=False)
+    buffer.append(samples(85, 16, rejected=8))
+    third = trigger.decide()
+    assert (third.due, third.burst) == (True, Burst(7, 21)), "it lasted: those that it began with are among these"
 
 
 def test_what_came_while_a_job_ran_is_the_next_jobs(config, buffer):

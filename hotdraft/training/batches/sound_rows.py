@@ -37,10 +37,9 @@ class SoundRows:
             chunk = asked[start : start + AT_ONCE].tolist()
             found = {row: self._kept.pop(row) for row in dict.fromkeys(chunk) if row in self._kept}
             missing = [row for row in chunk if row not in found and row not in self.faults]
-            if missing:
-                for row, values in self._rows.read(missing):
-                    if (sample := self._checked(row, values)) is not None:
-                        found[row] = sample
+            for row, values in self._rows.read(missing):
+                if (sample := self._checked(row, values)) is not None:
+                    found[row] = sample
             self._kept |= found
             for row in list(self._kept)[: len(self._kept) - KEPT]:
                 del self._kept[row]

@@ -117,6 +117,12 @@ class EngineConfig(Section):
     draft_vocab_size: int | None = Field(
         None, ge=16, description="most frequent tokens that the draft's output head covers; all if unset"
     )
+    draft_window: int | None = Field(
+        None,
+        ge=64,
+        description="tokens of a prompt that the draft reads: the last so many, if it has more than twice as many, "
+        "and three times as many with the answer; all if unset",
+    )
     num_slots: int = Field(8, ge=1, le=65536, description="requests decoded together")
     max_model_len: int = Field(1024, ge=8, description="prompt and output tokens of one request, at most")
     max_queue: int = Field(1024, ge=1, description="requests that may wait for a slot before 503")
@@ -141,6 +147,11 @@ class EngineConfig(Section):
         description="that the native library computes with, of those that the processor has; none leaves the "
         "library out, and torch computes",
     )
+
+    @property
+    def served_window(self) -> int | None:
+        """What the draft reads where it serves: vLLM's reads all."""
+        return self.draft_window if self.kind == "hotdraft" else None
 
     @property
     def guesses(self) -> bool:

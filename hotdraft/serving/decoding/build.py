@@ -5,6 +5,7 @@ from collections.abc import Callable
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hotdraft.pipeline.replay.draft_window import most_held
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.graphs.draft_chain import DraftChain
 from hotdraft.serving.graphs.graphed_function import GraphedFunction
@@ -30,6 +31,7 @@ def build_decoder(
     max_proposed: int | None = None,
     max_alternatives: int = 0,
     draft_vocabulary: Tensor | None = None,
+    draft_window: int | None = None,
     reuse_prefixes: bool = True,
     instructions: str = "auto",
     target_int8: bool = False,
@@ -39,6 +41,7 @@ def build_decoder(
     """A decoder that takes the models over: their weights may be stored in another form.
 
     With `draft=None` nothing is drafted. With `draft_vocabulary` [N] the draft proposes only these token ids.
+    Of a context it reads what `draft_window` lets it, see `pipeline.replay.draft_window`.
     `max_proposed` counts what is guessed too; it is `max_k` by default. Up to `max_alternatives` are read beside,
     none where there are graphs.
     For `instructions` and 8-bit weights see `Forms`. With `graphs`, recurring forwards, drawings and verifications
@@ -51,12 +54,16 @@ def build_decoder(
     read = (max_proposed or max_k) + max_alternatives
     capacity = max_model_len + read + 1 + (graphs is not None)  # whose last position stays free
     slots = Slots(num_slots, capacity, target.device, reuse_prefixes=reuse_prefixes)
+    draft_length = slots.max_length
+    if draft_window is not None:
+        draft_length = slots.key_length(most_held(draft_window) + capacity - max_model_len)
     runner, draft_runner = make_runners(
         target,
         draft,
         draft_vocabulary,
         num_slots,
         slots.max_length,
+        draft_length,
         instructions=instructions,
         target_int8=target_int8,
         draft_int8=draft_int8,
@@ -70,12 +77,16 @@ def build_decoder(
         runner = graphed["target"] = GraphedRunner(runner, graphs, padding)
         verifying = graphed["verifying"] = GraphedFunction(verify, graphs)
         if draft_runner is not None:
-            chain = graphed["drafting"] = DraftChain(draft_runner, graphs, padding, vocab_size)
-            draft_runner = graphed["draft"] = GraphedRunner(draft_runner, graphs, padding)
+            of_draft = Padding(num_slots, draft_length)
+            chain = graphed["drafting"] = DraftChain(draft_runner, graphs, of_draft, vocab_size)
+            draft_runner = graphed["draft"] = GraphedRunner(draft_runner, graphs, of_draft)
             drawing = graphed["drawing"] = GraphedFunction(draw, graphs)
+    proposer = None
+    if draft_runner is not None:
+        proposer = DraftModel(draft_runner, slots, vocab_size, drawing, chain, draft_window, draft_length)
     return SpeculativeDecoder(
         runner,
-        None if draft_runner is None else DraftModel(draft_runner, slots, vocab_size, drawing, chain),
+        proposer,
         slots,
         vocab_size=vocab_size,
         max_model_len=max_model_len,

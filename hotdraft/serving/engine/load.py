@@ -82,6 +82,7 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callabl
             max_proposed=config.engine.most_proposed,
             max_alternatives=config.engine.max_alternatives if config.engine.k == "auto" else 0,
             draft_vocabulary=vocabulary,
+            draft_window=config.engine.draft_window,
             reuse_prefixes=config.engine.reuse_prefixes,
             instructions=config.engine.instructions,
             target_int8=config.engine.target_weights == "int8",

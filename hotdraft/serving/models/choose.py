@@ -18,6 +18,7 @@ def make_runners(
     draft_vocabulary: Tensor | None,
     num_slots: int,
     max_length: int,
+    draft_length: int | None = None,
     *,
     instructions: str = "auto",
     target_int8: bool = False,
@@ -25,12 +26,14 @@ def make_runners(
 ) -> tuple[Runner, Runner | None]:
     """Runners of the target and, if there is one, the draft, whose head is trimmed to `draft_vocabulary` [N].
 
-    The draft has one slot more than `num_slots`, for probes. What the two have in common, embedding and
-    head, is kept once. For `instructions` and 8-bit weights see `Forms`. Raises `ModelError` for attention that is
-    not supported, and for 8-bit weights where there are none.
+    Slots hold `max_length` tokens, the draft's `draft_length` if given, and it has one more of them, for probes.
+    What the two have in common, embedding and head, is kept once. For `instructions` and 8-bit weights see `Forms`.
+    Raises `ModelError` for attention that is not supported, and for 8-bit weights where there are none.
     """
-    for model in [target] if draft is None else [target, draft]:
-        check_supported(model.config.get_text_config(), max_length)
+    draft_length = draft_length or max_length
+    check_supported(target.config.get_text_config(), max_length)
+    if draft is not None:
+        check_supported(draft.config.get_text_config(), draft_length)
     for parameter in target.get_input_embeddings().parameters():
         parameter.data = parameter.data.clone()  # as a view it would keep the whole mapped file
     forms = Forms(instructions)
@@ -48,7 +51,7 @@ def make_runners(
         head = TrimmedHead(target_output if shared else output, draft_vocabulary, draft_form.linear)
     elif not shared or draft_form != target_form:
         head = _head(draft_form, output)
-    return runner, draft_form.runner(draft, head, num_slots + 1, max_length)
+    return runner, draft_form.runner(draft, head, num_slots + 1, draft_length)
 
 
 def _head(form: Form, output: nn.Linear) -> ServedLinear | NativeLinear:

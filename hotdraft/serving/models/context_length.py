@@ -6,6 +6,7 @@ from transformers import PreTrainedConfig
 
 from hotdraft.pipeline.config.serving import EngineConfig
 from hotdraft.pipeline.models.names import ModelError
+from hotdraft.pipeline.replay.draft_window import most_held
 from hotdraft.serving.models.attention import check_supported
 
 logger = logging.getLogger(__name__)
@@ -15,10 +16,12 @@ def check_servable(
     target: tuple[str, PreTrainedConfig], draft: tuple[str, PreTrainedConfig] | None, engine: EngineConfig
 ) -> None:
     """Raise `ModelError` if names and configurations do not go with what `engine` says."""
-    for _, config in filter(None, (target, draft)):
-        check_supported(config.get_text_config(), engine.max_model_len)
+    longest, window = engine.max_model_len, engine.draft_window
+    check_supported(target[1].get_text_config(), longest)
+    if draft is not None:
+        check_supported(draft[1].get_text_config(), longest if window is None else min(longest, most_held(window)))
     proposed = engine.most_proposed if draft is not None or engine.guesses else 0
-    check_context_length(target, draft, max_model_len=engine.max_model_len, proposed=proposed)
+    check_context_length(target, draft, max_model_len=longest, proposed=proposed, draft_window=window)
 
 
 def check_context_length(
@@ -27,8 +30,11 @@ def check_context_length(
     *,
     max_model_len: int,
     proposed: int,
+    draft_window: int | None = None,
 ) -> None:
     """Raise `ModelError` if names and configurations do not go with `max_model_len` and so many proposed tokens.
+
+    A draft with a window needs positions for what it holds at most (`pipeline.replay.draft_window`).
 
     A table of positions, as GPT-2 has it, has no row for the tokens that a last round proposes past the end.
     Rotations have one for any position, and a target that was not made for them talks nonsense, as vLLM
@@ -42,17 +48,20 @@ def check_context_length(
         if positions is None:
             continue
         beyond = 0 if _rotates(config) else proposed
-        if max_model_len + beyond <= positions:
+        key, told, held = "engine.max_model_len", max_model_len, max_model_len
+        if role == "draft" and draft_window is not None and most_held(draft_window) < max_model_len:
+            key, told, held = "engine.draft_window", draft_window, most_held(draft_window)
+        if held + beyond <= positions:
             continue
         says = (
-            f"the {role} {name!r} has {positions} positions, and engine.max_model_len {max_model_len}"
+            f"the {role} {name!r} has {positions} positions, and {key} {told}"
             + (f" with up to {beyond} proposed tokens" if beyond else "")
-            + f" needs {max_model_len + beyond}"
+            + f" needs {held + beyond}"
         )
         if role == "draft" and _rotates(config):
             logger.warning("%s: beyond them few of its tokens will be accepted", says)
         else:
-            raise ModelError(f"{says}: set engine.max_model_len to {positions - beyond} at most")
+            raise ModelError(f"{says}: set {key} to {(positions - beyond) * told // held} at most")
 
 
 def _rotates(config: PreTrainedConfig) -> bool:

@@ -48,9 +48,12 @@ class DraftModel(Track):
         vocab_size: int,
         draw: Callable[..., Drawn] = draw,
         chain: DraftChain | None = None,
+        window: int | None = None,
+        longest: int | None = None,
     ) -> None:
-        """Greedy tokens come of `chain` at once, where there is one."""
-        super().__init__(runner, slots, lag=2)
+        """Greedy tokens come of `chain` at once, where there is one. The runner's slots hold `longest` tokens."""
+        super().__init__(runner, slots, lag=2, window=window)
+        self.longest = longest or slots.max_length
         self._chain = chain
         self._draw_token = draw
         self._vocab_size = vocab_size
@@ -93,15 +96,17 @@ class DraftModel(Track):
         drafting, guesses = self._begin(plan), plan.guesses
         width = 2 + max(self.unread(row) + len(guesses[row]) for row in drafting)
         ends = np.array([length + len(guess) for length, guess in zip(self._before, guesses, strict=True)])
-        positions = (ends[:, None] + np.arange(-width, 0)).clip(0)
-        fed = np.zeros_like(positions)
+        firsts = np.array(self.firsts[: plan.rows])[:, None]
+        places = np.maximum(ends[:, None] + np.arange(-width, 0), firsts)
+        fed = np.zeros_like(places)
         for row in drafting:
-            # a prompt shorter than what is fed has its first token fed more than once, at the same position
-            start = positions[row, 0]
-            fed[row] = np.append(self._slots.held(row)[start:], guesses[row])[positions[row] - start]
+            # where less is read than what is fed, its first token is fed more than once, at the same position
+            start = places[row, 0]
+            fed[row] = np.append(self._slots.held(row)[start:], guesses[row])[places[row] - start]
         floors = plan.floors or [0.0] * plan.rows
         ranks = min(RANKS, self.runner.num_outputs - 1) if plan.most_alternatives else 0
-        draft = self.runner.draft_greedily(positions, fed, plan.drafted, self._by_confidence.rates(), floors, ranks)
+        rates = self._by_confidence.rates()
+        draft = self.runner.draft_greedily(places - firsts, fed, plan.drafted, rates, floors, ranks)
         self._confidences = draft.confidences.tolist()
         rows = zip(guesses, plan.alternatives or [0] * plan.rows, *(part.tolist() for part in draft), strict=True)
         return [
@@ -116,6 +121,8 @@ class DraftModel(Track):
 
     def _begin(self, plan: ProposalPlan) -> list[int]:
         """The rows that draft, none of them far behind."""
+        for row in range(plan.rows):
+            self.keep_in_window(row)
         drafting = [row for row, count in enumerate(plan.drafted) if count]
         while self.catch_up(drafting, KEY_BLOCK):
             pass
@@ -131,11 +138,13 @@ class DraftModel(Track):
         width = 2 + max(self.unread(row) + len(plan.guesses[row]) for row in drafting)
         if self._chain is not None:
             width = self._chain.width(width)
-        longest = max(slots.lengths[row] + count for row, count in enumerate(plan.num_proposed))
-        key_length = slots.key_length(longest)
-        # a prompt shorter than what is fed has its first token fed more than once, at the same position
-        positions = (ends + torch.arange(-width, 0, device=slots.device)).clamp_min(0)
-        fed = slots.tokens[:rows].gather(1, positions)
+        held = [length - first for length, first in zip(slots.lengths, self.firsts, strict=True)]
+        key_length = slots.key_length(max(held[row] + count for row, count in enumerate(plan.num_proposed)))
+        firsts = sent(self.firsts[:rows], torch.int64, slots.device)[:, None]
+        # where less is read than what is fed, its first token is fed more than once, at the same position
+        places = torch.maximum(ends + torch.arange(-width, 0, device=slots.device), firsts)
+        fed = slots.tokens[:rows].gather(1, places)
+        positions, ends = places - firsts, ends - firsts
         num_drafted = sent(plan.drafted, torch.int64, slots.device)
         if self._chain is not None and sampling.is_greedy:
             k = max(plan.drafted)

@@ -123,7 +123,7 @@ class HotSwapper:
 
     def _stage(self, version: int, folder: Path) -> StagedDraft:
         adapter = load_adapter(folder, self._base)
-        longest = self._engine.decoder.slots.max_length
+        longest = self._draft.longest
         if adapter.probe_ids.shape[1] > longest:
             raise AdapterError(f"the probe is longer than the {longest} tokens of a slot")
         device = self._engine.decoder.device

@@ -14,6 +14,7 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 
 from hotdraft.pipeline.config.learning import DistillConfig, GateConfig, PredistillConfig
+from hotdraft.pipeline.replay.draft_window import in_window, lengths_read
 from hotdraft.pipeline.replay.index import held_out, prompt_hash
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.replay.sample import ReplaySample
@@ -74,7 +75,7 @@ class ReplayDataModule(lightning.LightningDataModule):
                 "%d of %d recorded requests are left out, the first: %s", self.left_out, len(rows), first
             )
         lengths = rows.column("prompt_tokens")
-        fits = (lengths > 0) & (lengths <= batching.longest)
+        fits = (lengths > 0) & (lengths_read(lengths, batching.window) <= batching.longest)
         fits[list(self._sound.faults)] = False
         usable = np.flatnonzero(fits)
         domains, names = rows.domains
@@ -106,12 +107,14 @@ class ReplayDataModule(lightning.LightningDataModule):
         settings: DistillConfig,
         held_out_fraction: float,
         vocab_size: int | None = None,
+        window: int | None = None,
     ) -> Self:
-        """What a job learns from, see `training.batches.pools`. `vocab_size` is the draft's."""
+        """What a job learns from, see `training.batches.pools`. `vocab_size` and `window` are the draft's."""
         batching = Batching(
             settings.batch_tokens,
             settings.seed,
             settings.max_length,
+            window,
             rejected_weight=settings.rejected_weight,
             undrafted_weight=settings.undrafted_weight,
         )
@@ -139,7 +142,8 @@ class ReplayDataModule(lightning.LightningDataModule):
     def usable(self, rows: ReplayRows) -> list[ReplaySample]:
         """Those of `rows`, which were served, that a job would take."""
         sound = SoundRows(rows, vocab_size=self._vocab_size).samples(range(len(rows)))
-        return [sample for sample in sound if 0 < len(sample.prompt_ids) <= self._batching.longest]
+        window, longest = self._batching.window, self._batching.longest
+        return [sample for sample in sound if 0 < len(in_window(sample, window).prompt_ids) <= longest]
 
     def drawn(self, most: int) -> Dataset:
         """What batches are drawn from, at most so many of each pool."""

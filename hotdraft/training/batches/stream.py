@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
+from hotdraft.pipeline.replay.draft_window import in_window
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.training.batches.packing import DataError, PackedBatch, pack
 from hotdraft.training.batches.pools import Pool
@@ -30,6 +31,8 @@ class Batching:
     seed: int
     max_length: int | None = None
     """Tokens that a request is cut to, `batch_tokens` if None; where they are more, it is a batch of its own."""
+    window: int | None = None
+    """What the draft reads of a prompt, see `pipeline.replay.draft_window`."""
     rejected_weight: float = 1.0
     undrafted_weight: float = 1.0
     accumulate: int = 1
@@ -89,7 +92,7 @@ class PackedBatches(IterableDataset[PackedBatch]):
             found = self._sound.samples([self._at[row]])
             if not found:
                 continue
-            [sample] = found
+            sample = in_window(found[0], batching.window)
             length = min(max_length, len(sample.prompt_ids) + len(sample.output_ids) - 1)
             if chosen and length > room:
                 break

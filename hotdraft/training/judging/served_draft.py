@@ -20,6 +20,7 @@ from hotdraft.pipeline.models.draft_vocabulary import (
 )
 from hotdraft.pipeline.models.loading import choose_device, choose_dtype, fingerprint, load_causal_lm
 from hotdraft.pipeline.models.names import local_folder
+from hotdraft.pipeline.replay.draft_window import in_window
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.training.fit.lora import merged_model
 from hotdraft.training.scoring.evaluate import expected_acceptance_by_position
@@ -33,6 +34,8 @@ class ServedDraft:
     """Tokens that the served output head covers; None is all."""
     ranking: Tensor | None
     """Of the tokens, most frequent first, as it stands in the draft's folder."""
+    window: int | None = None
+    """What it reads of a context, see `pipeline.replay.draft_window`."""
     parent: LoadedAdapter | None = None
     """The adapter it is served with now."""
 
@@ -59,7 +62,10 @@ class ServedDraft:
     ) -> list[np.ndarray]:
         """Chance [N] of each position's token to be accepted, served with `adapter`; see `scoring.evaluate`."""
         return expected_acceptance_by_position(
-            self.model(adapter), samples, batch_tokens=batch_tokens, vocabulary=self.head(adapter)
+            self.model(adapter),
+            [in_window(sample, self.window) for sample in samples],
+            batch_tokens=batch_tokens,
+            vocabulary=self.head(adapter),
         )
 
     def rank(self, rows: Dataset) -> Tensor:
@@ -74,4 +80,5 @@ def load_draft(name: str, config: HotdraftConfig) -> ServedDraft:
         torch.cuda.set_per_process_memory_fraction(config.distill.memory_fraction, device.index)
     base = load_causal_lm(name, dtype=choose_dtype(config.dtype, device), device=device)
     ranking = read_vocabulary(local_folder(name), base.config.get_text_config().vocab_size)
-    return ServedDraft(base, fingerprint(name), config.engine.draft_vocab_size, ranking)
+    engine = config.engine
+    return ServedDraft(base, fingerprint(name), engine.draft_vocab_size, ranking, engine.served_window)

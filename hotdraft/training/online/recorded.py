@@ -32,7 +32,9 @@ def open_recorded(context: JobContext) -> Recorded:
         rows = rows.following(mixture)
     vocab_size = None if config.draft is None else read_config(config.draft).get_text_config().vocab_size
     try:
-        data = ReplayDataModule.for_job(rows, config.distill, config.replay.held_out_fraction, vocab_size)
+        data = ReplayDataModule.for_job(
+            rows, config.distill, config.replay.held_out_fraction, vocab_size, config.engine.served_window
+        )
     except DataError as error:
         raise JobError(str(error)) from error
     held_out = data.held_out_by_domain(mix_of(data.domains, config.distill), config.gate)

@@ -22,6 +22,7 @@ def recipe(config: HotdraftConfig) -> str:
         "weights": None if config.draft is None else fingerprint(config.draft),
         "dtype": config.dtype,
         "draft_vocab_size": config.engine.draft_vocab_size,
+        "draft_window": config.engine.served_window,
         "held_out_fraction": config.replay.held_out_fraction,
         "distill": config.distill.recipe(),
         "gate": config.gate.model_dump(mode="json", exclude={"wait_seconds"}),

@@ -99,6 +99,18 @@ def test_a_rotating_draft_is_only_warned_about(caplog: pytest.LogCaptureFixture)
     assert "the draft 'd' has 100 positions" in caplog.text
 
 
+def test_a_draft_with_a_window_needs_positions_for_that_alone(caplog: pytest.LogCaptureFixture) -> None:
+    target = AutoConfig.for_model("llama", max_position_embeddings=5000)
+    with caplog.at_level(logging.WARNING):
+        check_context_length(("t", target), ("d", LLAMA), max_model_len=5000, proposed=4, draft_window=33)
+    assert not caplog.text
+    table = AutoConfig.for_model("gpt2", n_positions=100)
+    with pytest.raises(
+        ModelError, match=r"engine.draft_window 64 .* needs 196: set engine.draft_window to 32 at most"
+    ):
+        check_context_length(("t", target), ("d", table), max_model_len=5000, proposed=4, draft_window=64)
+
+
 def test_a_model_without_a_limit_is_not_asked(tmp_path: Path) -> None:
     bloom = AutoConfig.for_model("bloom")
     check_context_length(("t", bloom), ("d", bloom), max_model_len=10**6, proposed=4)

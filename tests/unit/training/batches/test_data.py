@@ -80,6 +80,24 @@ def test_long_requests_are_cut_from_the_right(target, serve):
         pack([sample], max_length=length - 1)
 
 
+def test_of_a_long_prompt_the_end_is_learned_from_that_the_draft_reads_when_it_serves(target, serve, tmp_path):
+    samples = serve(target, 12)
+    long = np.arange(200, dtype=np.int32) % 50
+    samples = [
+        replace(one, prompt_ids=np.concatenate([long + index, one.prompt_ids])) for index, one in enumerate(samples)
+    ]
+    buffer = ReplayBuffer(str(tmp_path))
+    buffer.append(samples)
+    with pytest.raises(DataError, match="none of 12"):
+        stream_of(buffer.load(), max_length=100)
+    data = split(buffer.load(), 1e-9, max_length=100, window=64)
+    assert len(data.usable(buffer.rows())) == 12
+    batch = data.batches().batch(0)
+    ends = {one.prompt_ids[-64:-1].astype(np.int64).tobytes() for one in samples}
+    assert set(batch.prompts) <= ends
+    assert batch.position_ids.max() < 100
+
+
 def test_samples_with_fewer_kept_tokens_keep_the_mass(target, serve):
     wide, narrow = serve(target, 1, top_k=16)[0], serve(target, 1, top_k=4)[0]
     batch = pack([wide, narrow], max_length=1000)

@@ -1,10 +1,14 @@
-"""A job's draft is where it is told, and takes no more of a GPU than it may."""
+"""A job's draft is where it is told, takes no more of a GPU than it may, and reads what it does where it serves."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.training.judging import served_draft
+from hotdraft.training.judging.served_draft import ServedDraft
 
 
 @pytest.mark.parametrize(
@@ -30,3 +34,18 @@ def test_a_jobs_share_of_a_gpus_memory_is_bounded_before_it_loads(distill, limit
     )
     with pytest.raises(InterruptedError):
         served_draft.load_draft("d", config)
+
+
+def test_what_it_does_on_a_long_prompt_is_told_by_what_it_reads_of_it(make_llama, serve):
+    (sample,) = serve(make_llama(0, scale=0.3), 1)
+    before, last = np.arange(9), sample.prompt_ids
+    window, whole = (ServedDraft(make_llama(1, scale=0.3), "", None, None, window) for window in (len(last), None))
+    long = replace(sample, prompt_ids=np.concatenate([before, last]).astype(np.int32))
+
+    def chances(draft, sample):
+        [told] = draft.chances(None, [sample], 100)
+        return told
+
+    np.testing.assert_array_equal(chances(window, long), chances(whole, sample))
+    assert not np.allclose(chances(whole, long), chances(whole, sample))
+    assert len(long.prompt_ids) > 2 * len(last)

@@ -1,0 +1,33 @@
+"""What a draft reads of a long context: its end alone, from position 0 on.
+
+A small model makes less of what it was not trained for, and its part of a round would grow with the prompt. Keys
+that another begin would make are not looked at, so that no attention sinks are needed (StreamingLLM, Xiao et al.,
+2024, with keys made anew; TriForce, Sun et al., 2024, on drafts with a window).
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from hotdraft.pipeline.replay.sample import ReplaySample
+
+
+def first_read(length: int, window: int | None) -> int:
+    """Of a prompt of so many tokens the first that is read: the last `window` are, of more than twice as many."""
+    return 0 if window is None or length <= 2 * window else length - window
+
+
+def most_held(window: int) -> int:
+    """Tokens that are held of a context whose answer goes on, before it is read anew from its end."""
+    return 3 * window
+
+
+def lengths_read(lengths: np.ndarray, window: int | None) -> np.ndarray:
+    """How much [R] is read of so many tokens [R]."""
+    return lengths if window is None else np.where(lengths <= 2 * window, lengths, window)
+
+
+def in_window(sample: ReplaySample, window: int | None) -> ReplaySample:
+    """`sample` with what is read of its prompt."""
+    first = first_read(len(sample.prompt_ids), window)
+    return sample if first == 0 else replace(sample, prompt_ids=sample.prompt_ids[first:])

@@ -64,7 +64,7 @@ def write_export(adapter: Path, found: AdapterVersion, out: Path, kind: Format, 
             (folder / CONFIG_FILE).write_text(json.dumps(told, indent=2) + "\n")
         else:
             weights = model.state_dict()
-            model.load_state_dict({**weights, **merged_weights(weights, loaded)})
+            model.load_state_dict(weights | dict(merged_weights(weights, loaded)))
             save_plain(folder, model, load_tokenizer(draft))
         if kind == "gguf":
             _as_gguf(folder, f"{Path(public_name(draft)).name}-v{found.version}-bf16.gguf")

@@ -8,7 +8,7 @@ than its vocabulary, ranks the tokens. Reading it needs no PEFT and never unpick
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -173,21 +173,19 @@ def frozen_weight(weight: Tensor, quantization: Quantization) -> Tensor:
     return bnb.dequantize_4bit(packed, state).to(weight.dtype)
 
 
-def merged_weights(base_weights: Mapping[str, Tensor], adapter: LoadedAdapter) -> dict[str, Tensor]:
-    """Parameter name → the weight with the adapter in it, for every adapted module.
+def merged_weights(base_weights: Mapping[str, Tensor], adapter: LoadedAdapter) -> Iterator[tuple[str, Tensor]]:
+    """Parameter name and the weight with the adapter in it, for one adapted module after the other.
 
     `base_weights` maps parameter names (`<module>.weight`) to the draft's original weights, as
     `state_dict()` does. Summed in float32, returned in each weight's dtype and on its device. Raises
     `AdapterError` where a sum is too large for it.
     """
-    merged = {}
     for module, lora in adapter.lora.items():
         weight = base_weights[f"{module}.weight"]
         total = merge(weight, lora, adapter.scaling, adapter.card.quantization)
         if not torch.isfinite(total).all():
             raise AdapterError(f"{module} with the adapter in it has values that are not finite in {weight.dtype}")
-        merged[f"{module}.weight"] = total
-    return merged
+        yield f"{module}.weight", total
 
 
 def merge(weight: Tensor, lora: tuple[Tensor, Tensor], scaling: float, quantization: Quantization) -> Tensor:

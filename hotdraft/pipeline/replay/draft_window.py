@@ -17,9 +17,9 @@ def first_read(length: int, window: int | None) -> int:
     return 0 if window is None or length <= 2 * window else length - window
 
 
-def most_held(window: int) -> int:
-    """Tokens that are held of a context whose answer goes on, before it is read anew from its end."""
-    return 3 * window
+def most_held(length: int, window: int | None) -> int:
+    """Tokens that are held at most of a context that grows to so many: then it is read anew from its end."""
+    return length if window is None else min(length, 3 * window)
 
 
 def lengths_read(lengths: np.ndarray, window: int | None) -> np.ndarray:

@@ -54,9 +54,7 @@ def build_decoder(
     read = (max_proposed or max_k) + max_alternatives
     capacity = max_model_len + read + 1 + (graphs is not None)  # whose last position stays free
     slots = Slots(num_slots, capacity, target.device, reuse_prefixes=reuse_prefixes)
-    draft_length = slots.max_length
-    if draft_window is not None:
-        draft_length = slots.key_length(most_held(draft_window) + capacity - max_model_len)
+    draft_length = slots.key_length(most_held(max_model_len, draft_window) + capacity - max_model_len)
     runner, draft_runner = make_runners(
         target,
         draft,

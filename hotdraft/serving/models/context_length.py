@@ -19,7 +19,7 @@ def check_servable(
     longest, window = engine.max_model_len, engine.draft_window
     check_supported(target[1].get_text_config(), longest)
     if draft is not None:
-        check_supported(draft[1].get_text_config(), longest if window is None else min(longest, most_held(window)))
+        check_supported(draft[1].get_text_config(), most_held(longest, window))
     proposed = engine.most_proposed if draft is not None or engine.guesses else 0
     check_context_length(target, draft, max_model_len=longest, proposed=proposed, draft_window=window)
 
@@ -49,8 +49,8 @@ def check_context_length(
             continue
         beyond = 0 if _rotates(config) else proposed
         key, told, held = "engine.max_model_len", max_model_len, max_model_len
-        if role == "draft" and draft_window is not None and most_held(draft_window) < max_model_len:
-            key, told, held = "engine.draft_window", draft_window, most_held(draft_window)
+        if role == "draft" and draft_window is not None and most_held(held, draft_window) < held:
+            key, told, held = "engine.draft_window", draft_window, most_held(held, draft_window)
         if held + beyond <= positions:
             continue
         says = (

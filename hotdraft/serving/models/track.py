@@ -65,7 +65,7 @@ class Track:
     def _first_read(self, row: int) -> int:
         """The first token that it reads of a row from now on: that of before, as long as it may."""
         first, length = self.firsts[row], self._slots.lengths[row]
-        if self._window is None or length - first <= most_held(self._window):
+        if self._window is None or most_held(length - first, self._window) == length - first:
             return first
         return length - self._window
 

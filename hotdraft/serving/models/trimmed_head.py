@@ -4,13 +4,16 @@ A draft that never proposes a rare token is still lossless, because its `draft_p
 the head is the larger half of a small draft's cost (Zhao et al., "FR-Spec", 2025).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from hotdraft.serving.models.linear import ServedLinear
 from hotdraft.serving.native.linear import NativeLinear
+
+PART_ROWS = 1024
+"""Whole panels of the native library."""
 
 
 class TrimmedHead(nn.Module):
@@ -35,8 +38,19 @@ class TrimmedHead(nn.Module):
 
     def prepare(self, token_ids: Tensor) -> Tensor:
         """The weight that `install` takes with `token_ids` [N]; may run in any thread."""
+        return self.joined(self.prepared_by_parts(token_ids))
+
+    def prepared_by_parts(self, token_ids: Tensor) -> Iterator[Tensor]:
+        """What is `joined` to the same; on a CPU none of them takes long."""
         assert token_ids.shape == self.token_ids.shape, "the head keeps its size"
-        return self.linear.prepare({"weight": self._full[token_ids.to(self._full.device)]})
+        rows = PART_ROWS if isinstance(self.linear, NativeLinear) else len(token_ids)
+        for ids in token_ids.to(self._full.device).split(rows):
+            yield self.linear.prepare({"weight": self._full[ids]})
+
+    @staticmethod
+    def joined(parts: Iterable[Tensor]) -> Tensor:
+        first, *others = parts
+        return torch.cat([first, *others]) if others else first
 
     def install(self, token_ids: Tensor, prepared: Tensor) -> None:
         """Cover other tokens from now on."""

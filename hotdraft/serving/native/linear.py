@@ -40,12 +40,11 @@ class NativeLinear(nn.Module):
         self._rows = [len(weight) for weight in weights.values()]
         self._dtype = next(iter(weights.values())).dtype
         self._kept = dict(weights) if keeps else None
-        stacked = self._stack([weight.new_empty(len(weight), 0) for weight in weights.values()])
-        self._outputs, self._inputs = len(stacked), next(iter(weights.values())).shape[1]
+        stacked = self._stacked(weights)
+        self._outputs, self._inputs = stacked.shape
         self.struct = LinearStruct(format, self._inputs, self._outputs, 0, None, None)
-        size = self._library.hd_packed_bytes(format, self._inputs, self._outputs)
-        self.weight = memory.take(size)
-        self._pack(weights, self.weight)
+        self.weight = memory.take(self._packed_bytes(stacked))
+        self._pack(stacked, self.weight)
         self.struct.panels = self.weight.data_ptr()
         self.bias = None
         if bias is not None:
@@ -70,9 +69,13 @@ class NativeLinear(nn.Module):
         return cls(weights, bias, format, memory, interleaved=interleaved, keeps=keeps)
 
     def prepare(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """What `install` takes, from weights by parameter name; may run in any thread."""
-        packed = torch.empty_like(self.weight)
-        self._pack(weights, packed)
+        """What `install` takes, from weights by parameter name; may run in any thread.
+
+        Of some of a layer's rows, whole panels, it is that part of it.
+        """
+        stacked = self._stacked(weights)
+        packed = torch.empty(self._packed_bytes(stacked), dtype=self.weight.dtype)
+        self._pack(stacked, packed)
         return packed
 
     def install(self, prepared: Tensor) -> None:
@@ -90,12 +93,17 @@ class NativeLinear(nn.Module):
         parts = self._taken_apart(stacked.to(self._dtype))
         return dict(zip(self.names, parts, strict=True))
 
-    def _pack(self, weights: Mapping[str, Tensor], to: Tensor) -> None:
-        stacked = self._stack([weights[name] for name in self.names]).float().contiguous()
-        self._library.hd_pack(
-            self._format, stacked.data_ptr(), self._inputs, self._outputs, c_void_p(to.data_ptr())
-        )
+    def _packed_bytes(self, stacked: Tensor) -> int:
+        outputs, inputs = stacked.shape
+        return self._library.hd_packed_bytes(self._format, inputs, outputs)
+
+    def _pack(self, stacked: Tensor, to: Tensor) -> None:
+        self._library.hd_pack(self._format, stacked.data_ptr(), self._inputs, len(stacked), c_void_p(to.data_ptr()))
         page_out((self._kept or {}).values())  # until the next adapter is merged
+
+    def _stacked(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """float32 [outputs, inputs], in the order in which they are packed."""
+        return self._stack([weights[name] for name in self.names]).float().contiguous()
 
     def _stack(self, parts: Sequence[Tensor]) -> Tensor:
         if not self._interleaved:

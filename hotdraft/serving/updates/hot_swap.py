@@ -1,7 +1,8 @@
 """Hot swap: the live draft takes on an adapter's weights between two rounds.
 
 Protocol. `stage` reads and checks the adapter, merges it with the draft's original weights and brings
-them into the form they are served in, off the hot path. `swap` then, between rounds, copies them in
+them into the form they are served in: on a GPU beside the rounds, on a CPU layer by layer between them.
+`swap` then, between rounds, copies them in
 place (so that addresses stay valid for CUDA graphs), and compares the live draft's output on the
 adapter's probe with what the trainer's model gave. If they differ, or anything fails on the way, the
 weights from before are put back. Running requests go on: draft keys of the old version only cost
@@ -9,15 +10,23 @@ acceptance, never correctness.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from hotdraft.pipeline.models.adapter_folder import AdapterBase, AdapterError, load_adapter, merge, merged_weights
+from hotdraft.pipeline.models.adapter_folder import (
+    AdapterBase,
+    AdapterError,
+    LoadedAdapter,
+    load_adapter,
+    merge,
+    merged_weights,
+)
 from hotdraft.pipeline.models.draft_vocabulary import choose_vocabulary
 from hotdraft.pipeline.system.transfer import in_stream
 from hotdraft.serving.engine.aside import aside
@@ -82,7 +91,7 @@ class HotSwapper:
         )
         shapes = {name: weight.shape for name, weight in self._weights.items()}
         self._base = AdapterBase(fingerprint, engine.decoder.vocab_size, shapes)
-        self._original = self._aside(lambda: StagedDraft(0, self._prepare(self._weights), *self._choose_head(None)))
+        self._original = self._aside(self._prepare_original)
         self._live = self._original
         rounded = self._runner.computation.weights == "w8a16"
         self._tolerance = ROUNDED_TOLERANCE if rounded else PROBE_TOLERANCE
@@ -95,13 +104,16 @@ class HotSwapper:
         return self._live.version
 
     def stage(self, version: int, folder: Path | None) -> StagedDraft:
-        """Check the adapter in `folder` and merge it; version 0 needs no folder.
+        """Check the adapter in `folder` and merge it, while the engine runs; version 0 needs no folder.
 
         Raises `AdapterError` naming what is wrong.
         """
         if version == 0 or folder is None:
             return self._original
-        return self._aside(lambda: self._stage(version, folder))
+        staged, adapter = self._aside(partial(self._read, version, folder))
+        if self._stream is not None:
+            return self._aside(partial(self._merge, staged, adapter))
+        return self._merge(staged, adapter)
 
     def _aside(self, work: Callable[[], T]) -> T:
         """Beside rounds, which wait neither for its thread nor for what it launches."""
@@ -121,17 +133,38 @@ class HotSwapper:
         logits = self._draft.logits(ids, REHEARSED_TOKENS // 4)
         self._probe(replace(self._original, probe_ids=ids, probe_probs=logits.float().softmax(-1)))
 
-    def _stage(self, version: int, folder: Path) -> StagedDraft:
-        adapter = load_adapter(folder, self._base)
-        longest = self._draft.longest
+    def _read(self, version: int, folder: Path) -> tuple[StagedDraft, LoadedAdapter]:
+        """What is known of a version before anything is merged."""
+        adapter, longest = load_adapter(folder, self._base), self._draft.longest
         if adapter.probe_ids.shape[1] > longest:
             raise AdapterError(f"the probe is longer than the {longest} tokens of a slot")
-        device = self._engine.decoder.device
-        weights = self._prepare({**self._weights, **merged_weights(self._weights, adapter)})
-        vocabulary, head = self._choose_head(adapter.vocabulary)
+        device, vocabulary = self._engine.decoder.device, self._choose_vocabulary(adapter.vocabulary)
         logits = adapter.probe_logits if vocabulary is None else adapter.probe_logits[:, vocabulary]
-        probe_probs = logits.to(device).float().softmax(-1)
-        return StagedDraft(version, weights, vocabulary, head, adapter.probe_ids.to(device), probe_probs)
+        probe_ids, probe_probs = adapter.probe_ids.to(device), logits.to(device).float().softmax(-1)
+        return StagedDraft(version, [], vocabulary, None, probe_ids, probe_probs), adapter
+
+    def _merge(self, staged: StagedDraft, adapter: LoadedAdapter) -> StagedDraft:
+        weights = self._weights | dict(self._by_turns(merged_weights(self._weights, adapter)))
+        prepared = list(self._by_turns(linear.prepare(weights) for linear in self._runner.linears))
+        if staged.vocabulary is None:
+            return replace(staged, weights=prepared)
+        parts = self._by_turns(self._trimmed_head.prepared_by_parts(staged.vocabulary))
+        return replace(staged, weights=prepared, head=TrimmedHead.joined(parts))
+
+    def _prepare_original(self) -> StagedDraft:
+        staged = StagedDraft(0, [linear.prepare(self._weights) for linear in self._runner.linears])
+        vocabulary = self._choose_vocabulary(None)
+        if vocabulary is None:
+            return staged
+        return replace(staged, vocabulary=vocabulary, head=self._trimmed_head.prepare(vocabulary))
+
+    def _by_turns(self, parts: Iterator[T]) -> Iterator[T]:
+        """`parts`, on a CPU each made between two rounds, which work beside them would hold up for longer."""
+        if self._stream is not None:
+            yield from parts
+            return
+        while (part := self._engine.between_rounds(lambda: next(parts, None)).result()) is not None:
+            yield part
 
     def swap(self, staged: StagedDraft, reason: SwapReason) -> SwapEvent:
         """Wait for the end of the round under way and swap. Raises `SwapError` if the probe differs.
@@ -140,16 +173,15 @@ class HotSwapper:
         """
         return self._engine.between_rounds(lambda: self._install(staged, reason)).result()
 
-    def _prepare(self, weights: dict[str, Tensor]) -> list[Tensor]:
-        return [linear.prepare(weights) for linear in self._runner.linears]
+    def _choose_vocabulary(self, ranking: Tensor | None) -> Tensor | None:
+        if not isinstance(head := self._runner.head, TrimmedHead):
+            return None
+        return choose_vocabulary([ranking, self._ranking], len(head.token_ids), self._base.vocab_size)
 
-    def _choose_head(self, ranking: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        head = self._runner.head
-        if not isinstance(head, TrimmedHead):
-            return None, None
-        size = len(head.token_ids)
-        vocabulary = choose_vocabulary([ranking, self._ranking], size, self._base.vocab_size)
-        return vocabulary, head.prepare(vocabulary)
+    @property
+    def _trimmed_head(self) -> TrimmedHead:
+        assert isinstance(self._runner.head, TrimmedHead), "only a trimmed head has a vocabulary"
+        return self._runner.head
 
     @torch.inference_mode()
     def _install(self, staged: StagedDraft, reason: SwapReason) -> SwapEvent:
@@ -175,8 +207,7 @@ class HotSwapper:
         for linear, weight in zip(self._runner.linears, staged.weights, strict=True):
             linear.install(weight)
         if staged.vocabulary is not None and staged.head is not None:
-            assert isinstance(self._runner.head, TrimmedHead)
-            self._runner.head.install(staged.vocabulary, staged.head)
+            self._trimmed_head.install(staged.vocabulary, staged.head)
 
     def _probe(self, staged: StagedDraft) -> float:
         """Mean total variation between the live draft and the trainer's model over the probe's positions."""

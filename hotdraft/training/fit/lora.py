@@ -107,7 +107,7 @@ def merged_model(base: PreTrainedModel, adapter: LoadedAdapter) -> PreTrainedMod
     """A copy of `base` with the adapter merged in, as a server runs it; all other tensors are shared."""
     model = structural_copy(base)
     weights = dict(base.named_parameters())
-    for name, weight in merged_weights(weights, adapter).items():
+    for name, weight in merged_weights(weights, adapter):
         module = model.get_submodule(name.removesuffix(".weight"))
         module.weight = nn.Parameter(weight, requires_grad=False)
     return model

@@ -2,11 +2,16 @@
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
 
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.messages.events import SwapEvent
 from hotdraft.serving.messages.request import GenerationRequest, OutputDelta
 from hotdraft.serving.updates.hot_swap import HotSwapper, StagedDraft
+
+T = TypeVar("T")
 
 
 class Heard:
@@ -36,9 +41,18 @@ def run(
 
 
 def swap(engine: Engine, swapper: HotSwapper, staged: StagedDraft) -> SwapEvent:
-    """Swap as the server does, from another thread, while this one takes the engine's turns."""
+    return _beside(engine, lambda: swapper.swap(staged, "promotion"))
+
+
+def stage(engine: Engine, swapper: HotSwapper, adapters: Iterable[Path | None]) -> list[StagedDraft]:
+    """As versions from 0 on."""
+    return [_beside(engine, partial(swapper.stage, version, folder)) for version, folder in enumerate(adapters)]
+
+
+def _beside(engine: Engine, work: Callable[[], T]) -> T:
+    """As the server does it, from another thread, while this one takes the engine's turns."""
     with ThreadPoolExecutor(1) as pool:
-        event = pool.submit(swapper.swap, staged, "promotion")
-        while not event.done():
+        result = pool.submit(work)
+        while not result.done():
             engine.step()
-    return event.result()
+    return result.result()

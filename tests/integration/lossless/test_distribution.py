@@ -25,7 +25,7 @@ from hotdraft.serving.proposers.text_memory import TextMemory
 from hotdraft.serving.updates.hot_swap import HotSwapper
 from tests.integration.adapters import write_adapter
 from tests.integration.conftest import disturbed
-from tests.integration.lossless.stepping import run, swap
+from tests.integration.lossless.stepping import run, stage, swap
 from tests.models import tiny_llama, tiny_tokenizer
 
 VOCABULARY = 12
@@ -107,7 +107,7 @@ def frequencies(
     engine = Engine(decoder, tiny_tokenizer(), k=k, max_queue=SAMPLES, guessing=guesses)
     engine.k_choice.adaptive = AnyMixture(COSTS, MAX_K) if guessing else Unlearning(COSTS, MAX_K)
     swapper = HotSwapper(engine, fingerprint(draft), KNOWN if trimmed else None)
-    drafts = [swapper.stage(version, folder) for version, folder in enumerate([None, *adapters])]
+    drafts = stage(engine, swapper, [None, *adapters])
     seeds = range(first_seed, first_seed + SAMPLES)
     each = [replace(params, seed=seed) if seeded else params for seed in seeds]
     requests = [GenerationRequest(f"r{number}", PROMPT, params) for number, params in enumerate(each)]

@@ -27,7 +27,7 @@ from hotdraft.serving.models.linear import cpu_has_bfloat16
 from hotdraft.serving.updates.hot_swap import HotSwapper
 from hotdraft.training.drafts.draft_init import cut_layers
 from tests.integration.adapters import write_adapter
-from tests.integration.lossless.stepping import run, swap
+from tests.integration.lossless.stepping import run, stage, swap
 
 NEW_TOKENS = 16
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
@@ -121,7 +121,7 @@ def answers(case: Case, k: K, together: int, **engine_changes: object) -> list[l
     if k == "auto":
         engine.k_choice.adaptive = ProposalChoice(COSTS, 4)
     swapper = HotSwapper(engine, fingerprint(config.draft), draft_ranking(config, engine.decoder.vocab_size))
-    drafts = [swapper.stage(version, folder) for version, folder in enumerate([None, *case.adapters])]
+    drafts = stage(engine, swapper, [None, *case.adapters])
     swaps = most_running = 0
 
     def swap_in_the_middle(step: int) -> None:
@@ -190,7 +190,7 @@ def test_the_adapters_change_what_is_accepted(tiny: Case) -> None:
     for version in (0, 1):
         engine = build_engine(tiny.config, None)
         swapper = HotSwapper(engine, fingerprint(tiny.config.draft))
-        swap(engine, swapper, swapper.stage(version, tiny.adapters[0]))
+        swap(engine, swapper, stage(engine, swapper, [None, tiny.adapters[0]])[version])
         metrics = ServingMetrics(engine, "tiny")
         engine.listeners.append(metrics)
         run(engine, [greedy_request(number, prompt) for number, prompt in enumerate(tiny.prompts)])

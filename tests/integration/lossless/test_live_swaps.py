@@ -15,7 +15,7 @@ from hotdraft.serving.messages.events import RoundStats
 from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
 from hotdraft.serving.updates.hot_swap import HotSwapper
 from tests.integration.adapters import write_adapter
-from tests.integration.lossless.stepping import run, swap
+from tests.integration.lossless.stepping import run, stage, swap
 
 PROMPT = "My dog is"
 """After which temperatures differ much: p < 1e-10 for 1.0 against `TEMPERATURE`."""
@@ -92,7 +92,7 @@ def swapped(config: HotdraftConfig, adapters: list[Path]) -> tuple[Tally, Rounds
     assert config.draft is not None
     engine = build_engine(config, None)
     swapper = HotSwapper(engine, fingerprint(config.draft), draft_ranking(config, engine.decoder.vocab_size))
-    drafts = [swapper.stage(version, folder) for version, folder in enumerate([None, *adapters])]
+    drafts = stage(engine, swapper, [None, *adapters])
     engine.listeners.append(rounds := Rounds())
     swaps = 0
 

@@ -14,6 +14,7 @@ from transformers import AutoConfig
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.inflate import INFLATED_FROM
+from hotdraft.pipeline.replay.draft_window import most_held
 from hotdraft.pipeline.system.processor import cpu_name
 from hotdraft.serving.benchmark.engines.engine import EngineSettings, Mode
 from hotdraft.serving.benchmark.engines.weights import bytes_per_step, kv_bytes_per_token, stored_bytes
@@ -41,17 +42,19 @@ class Sizes:
     step: int
     """What a plain step reads."""
     kv_slot: int
-    """Keys and values of one slot at its full length, in both models."""
+    """Keys and values of one slot at its full length, in both models, of what each reads."""
 
     @classmethod
     def of(cls, config: HotdraftConfig, dtype: torch.dtype) -> Self:
         rounded = config.engine.target_weights == "int8"
         step = bytes_per_step(config.target, torch.int8 if rounded else dtype)
-        models = [config.target] if config.draft is None else [config.target, config.draft]
+        held = [(config.target, config.engine.max_model_len)]
+        if config.draft is not None:
+            held.append((config.draft, most_held(config.engine.max_model_len, config.engine.draft_window)))
         return cls(
-            weights=sum(stored_bytes(name, dtype) for name in models),
+            weights=sum(stored_bytes(name, dtype) for name, _ in held),
             step=step * 17 // 16 if rounded else step,  # 64 weights have a scale of 4 bytes
-            kv_slot=config.engine.max_model_len * sum(kv_bytes_per_token(name, dtype) for name in models),
+            kv_slot=sum(length * kv_bytes_per_token(name, dtype) for name, length in held),
         )
 
 

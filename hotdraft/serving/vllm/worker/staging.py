@@ -40,7 +40,7 @@ class DraftFile:
         if adapter is None:
             return DraftVersion(own)
         loaded = load_adapter(adapter, self._base)
-        weights = {**own, **merged_weights(own, loaded)}
+        weights = own | dict(merged_weights(own, loaded))
         return DraftVersion(weights, loaded.probe_ids[0], loaded.probe_logits.float().softmax(-1))
 
     @cached_property

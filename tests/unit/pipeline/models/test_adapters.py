@@ -76,7 +76,7 @@ def load(folder: Path, base: LlamaForCausalLM):
 
 def test_merged_weights_are_those_of_peft(folder, base, trained):
     adapter = load(folder, base)
-    merged = merged_weights(base.state_dict(), adapter)
+    merged = dict(merged_weights(base.state_dict(), adapter))
     assert len(merged) == 4
     expected = trained.merge_and_unload().state_dict()
     for name, weight in merged.items():
@@ -86,7 +86,7 @@ def test_merged_weights_are_those_of_peft(folder, base, trained):
 
 def test_the_probe_shows_what_the_merged_draft_computes(folder, base):
     adapter = load(folder, base)
-    base.load_state_dict(merged_weights(base.state_dict(), adapter), strict=False)
+    base.load_state_dict(dict(merged_weights(base.state_dict(), adapter)), strict=False)
     with torch.no_grad():
         logits = base(input_ids=adapter.probe_ids).logits[0, -3:]
     torch.testing.assert_close(logits, adapter.probe_logits)
@@ -101,7 +101,7 @@ def test_an_nf4_base_merges_into_what_nf4_kept_of_it(folder, base):
     assert not torch.equal(frozen, weight)
     assert (frozen - weight).abs().max() < 0.2 * weight.abs().max()
     lora_a, lora_b = adapter.lora[name.removesuffix(".weight")]
-    torch.testing.assert_close(merged_weights(base.state_dict(), adapter)[name], frozen + 2 * lora_b @ lora_a)
+    torch.testing.assert_close(dict(merged_weights(base.state_dict(), adapter))[name], frozen + 2 * lora_b @ lora_a)
 
 
 def test_the_ranking_comes_with_the_adapter_where_it_has_one(folder, base):
@@ -236,7 +236,7 @@ def test_any_rank_is_read_and_merged(base, rank, tmp_path):
     trained.save_pretrained(str(tmp_path), save_embedding_layers=False)
     write_card(tmp_path, replace(CARD, rank=rank))
     write_probe(tmp_path, torch.arange(6)[None], torch.zeros(3, 32))
-    merged = merged_weights(base.state_dict(), load(tmp_path, base))
+    merged = dict(merged_weights(base.state_dict(), load(tmp_path, base)))
     expected = trained.merge_and_unload().state_dict()
     for name, weight in merged.items():
         torch.testing.assert_close(weight, expected[name])
@@ -246,7 +246,7 @@ def test_a_sum_that_is_too_large_for_the_drafts_type_is_refused(folder, base):
     edit_weights(lambda tensors: tensors[KEY].fill_(1e30))(folder)
     weights = {name: weight.half() for name, weight in base.state_dict().items()}
     with pytest.raises(AdapterError, match="down_proj with the adapter in it has values that are not finite"):
-        merged_weights(weights, load(folder, base))
+        dict(merged_weights(weights, load(folder, base)))
 
 
 def test_a_base_of_another_shape_is_refused(folder):

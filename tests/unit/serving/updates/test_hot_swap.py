@@ -84,6 +84,19 @@ def test_the_live_draft_computes_what_peft_does(engine, swapper, make_adapter):
     assert (live_logits(engine) - before).abs().max() > 0.1
 
 
+def test_a_version_is_merged_and_packed_part_by_part_between_rounds(engine, swapper, make_adapter, monkeypatch):
+    between_rounds, parts = engine.between_rounds, []
+
+    def counted(errand):
+        parts.append(between_rounds(errand))
+        return parts[-1]
+
+    monkeypatch.setattr(engine, "between_rounds", counted)
+    swapper.stage(1, make_adapter("a", seed=1)[0])
+    modules, ends = len(weights(engine)), 2
+    assert len(parts) == modules + len(linears(engine)) + ends
+
+
 def test_weights_are_copied_in_place(engine, swapper, make_adapter):
     before = [linear.weight.data_ptr() for linear in linears(engine)]
     swapper.swap(swapper.stage(1, make_adapter("a", seed=1)[0]), "promotion")

@@ -77,9 +77,10 @@ def experiment(
 
 def _only(names: list[str] | None, known: dict[str, Any], where: str) -> dict[str, Any]:
     """Those of `known` that are asked for, all if none is."""
-    unknown = sorted(set(names or ()) - known.keys())
-    if not known or unknown:
-        raise typer.BadParameter(f"{where} has {sorted(known)}" + (f", not {unknown}" if unknown else ""))
+    if not known:
+        raise typer.BadParameter(f"{where} names none to play: --config experiment-shift and --suite shiftbench do")
+    if unknown := sorted(set(names or ()) - known.keys()):
+        raise typer.BadParameter(f"{where} has {sorted(known)}, not {unknown}")
     return {name: known[name] for name in names or known}
 
 

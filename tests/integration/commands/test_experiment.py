@@ -88,4 +88,9 @@ def test_what_cannot_be_played_is_named(config: Path, traffic: Path, tmp_path: P
     traffic.write_text("\n".join(traffic.read_text().splitlines()[:6]) + "\n")
     few = experiment(config, tmp_path / "out", "--traffic", traffic)
     assert "6 prompts, and experiment.probes keeps 6 of them apart" in str(few.exception)
+    settings = yaml.safe_load(config.read_text())
+    settings["experiment"]["policies"] = {}
+    config.write_text(yaml.safe_dump(settings))
+    none = experiment(config, tmp_path / "out")
+    assert "experiment.policies names none to play" in " ".join(none.output.split())
     assert not (tmp_path / "out").exists()

@@ -41,7 +41,7 @@ def expected(adapter: Path, draft: str) -> torch.Tensor:
     model = load_causal_lm(draft, dtype=torch.bfloat16)
     weights = model.state_dict()
     loaded = load_adapter(adapter, AdapterBase.of(model, fingerprint(draft)))
-    model.load_state_dict({**weights, **merged_weights(weights, loaded)})
+    model.load_state_dict(weights | dict(merged_weights(weights, loaded)))
     with torch.inference_mode():
         return model(IDS).logits
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from hotdraft.pipeline.replay.sample import ReplaySample
-from hotdraft.training.batches.mixture import read_mixture
+from hotdraft.training.batches.mixture import read_mixture, served
 from hotdraft.training.batches.packing import DataError
 from hotdraft.training.batches.pools import mix_of
 from hotdraft.training.batches.replay_data import ReplayDataModule
@@ -37,6 +37,11 @@ def open_recorded(context: JobContext) -> Recorded:
         )
     except DataError as error:
         raise JobError(str(error)) from error
+    if not len(served(data.train_rows)):
+        raise JobError(
+            f"none of {len(served(rows))} recorded requests can be learned from, {data.left_out} of them "
+            "contradict themselves or are no requests: let other traffic pass"
+        )
     held_out = data.held_out_by_domain(mix_of(data.domains, config.distill), config.gate)
     if len(held_out) < config.gate.min_requests:
         raise JobError(

@@ -11,7 +11,7 @@ from hotdraft.pipeline.loop.job_record import Burst
 from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.pipeline.models.adapter_folder import AdapterBase, load_adapter
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
-from hotdraft.pipeline.replay.buffer import is_held_out
+from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.replay.schema import table_of
 from hotdraft.pipeline.store.connection import StoreError
@@ -20,6 +20,7 @@ from hotdraft.training.batches.mixture import DOMAIN, save_mixture
 from hotdraft.training.fit.lora import merged_model
 from hotdraft.training.judging.anchors import read_anchors
 from hotdraft.training.judging.gate import judge
+from hotdraft.training.online.context import JobError
 from hotdraft.training.online.job import run_job
 from hotdraft.training.online.publish import Judged
 from hotdraft.training.scoring.evaluate import by_request, expected_acceptance_by_position
@@ -193,6 +194,17 @@ def test_a_draft_is_held_to_what_it_brings_of_its_pre_distillation(config, buffe
     tags = AdapterRegistry(config).version(result.version).tags
     assert json.loads(tags["train_domains"]).keys() == {"d"}, "no request of it was served"
     assert tags["train_first_request"] in {"r0", "r1", "r2", "r3"}
+
+
+def test_where_all_that_was_served_is_junk_a_draft_that_brings_a_mixture_says_so(config, target, serve):
+    known = ReplayRows.of(table_of(serve(target, 60, prefix="m", seed=5)))
+    save_mixture(Path(config.draft), known.select(range(40)), known.select(range(40, 60)), 40, seed=0)
+    buffer = ReplayBuffer.of(config)
+    buffer.append([
+        replace(one, target_top_logprobs=np.full_like(one.target_top_logprobs, np.nan)) for one in serve(target, 30)
+    ])  # fmt: skip
+    with pytest.raises(JobError, match="none of 30 recorded requests can be learned from, 30 of them contradict"):
+        run_job(config, buffer=buffer, registry=AdapterRegistry(config))
 
 
 def test_a_gain_that_could_not_be_shown_is_built_upon_until_it_is_lost_or_another_version_serves(config, buffer):

@@ -14,7 +14,7 @@ from hotdraft.pipeline.replay.sample import ReplaySample
 
 def first_read(length: int, window: int | None) -> int:
     """Of a prompt of so many tokens the first that is read: the last `window` are, of more than twice as many."""
-    return 0 if window is None or length <= 2 * window else length - window
+    return length - int(lengths_read(np.asarray(length), window))
 
 
 def most_held(length: int, window: int | None) -> int:

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotdraft.pipeline.replay.draft_window import first_read, most_held
+from hotdraft.pipeline.replay.draft_window import first_read, lengths_read, most_held
 from hotdraft.pipeline.system.transfer import sent
 from hotdraft.serving.models.runner import Runner, Window
 from hotdraft.serving.models.slots import Slots
@@ -42,9 +42,9 @@ class Track:
     def load(self, row: int, same: np.ndarray) -> None:
         """Begin a row anew, with what some slot has read already of its first `same` tokens [num_slots]."""
         length, firsts = self._slots.lengths[row], np.array(self.firsts)
-        shared = np.minimum(self.reusable(same), length - self._lag) - firsts
+        shared, held = np.minimum(self.reusable(same), length - self._lag) - firsts, length - firsts
         if self._window is not None:
-            shared[(length - firsts > 2 * self._window) | (firsts > max(0, length - self._window))] = 0
+            shared[(lengths_read(held, self._window) < held) | (held < min(length, self._window))] = 0
         source = int(shared.argmax())
         count, first = int(shared[source]), self.firsts[source]
         if count < MIN_SHARED:
@@ -109,15 +109,13 @@ class Track:
         places = torch.maximum(sent(ends, torch.int64, self._slots.device)[:, None] + columns, starts)
         token_ids = self._slots.tokens[rows].gather(1, places)
         longest = max(end - self.firsts[row] for row, end in zip(each, ends, strict=True))
-        window = Window(rows, self._positions(places, rows), self._slots.key_length(longest + 1))
+        window = Window(rows, places - self._device_firsts(rows), self._slots.key_length(longest + 1))
         self.runner.forward(window, token_ids, 1)
         self.lengths[rows] = ends
 
-    def _positions(self, places: Tensor, rows: slice) -> Tensor:
-        """The runner's of tokens at `places` [B, Q] of these rows."""
-        if self._window is None:
-            return places
-        return places - sent(self.firsts[rows], torch.int64, self._slots.device)[:, None]
+    def _device_firsts(self, rows: slice) -> Tensor | int:
+        """`firsts` [B, 1] of these rows; without a window all are 0, and nothing is sent."""
+        return 0 if self._window is None else sent(self.firsts[rows], torch.int64, self._slots.device)[:, None]
 
     def rewind(self, row: int, length: int) -> None:
         """A row's tokens from `length` on were forgotten."""

@@ -138,13 +138,14 @@ class DraftModel(Track):
         width = 2 + max(self.unread(row) + len(plan.guesses[row]) for row in drafting)
         if self._chain is not None:
             width = self._chain.width(width)
-        held = [length - first for length, first in zip(slots.lengths, self.firsts, strict=True)]
-        key_length = slots.key_length(max(held[row] + count for row, count in enumerate(plan.num_proposed)))
-        firsts = sent(self.firsts[:rows], torch.int64, slots.device)[:, None]
+        proposed = enumerate(plan.num_proposed)
+        key_length = slots.key_length(max(slots.lengths[row] - self.firsts[row] + count for row, count in proposed))
+        firsts = self._device_firsts(slice(0, rows))
         # where less is read than what is fed, its first token is fed more than once, at the same position
-        places = torch.maximum(ends + torch.arange(-width, 0, device=slots.device), firsts)
-        fed = slots.tokens[:rows].gather(1, places)
-        positions, ends = places - firsts, ends - firsts
+        positions = (ends + torch.arange(-width, 0, device=slots.device)).clamp_min(firsts)
+        fed = slots.tokens[:rows].gather(1, positions)
+        if self._window is not None:
+            positions, ends = positions - firsts, ends - firsts
         num_drafted = sent(plan.drafted, torch.int64, slots.device)
         if self._chain is not None and sampling.is_greedy:
             k = max(plan.drafted)

@@ -14,7 +14,6 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 
 from hotdraft.pipeline.config.learning import DistillConfig, GateConfig, PredistillConfig
-from hotdraft.pipeline.replay.draft_window import in_window, lengths_read
 from hotdraft.pipeline.replay.index import held_out, prompt_hash
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.replay.sample import ReplaySample
@@ -75,7 +74,7 @@ class ReplayDataModule(lightning.LightningDataModule):
                 "%d of %d recorded requests are left out, the first: %s", self.left_out, len(rows), first
             )
         lengths = rows.column("prompt_tokens")
-        fits = (lengths > 0) & (lengths_read(lengths, batching.window) <= batching.longest)
+        fits = batching.fits(lengths)
         fits[list(self._sound.faults)] = False
         usable = np.flatnonzero(fits)
         domains, names = rows.domains
@@ -142,8 +141,8 @@ class ReplayDataModule(lightning.LightningDataModule):
     def usable(self, rows: ReplayRows) -> list[ReplaySample]:
         """Those of `rows`, which were served, that a job would take."""
         sound = SoundRows(rows, vocab_size=self._vocab_size).samples(range(len(rows)))
-        window, longest = self._batching.window, self._batching.longest
-        return [sample for sample in sound if 0 < len(in_window(sample, window).prompt_ids) <= longest]
+        fits = self._batching.fits(np.array([len(sample.prompt_ids) for sample in sound]))
+        return [sample for sample, fit in zip(sound, fits, strict=True) if fit]
 
     def drawn(self, most: int) -> Dataset:
         """What batches are drawn from, at most so many of each pool."""

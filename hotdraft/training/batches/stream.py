@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from hotdraft.pipeline.replay.draft_window import in_window
+from hotdraft.pipeline.replay.draft_window import in_window, lengths_read
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.training.batches.packing import DataError, PackedBatch, pack
 from hotdraft.training.batches.pools import Pool
@@ -41,6 +41,10 @@ class Batching:
     @property
     def longest(self) -> int:
         return self.max_length or self.batch_tokens
+
+    def fits(self, lengths: np.ndarray) -> np.ndarray:
+        """bool [R]: whether what is read of prompts of so many tokens leaves something to learn."""
+        return (lengths > 0) & (lengths_read(lengths, self.window) <= self.longest)
 
 
 class PackedBatches(IterableDataset[PackedBatch]):

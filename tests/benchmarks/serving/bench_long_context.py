@@ -105,9 +105,10 @@ def main(arguments: argparse.Namespace) -> None:
                 name: answer(engines[name], prompt, arguments.max_tokens)
                 for name in generator.sample(list(engines), len(engines))
             }
-            for name, told in answers.items():
-                if told is not None:
-                    found[name].append(told)
+            told = {name: one for name, one in answers.items() if one is not None}
+            if len(told) == len(engines):  # ratios are of prompts that all of them answered
+                for name, one in told.items():
+                    found[name].append(one)
         report[str(length)] = figures = {name: figures_of(found, name) for name in engines}
         print(f"{length} tokens, {len(found['plain'])} prompts")
         for name, each in figures.items():

@@ -95,7 +95,7 @@ class EngineConfig(Section):
     k: KSetting = Field(
         "auto", description="drafted tokens a round; 0 is plain decoding, auto what is fastest at the moment"
     )
-    max_k: int = Field(4, ge=1, le=8, description="largest k that auto chooses")
+    max_k: int = Field(8, ge=1, le=16, description="largest k that auto chooses")
     proposers: Proposers = Field(
         ["draft", "suffix"],
         description="that auto chooses among, request by request: the draft model, and what followed when the same "
@@ -108,7 +108,7 @@ class EngineConfig(Section):
         description="second choices of the draft that the target reads beside what was drafted, at most; auto "
         "takes as many as pay",
     )
-    max_guess: int = Field(8, ge=1, le=16, description="most tokens guessed from text in a round")
+    max_guess: int = Field(24, ge=1, le=32, description="most tokens guessed from text in a round")
     text_memory_mb: int = Field(32, ge=1, description="recent answers kept in memory to guess from, in MB")
     share_answers: bool = Field(
         False,

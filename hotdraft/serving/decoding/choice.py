@@ -74,6 +74,8 @@ class ProposalChoice:
         """Likewise to rows with `draft_alone`."""
         self._for_more = 0.0
         """Likewise to one second choice more than is best."""
+        self._is_trial = False
+        """Whether the draft is asked only to learn what it is worth, which what it has missed is read for too."""
 
     @property
     def can_draft_alone(self) -> bool:
@@ -83,8 +85,10 @@ class ProposalChoice:
     def choose(self, rows: Sequence[Outlook], setting: RoundSetting | None = None) -> Choice:
         """For a round over `rows`."""
         setting = setting or RoundSetting(len(rows))
-        verifying, drafting = self._learned.least(setting)
-        plain = speed = MIN_GAIN * len(rows) / verifying[0]
+        least, drafting = self._learned.least(setting)
+        # what several rows read is known by how much all of them do: no length of one row is untried
+        verifying = least if len(rows) == 1 else self._learned.verifying(setting)
+        plain = speed = MIN_GAIN * len(rows) / least[0]
         reading = plain * (verifying[-1] - verifying[0]) / len(rows) / max(self.costs.most, 1)
         tokens = _tokens(rows, self._max_k, self.most_proposed, reading)
         # a step of the draft is paid once for all rows that still draft, and some more for each
@@ -124,6 +128,7 @@ class ProposalChoice:
             after = worth[everybody, guessed, drafted].sum() - speed * steps[drafted.max()]
             self._for_alone -= float(max(before - after, 0.0) / speed)
         explored = self._explored(tokens, costs, steps, guessed, drafted, speed, seconds)
+        self._is_trial = max(explored) > 0 == drafted.max()
         return Choice(
             guessed.tolist(),
             explored,
@@ -147,6 +152,8 @@ class ProposalChoice:
         self, setting: RoundSetting, num_read: Sequence[int], drafted: Sequence[int], seconds: RoundSeconds
     ) -> None:
         """A round whose target read so many proposed tokens of each row, of which some drafted, took `seconds`."""
+        if self._is_trial and seconds.caught_up and seconds.proposing is not None:
+            self._allowance -= max(0.0, seconds.proposing - self._learned.drafting_of(setting, drafted))
         self._learned.observe(setting, sum(num_read) / len(num_read), drafted, seconds)
 
     def _without(self, rows: int, tokens: float, seconds: float) -> float:

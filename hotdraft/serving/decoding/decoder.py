@@ -158,6 +158,7 @@ class SpeculativeDecoder:
         rows = plan.rows
         most = plan.k + plan.most_alternatives
         assert max(self.slots.lengths[:rows]) + most < self.slots.max_length, "a round's tokens fit their slots"
+        catches_up = self._catches_up(plan)
         began = time.perf_counter()
         proposal = self.propose(plan, sampling)
         proposed = time.perf_counter()
@@ -181,7 +182,16 @@ class SpeculativeDecoder:
             self.proposer.observe(plan, outcome.num_proposed.tolist(), num_accepted, outcome.draft_is_sound)
         for row in np.flatnonzero(~outcome.target_is_sound).tolist():
             self.discard(row)
-        return replace(outcome, seconds=self._seconds(began, proposed, time.perf_counter()))
+        verified = time.perf_counter()
+        if self.device.type == "cpu":
+            return replace(outcome, seconds=RoundSeconds(proposed - began, verified - proposed, catches_up))
+        return replace(outcome, seconds=RoundSeconds(None, verified - began, catches_up))
+
+    def _catches_up(self, plan: ProposalPlan) -> bool:
+        proposer = self.proposer
+        return proposer is not None and any(
+            count and proposer.unread(row) for row, count in enumerate(plan.drafted)
+        )
 
     @torch.inference_mode()
     def propose(self, plan: ProposalPlan, sampling: SamplingBatch) -> Proposal | list[RowProposal]:
@@ -193,11 +203,6 @@ class SpeculativeDecoder:
             return Proposal.of_guesses(plan.guessed_ids(self.device), plan.num_guessed(self.device))
         assert self.proposer is not None, "drafting needs a proposer"
         return self.proposer.propose_greedily(plan) if on_host else self.proposer.propose(plan, sampling)
-
-    def _seconds(self, began: float, proposed: float, verified: float) -> RoundSeconds:
-        if self.device.type == "cpu":
-            return RoundSeconds(proposed - began, verified - proposed)
-        return RoundSeconds(None, verified - began)
 
     def _judge(self, rows: int, proposal: Proposal, sampling: SamplingBatch, log: bool) -> Round:
         k = proposal.k

@@ -112,6 +112,10 @@ class LearnedCosts:
         """What it is expected to take to draft j tokens in each row, [max_k + 1]."""
         return self._of(setting).drafting
 
+    def drafting_of(self, setting: RoundSetting, drafted: Sequence[int]) -> float:
+        """What it is expected to take to draft `drafted` [B] tokens."""
+        return float(self.drafting(setting)[max(drafted)]) * self._share(drafted)
+
     def least(self, setting: RoundSetting) -> tuple[np.ndarray, np.ndarray]:
         """What either might take at best: who always takes the best by these tries all that matter."""
         expected = self._of(setting)
@@ -125,10 +129,14 @@ class LearnedCosts:
     def observe(
         self, setting: RoundSetting, verified: float, drafted: Sequence[int], seconds: RoundSeconds
     ) -> None:
-        """A round that verified so many tokens a row on average, and drafted `drafted` [B], took `seconds`."""
-        steps = max(drafted)
+        """A round that verified so many tokens a row on average, and drafted `drafted` [B], took `seconds`.
+
+        Where the proposer caught up it says nothing of what drafting costs.
+        """
+        if seconds.caught_up and seconds.proposing is None:
+            return
         expected = float(np.interp(verified, self._tokens, self.verifying(setting)))
-        drafting = float(self.drafting(setting)[steps]) * self._share(drafted)
+        steps, drafting = max(drafted), self.drafting_of(setting, drafted)
         verify_seconds, draft_seconds = seconds.verifying, seconds.proposing
         if draft_seconds is None:  # as far as can be told
             draft_seconds = seconds.verifying * drafting / (expected + drafting)
@@ -139,7 +147,7 @@ class LearnedCosts:
         surprise = min(max(surprise, -CLIP), CLIP)
         self._pace += PACE_RATE * surprise
         self._verifying.learn(setting, min(round(verified), self.measured.most), surprise)
-        if steps and drafting > 0:
+        if steps and drafting > 0 and not seconds.caught_up:
             surprise = math.log(max(draft_seconds, 1e-9) / drafting)
             self._drafting.learn(setting, steps, min(max(surprise, -CLIP), CLIP))
         self._expected.clear()

@@ -16,6 +16,8 @@ class RoundSeconds(NamedTuple):
     proposing: float | None
     """None where a device was still at it when verifying began."""
     verifying: float
+    caught_up: bool = False
+    """Whether the proposer read what it had missed of a row as well, which is no cost of what it proposed."""
 
     @property
     def total(self) -> float:

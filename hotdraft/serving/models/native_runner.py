@@ -136,6 +136,7 @@ class NativeRunner:
         self,
         positions: np.ndarray,
         token_ids: np.ndarray,
+        reads: Sequence[int],
         ks: Sequence[int],
         rates: np.ndarray,
         floors: Sequence[float],
@@ -143,7 +144,8 @@ class NativeRunner:
     ) -> GreedyDraft:
         """Of each row ks [B] tokens, the likeliest after those before; int64 token_ids [B, Q] come before them.
 
-        They are at int64 positions [B, Q] of the first B slots. A row ends early once the chance that all its
+        They are at int64 positions [B, Q] of the first B slots, and reads [B] of a row, its last ones, are not read
+        yet. A row ends early once the chance that all its
         tokens are accepted falls below floors [B]; rates [CONFIDENCES] are those of a token by the model's chance.
         Beside each token the `ranks` next likeliest are told.
         """
@@ -158,10 +160,12 @@ class NativeRunner:
         )
         token_ids, positions = np.ascontiguousarray(token_ids), np.ascontiguousarray(positions)
         rates, least = np.ascontiguousarray(rates, np.float32), np.array(floors, np.float32)
+        read = np.array(reads, np.int32)
         drafting = DraftingStruct(
             most=most,
             ranks=ranks,
             ks=draft.num_drafted.ctypes.data,
+            reads=read.ctypes.data,
             rates=rates.ctypes.data,
             floors=least.ctypes.data,
             vocabulary=self.head.token_ids.data_ptr() if isinstance(self.head, TrimmedHead) else None,

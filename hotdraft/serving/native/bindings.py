@@ -51,7 +51,10 @@ class DraftingStruct(ctypes.Structure):
     _fields_ = [
         ("most", c_int32),
         ("ranks", c_int32),
-        *((name, c_void_p) for name in ("ks", "rates", "floors", "vocabulary", "drafted", "confidences", "sound")),
+        *(
+            (name, c_void_p)
+            for name in ("ks", "reads", "rates", "floors", "vocabulary", "drafted", "confidences", "sound")
+        ),
         *((name, c_void_p) for name in ("others", "chances")),
     ]
 

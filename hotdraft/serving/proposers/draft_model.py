@@ -94,19 +94,17 @@ class DraftModel(Track):
         """The same natively in one call, where all rows are greedy."""
         assert isinstance(self.runner, NativeRunner), "only with `stops_early`"
         drafting, guesses = self._begin(plan), plan.guesses
-        width = 2 + max(self.unread(row) + len(guesses[row]) for row in drafting)
-        ends = np.array([length + len(guess) for length, guess in zip(self._before, guesses, strict=True)])
-        firsts = np.array(self.firsts[: plan.rows])[:, None]
-        places = np.maximum(ends[:, None] + np.arange(-width, 0), firsts)
-        fed = np.zeros_like(places)
-        for row in drafting:
-            # where less is read than what is fed, its first token is fed more than once, at the same position
-            start = places[row, 0]
-            fed[row] = np.append(self._slots.held(row)[start:], guesses[row])[places[row] - start]
+        starts = {row: max(self.firsts[row], self._before[row] - self._lag - self.unread(row)) for row in drafting}
+        fed = {row: [*self._slots.held(row)[start:], *guesses[row]] for row, start in starts.items()}
+        reads = [len(fed.get(row, ())) for row in range(plan.rows)]
+        token_ids, positions = np.zeros((2, plan.rows, max(reads)), np.int64)
+        for row, start in starts.items():
+            token_ids[row, -reads[row] :] = fed[row]
+            positions[row, -reads[row] :] = np.arange(reads[row]) + start - self.firsts[row]
         floors = plan.floors or [0.0] * plan.rows
         ranks = min(RANKS, self.runner.num_outputs - 1) if plan.most_alternatives else 0
         rates = self._by_confidence.rates()
-        draft = self.runner.draft_greedily(places - firsts, fed, plan.drafted, rates, floors, ranks)
+        draft = self.runner.draft_greedily(positions, token_ids, reads, plan.drafted, rates, floors, ranks)
         self._confidences = draft.confidences.tolist()
         rows = zip(guesses, plan.alternatives or [0] * plan.rows, *(part.tolist() for part in draft), strict=True)
         return [

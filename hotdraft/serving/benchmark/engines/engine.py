@@ -17,6 +17,8 @@ ENGINES = {
     "openvino-int8": "hotdraft.serving.benchmark.engines.peers_openvino:OpenVinoInt8Engine",
     "llamacpp": "hotdraft.serving.benchmark.engines.peers_llamacpp:LlamaCppEngine",
 }
+DRAFTED_TOKENS = (1, 2, 3, 4, 6, 8)
+"""Tokens a round that peers without a choice of their own are tried with; the best is reported."""
 
 
 class PeerUnavailable(RuntimeError):  # noqa: N818 -- the state of a machine, not a fault

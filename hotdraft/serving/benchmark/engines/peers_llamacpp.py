@@ -13,6 +13,7 @@ import xllamacpp
 from hotdraft.pipeline.models.gguf_file import write_gguf
 from hotdraft.serving.benchmark.engines.conversion import converted
 from hotdraft.serving.benchmark.engines.engine import (
+    DRAFTED_TOKENS,
     PLAIN,
     EngineSettings,
     Mode,
@@ -21,9 +22,6 @@ from hotdraft.serving.benchmark.engines.engine import (
     Speculation,
 )
 from hotdraft.serving.benchmark.engines.gguf_ids import ids_as_tokens
-
-DRAFTED_TOKENS = (1, 2, 3, 4)
-"""Numbers of drafted tokens a round that can be asked for."""
 
 
 class LlamaCppEngine:

@@ -15,6 +15,7 @@ import openvino_genai
 
 from hotdraft.serving.benchmark.engines.conversion import converted
 from hotdraft.serving.benchmark.engines.engine import (
+    DRAFTED_TOKENS,
     PLAIN,
     EngineSettings,
     Mode,
@@ -22,9 +23,6 @@ from hotdraft.serving.benchmark.engines.engine import (
     RunResult,
     Speculation,
 )
-
-DRAFTED_TOKENS = (1, 2, 3, 4)
-"""Numbers of drafted tokens a round that can be asked for."""
 
 BLOCK = 32
 """Tokens in a block of the pipeline's cache on a CPU."""

@@ -10,10 +10,14 @@ import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
-from hotdraft.serving.benchmark.engines.engine import PLAIN, EngineSettings, Mode, RunResult, Speculation
-
-ASSISTED_K = (1, 2, 3, 4)
-"""Numbers of drafted tokens that are tried; the best is reported."""
+from hotdraft.serving.benchmark.engines.engine import (
+    DRAFTED_TOKENS,
+    PLAIN,
+    EngineSettings,
+    Mode,
+    RunResult,
+    Speculation,
+)
 
 
 class TransformersEngine:
@@ -30,7 +34,7 @@ class TransformersEngine:
         self._draft = load(settings.draft_folder) if settings.draft_folder is not None else None
 
     def modes(self, concurrency: int) -> list[Mode]:
-        assisted = [Mode("speculative", k) for k in ASSISTED_K]
+        assisted = [Mode("speculative", k) for k in DRAFTED_TOKENS]
         return [PLAIN, *assisted] if concurrency == 1 and self._draft is not None else [PLAIN]
 
     def run(self, mode: Mode, prompts: list[list[int]], max_tokens: int, concurrency: int) -> RunResult:

@@ -14,8 +14,11 @@ int32_t head_outputs(const hd_model &model) { return model.linears[4 * model.lay
 
 // Tokens that are computed together, in order: those of one slot may stand in one batch after another.
 struct Tokens {
-    std::vector<int64_t> ids, positions, keys;
-    std::vector<int32_t> slots, outputs, places;
+    const hd_model &model;
+    Pool &pool;
+    float *logits;
+    std::vector<int64_t> ids = {}, positions = {}, keys = {};
+    std::vector<int32_t> slots = {}, outputs = {}, places = {};
 
     // `place` of its logits, negative for a token whose logits are not wanted.
     void add(int64_t id, int64_t position, int64_t key, int32_t slot, int32_t place) {
@@ -24,15 +27,18 @@ struct Tokens {
         positions.push_back(position);
         keys.push_back(key);
         slots.push_back(slot);
+        if (ids.size() == MAX_TOKENS) compute();
     }
 
-    void compute(const hd_model &model, Pool &pool, float *logits) {
+    void compute() {
+        if (ids.empty()) return;
         const Scratch &scratch = pool.scratch(model);
         const Batch batch{int32_t(ids.size()),     ids.data(),     positions.data(), keys.data(), slots.data(),
                           int32_t(outputs.size()), outputs.data(), places.data(),    logits};
         const auto forward = pool.instructions.forward;
         pool.run([&](Team &team, int32_t thread) { forward(model, batch, scratch, team, thread); });
-        *this = Tokens();
+        for (auto *part : {&ids, &positions, &keys}) part->clear();
+        for (auto *part : {&slots, &outputs, &places}) part->clear();
     }
 };
 
@@ -114,15 +120,14 @@ int64_t hd_pool_stalls(const hd_pool *pool) { return reinterpret_cast<const Pool
 
 void hd_forward(const hd_model *model, hd_pool *pool, int32_t first_slot, int32_t rows, int32_t count, const int32_t *counts,
                 const int64_t *token_ids, const int64_t *positions, const int64_t *keys, int32_t keep, float *logits) {
-    Tokens tokens;
+    Tokens tokens{*model, pool_of(pool), logits};
     for (int32_t row = 0; row < rows; ++row)
         for (int32_t i = 0; i < (counts ? counts[row] : count); ++i) {
             const int64_t at = int64_t(row) * count + i;
             const int32_t kept = i - (count - keep);
             tokens.add(token_ids[at], positions[at], keys ? keys[at] : positions[at], first_slot + row, kept < 0 ? -1 : row * keep + kept);
-            if (tokens.ids.size() == MAX_TOKENS) tokens.compute(*model, pool_of(pool), logits);
         }
-    if (!tokens.ids.empty()) tokens.compute(*model, pool_of(pool), logits);
+    tokens.compute();
 }
 
 void hd_draft(const hd_model *model, hd_pool *pool, int32_t rows, int32_t count, const int64_t *token_ids, const int64_t *positions,
@@ -131,25 +136,29 @@ void hd_draft(const hd_model *model, hd_pool *pool, int32_t rows, int32_t count,
     const auto likeliest = pool_of(pool).instructions.likeliest;
     std::vector<float> &logits = pool_of(pool).logits;
     logits.resize(size_t(rows) * outputs);
-    std::vector<int64_t> fed(token_ids, token_ids + int64_t(rows) * count), at(positions, positions + int64_t(rows) * count);
-    std::vector<int32_t> counts(rows);
     std::vector<float> reached(rows, 1);
+    Tokens tokens{*model, pool_of(pool), logits.data()};
     const auto named = [&](int32_t column) { return drafting->vocabulary ? drafting->vocabulary[column] : column; };
     std::fill(drafting->sound, drafting->sound + rows, 1);
     for (int32_t step = 0; step < most; ++step) {
-        const int32_t width = step ? 1 : count;
-        for (int32_t row = 0; row < rows; ++row) counts[row] = drafting->ks[row] > step ? width : 0;
-        hd_forward(model, pool, 0, rows, width, counts.data(), fed.data(), at.data(), nullptr, 1, logits.data());
+        const std::vector<int32_t> ks(drafting->ks, drafting->ks + rows);
         for (int32_t row = 0; row < rows; ++row) {
-            at[row] = positions[int64_t(row) * count + count - 1] + step + 1;
-            if (!counts[row]) continue;
+            if (ks[row] <= step) continue;
+            const int64_t end = int64_t(row + 1) * count, last = positions[end - 1];
+            if (step) tokens.add(drafting->drafted[int64_t(row) * most + step - 1], last + step, last + step, row, row);
+            for (int64_t at = end - (step ? 0 : drafting->reads[row]); at < end; ++at)
+                tokens.add(token_ids[at], positions[at], positions[at], row, at == end - 1 ? row : -1);
+        }
+        tokens.compute();
+        for (int32_t row = 0; row < rows; ++row) {
+            if (ks[row] <= step) continue;
             bool is_sound = true;
             float chance;
             const float *const of_row = &logits[size_t(row) * outputs];
             const int32_t column = likeliest(of_row, outputs, &chance, &is_sound);
             const int64_t place = int64_t(row) * most + step;
             drafting->sound[row] &= is_sound;
-            drafting->drafted[place] = fed[row] = named(column);
+            drafting->drafted[place] = named(column);
             const int confidence = is_sound ? std::min(int(chance * HD_CONFIDENCES), HD_CONFIDENCES - 1) : 0;
             drafting->confidences[place] = uint8_t(confidence);
             runners_up(of_row, outputs, column, chance, named, drafting->others + place * ranks, drafting->chances + place * (1 + ranks), ranks);

@@ -63,6 +63,7 @@ constexpr int HD_CONFIDENCES = 8;
 struct hd_drafting {
     int32_t most, ranks;
     int32_t *ks;                // [rows]: tokens at most; as many as were drafted when it is done
+    const int32_t *reads;       // [rows]: so many of the tokens before them, the last ones, are read
     const float *rates;         // [HD_CONFIDENCES]: how often a token is accepted, by eighths of the model's own chance for it
     const float *floors;        // [rows]: a row ends once all its tokens are accepted less often than that
     const int64_t *vocabulary;  // names of the head's outputs, or null

@@ -328,7 +328,7 @@ def test_run_in_a_real_store_links_versions_to_their_training_runs(store_config,
     assert f"#/experiments/{training}/runs/{run_id}" in note
     assert "| 3 | the draft as it is | rolled back | no adapter |" in note
     assert run.data.params["target"] == "tiny"
-    assert run.data.params["max_k"] == "4"
+    assert run.data.params["max_k"] == "8"
     assert run.data.tags["mlflow.source.name"] == "hotdraft serve"
     page = f"/#/experiments/{run.info.experiment_id}/runs/{tracker.run_id}/model-metrics"
     assert curves_page(store_config) == page

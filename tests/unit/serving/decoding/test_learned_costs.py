@@ -53,7 +53,9 @@ def serve(
         chosen = adaptive.choose([outlook(acceptance)] * setting.rows, setting).drafted
         assert len(set(chosen)) == 1, "rows that are alike draft alike"
         k, pause = chosen[0], 8.0 if noise and random.random() < 0.02 else 0.0
-        proposing, verifying = (part * float(np.exp(noise * random.normal())) for part in spent(truth, setting, k))
+        proposing, verifying = (
+            part * float(np.exp(noise * random.normal())) for part in spent(truth, setting, k)[:2]
+        )
         seconds = RoundSeconds(proposing, verifying + pause)
         adaptive.observe(setting, chosen, chosen, seconds if apart else RoundSeconds(None, seconds.total))
         ks.append(k)
@@ -151,3 +153,33 @@ def test_one_pause_teaches_little() -> None:
     before = costs.verifying(setting)
     costs.observe(setting, 2, [2] * 8, RoundSeconds(0.16, 1000.0))
     assert (costs.verifying(setting) < 1.1 * before).all()
+
+
+def test_what_the_draft_had_missed_is_no_cost_of_drafting() -> None:
+    costs, setting = LearnedCosts(MEASURED, MAX_K), RoundSetting(8)
+    for _ in range(20):
+        costs.observe(setting, 1, [1] * 8, RoundSeconds(0.9, 1.03, caught_up=True))
+    assert costs.drafting(setting).tolist() == pytest.approx([STEP * k for k in range(MAX_K + 1)])
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_draft_that_has_to_catch_up_is_tried_the_less_the_more_it_missed(rows: int) -> None:
+    adaptive, setting = ProposalChoice(MEASURED, MAX_K), RoundSetting(rows)
+    missed = trials = 0
+    for _ in range(400):
+        drafted = adaptive.choose([outlook(0.0)] * rows, setting).drafted
+        proposing, verifying, _ = spent(measured, setting, max(drafted))
+        read = 0.2 * missed if any(drafted) else 0.0
+        adaptive.observe(setting, drafted, drafted, RoundSeconds(proposing + read, verifying, read > 0))
+        trials += any(drafted)
+        missed = 0 if any(drafted) else missed + 1
+    assert 0 < trials < 10
+
+
+def test_of_many_rows_no_length_is_cheap_for_being_untried() -> None:
+    costs = RoundCosts({rows: [1 + 0.14 * tokens for tokens in range(9)] for rows in (1, 8)}, {1: 0.1, 8: 0.1})
+    adaptive, setting = ProposalChoice(costs, MAX_K), RoundSetting(8)
+    for total in (0, 8) * 300:  # what all of them read was one token a row, or none
+        adaptive.observe(setting, [total, *[0] * 7], [0] * 8, RoundSeconds(0.0, 1 + 0.14 * total / 8))
+    guessing = Outlook(np.full(8, 0.3), np.empty(0), 20)
+    assert adaptive.choose([guessing] * 8, setting).guessed == [1] * 8  # 1.3 / 1.14 is more than 1.39 / 1.28

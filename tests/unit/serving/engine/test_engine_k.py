@@ -51,7 +51,7 @@ class Fixed(ProposalChoice):
 
 def test_every_round_tells_what_it_cost(config: HotdraftConfig) -> None:
     engine = build_engine(
-        config.model_copy(update={"engine": config.engine.model_copy(update={"k": "auto"})}), None
+        config.model_copy(update={"engine": config.engine.model_copy(update={"k": "auto", "max_k": 4})}), None
     )
     engine.start()
     engine.k_choice.adaptive = told = Fixed(RoundCosts({1: [1.0, 1.1, 1.2, 1.3, 1.4]}, {1: 0.1}))
@@ -147,7 +147,7 @@ def test_where_nothing_pays_it_is_not_asked_in_every_round(config: HotdraftConfi
             self.count += 1
             return super().choose(rows, setting)
 
-    section = config.engine.model_copy(update={"k": "auto", "proposers": ["draft"]})
+    section = config.engine.model_copy(update={"k": "auto", "max_k": 4, "proposers": ["draft"]})
     asked = {}
     for draft_step in (9.0, 0.001):
         engine = build_engine(config.model_copy(update={"engine": section}), None)

@@ -36,7 +36,7 @@ class AllGuesses(ProposalChoice):
 
 def build(config: HotdraftConfig, buffer: ReplayBuffer | None = None, *, draft: bool = False) -> Engine:
     proposers = ["draft", "suffix"] if draft else ["suffix"]
-    section = config.engine.model_copy(update={"k": "auto", "proposers": proposers, "num_slots": 1})
+    section = config.engine.model_copy(update={"k": "auto", "proposers": proposers, "num_slots": 1, "max_guess": 8})
     changes = {"engine": section, "draft": config.draft if draft else None}
     engine = build_engine(config.model_copy(update=changes), buffer)
     engine.k_choice.adaptive = AllGuesses(RoundCosts({1: [1.0] * 9}, {1: 0.1}), engine.decoder.max_k)

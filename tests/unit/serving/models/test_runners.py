@@ -321,14 +321,19 @@ def test_rows_of_different_lengths_are_computed_as_if_they_were_alone(kind: str,
 
 
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
-def test_drafts_of_different_lengths_are_those_of_single_steps(instructions: str, ids: Tensor) -> None:
+def test_drafts_of_different_lengths_behind_different_rests_are_those_of_single_steps(
+    instructions: str, ids: Tensor
+) -> None:
     model, ks = make("qwen2"), [2, 0, 3]
     positions = torch.arange(4).expand(3, -1)
     with torch.inference_mode():
         runner = natively(instructions)(copy.deepcopy(model))
         assert isinstance(runner, NativeRunner)
+        runner.forward(
+            Window(slice(2, 3), positions[:1, :3], 32), ids[2:3, :3], 1
+        )  # the last row's first ones are read
         drafted, counts, _, sound, *_ = runner.draft_greedily(
-            positions.numpy(), ids[:3, :4].numpy(), ks, np.ones(CONFIDENCES), [0.0] * 3, 0
+            positions.numpy(), ids[:3, :4].numpy(), [4, 0, 1], ks, np.ones(CONFIDENCES), [0.0] * 3, 0
         )
         assert sound.all()
         assert counts.tolist() == ks
@@ -350,7 +355,7 @@ def test_a_draft_ends_where_it_is_not_sure_enough(instructions: str, ids: Tensor
         stepping = natively(instructions)(copy.deepcopy(model))
         assert isinstance(whole, NativeRunner)
         rates, prompt = np.linspace(0.1, 0.9, CONFIDENCES), (positions.numpy(), ids[:1, :4].numpy())
-        drafted, counts, confidences, _, others, chances = whole.draft_greedily(*prompt, [6], rates, [0.0], 3)
+        drafted, counts, confidences, _, others, chances = whole.draft_greedily(*prompt, [4], [6], rates, [0.0], 3)
         assert counts.tolist() == [6]
         fed, at, reached = ids[:1, :4], positions, 1.0
         for step in range(6):
@@ -364,7 +369,7 @@ def test_a_draft_ends_where_it_is_not_sure_enough(instructions: str, ids: Tensor
             confidence = int(confidences[0, step])
             assert confidence == min(int(chance * CONFIDENCES), CONFIDENCES - 1)
             reached *= float(rates[confidence])
-            again = whole.draft_greedily(*prompt, [6], rates, [1.001 * reached], 0)
+            again = whole.draft_greedily(*prompt, [4], [6], rates, [1.001 * reached], 0)
             assert again.num_drafted.tolist() == [step + 1]
 
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from hotdraft.cli import app
 from hotdraft.pipeline.traffic.prompts import ask, write_traffic
+from hotdraft.serving.benchmark.engines.engine import DRAFTED_TOKENS
 from hotdraft.serving.benchmark.plan import BenchError
 from tests.integration.warm.start import run
 
@@ -47,14 +48,14 @@ def test_engines_side_by_side(write_config: Callable[..., Path], tmp_path: Path)
     assert set(found) == {
         *(("hotdraft", concurrency, k) for concurrency in (1, 2) for k in (None, "auto")),
         *(("transformers", concurrency, None) for concurrency in (1, 2)),
-        *(("transformers", 1, k) for k in (1, 2, 3, 4)),
+        *(("transformers", 1, k) for k in DRAFTED_TOKENS),
     }
     for row in report["rows"]:
         assert row["equality"]["equal"] == row["equality"]["outputs"] == PROMPTS, row
         assert row["tokens_per_second"]["median"] > 0
         assert row["time_to_first_token"]["p50"] > 0
     assert found["transformers", 1, None]["over_transformers"]["median"] == 1
-    for k in (1, 2, 3, 4):
+    for k in DRAFTED_TOKENS:
         assisted = found["transformers", 1, k]
         accepted = assisted["acceptance_rate"] * assisted["drafted_per_round"]
         assert assisted["mean_acceptance_length"] == pytest.approx(1 + accepted)

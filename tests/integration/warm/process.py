@@ -22,7 +22,7 @@ LEASH = "hotdraft.pipeline.processes.leash"
 def module_of(command: Sequence[str]) -> tuple[str, list[str]] | None:
     """The module that `command` has Python run, and its arguments; None if it is another kind of command."""
     words = [word for number, word in enumerate(command) if not (number == 1 and word == "-P")]
-    if len(words) < 3 or Path(words[0]).name not in ("python", "python3") or words[1] != "-m":
+    if len(words) < 3 or not Path(words[0]).name.startswith("python") or words[1] != "-m":
         return None
     return words[2], words[3:]
 

@@ -7,7 +7,7 @@
 
 namespace {
 constexpr int PART_BYTES = 32;
-constexpr int PANELS = 2, BLOCK = 3;  // of a tile, so that its sums stay in registers
+constexpr int PANELS = 2, BLOCK = 3, TALL = 3;  // of a tile, and of one of two panels, so that its sums stay in registers
 #include "build.inl"
 }  // namespace
 

@@ -8,7 +8,7 @@
 
 namespace {
 constexpr int PART_BYTES = 64;
-constexpr int PANELS = 4, BLOCK = 6;  // of a tile, so that its sums stay in registers
+constexpr int PANELS = 4, BLOCK = 6, TALL = 9;  // of a tile, and of one of two panels, so that its sums stay in registers
 #include "build.inl"
 }  // namespace
 

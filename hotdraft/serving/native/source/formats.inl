@@ -35,7 +35,13 @@ struct Registers {
     }
 };
 
-struct Float32 {
+// Tokens of a tile, and panels of one for so many tokens: two blocks of many tokens take less than three of few.
+struct Blocks {
+    static constexpr int block(int panels) { return panels > 2 ? BLOCK : TALL; }
+    static int64_t widest(int64_t tokens) { return tokens > BLOCK && tokens <= 2 * TALL ? 2 : PANELS; }
+};
+
+struct Float32 : Blocks {
     static constexpr bool READS = true;  // rather than computes, for one token
     static constexpr int UNIT = 1;     // neighbouring inputs in a vector
     static constexpr int VECTORS = 1;  // of a panel that go together
@@ -44,8 +50,6 @@ struct Float32 {
     static void convert(const float *from, int64_t inputs, char *to) {
         for (int64_t i = 0; i < inputs; i += LANES) store(reinterpret_cast<float *>(to) + i, load(from + i));
     }
-    static int block(int) { return BLOCK; }
-    static int widest(int) { return PANELS; }
 
     template <int P, int T, class Ahead>
     static void tile(const char *panels, int64_t panel, const char *x, int64_t stride, int64_t vectors, const Ahead &ahead, Floats (&sums)[P][T]) {
@@ -55,6 +59,7 @@ struct Float32 {
             for (int p = 0; p < P; ++p)
                 for (int part = 0; part < PARTS; ++part) {
                     const Part weights = reinterpret_cast<const Part *>(panels + p * panel + i * VECTOR)[part];
+#pragma GCC unroll 9
                     for (int t = 0; t < T; ++t) kept.parts[part][p][t] += weights * reinterpret_cast<const float *>(x + t * stride)[i];
                 }
         }
@@ -62,10 +67,8 @@ struct Float32 {
     }
 };
 
-struct Bfloat16 {
+struct Bfloat16 : Blocks {
     static constexpr int UNIT = 2, VECTORS = 1;
-    static int block(int) { return BLOCK; }
-    static int widest(int) { return PANELS; }
 #ifdef HD_BF16
     static constexpr bool READS = true;
     static constexpr int INPUT_BYTES = 4;
@@ -83,6 +86,7 @@ struct Bfloat16 {
             for (int p = 0; p < P; ++p) {
                 weights[p] = (__m512bh)_mm512_load_si512(panels + p * panel + i * VECTOR);
             }
+#pragma GCC unroll 9
             for (int t = 0; t < T; ++t) {
                 const __m512bh pair = (__m512bh)_mm512_set1_epi32(reinterpret_cast<const Alias32 *>(x + t * stride)[i]);
                 for (int p = 0; p < P; ++p) sums[p][t] = (Floats)_mm512_dpbf16_ps((__m512)sums[p][t], weights[p], pair);
@@ -128,8 +132,8 @@ struct Int8 {
     static constexpr bool READS = true;
     static constexpr int VECTORS = GROUP_VECTORS, INPUT_BYTES = sizeof(Inputs);
     static int64_t row_bytes(int64_t inputs) { return rounded(inputs, GROUP) / GROUP * INPUT_BYTES; }
-    static int block(int panels) { return panels > 2 ? 3 : 6; }
-    static int widest(int tokens) { return tokens > 3 ? 2 : PANELS; }
+    static constexpr int block(int panels) { return panels > 2 ? 3 : 6; }
+    static int64_t widest(int64_t tokens) { return tokens > 3 ? 2 : PANELS; }
 
     static void convert(const float *from, int64_t inputs, char *to) {
         Inputs *groups = reinterpret_cast<Inputs *>(to);

@@ -20,7 +20,7 @@ struct Product {
     // Calls `use(first panel, first token, sums)` for each tile of the panels [from, to).
     template <class Use>
     void tiles(int64_t from, int64_t to, const Use &use) const {
-        const int64_t widest = Format::widest(int(tokens < 6 ? tokens : 6));
+        const int64_t widest = Format::widest(tokens);
         while (from < to) {
             const int64_t left = to - from < widest ? to - from : widest;
             if (left >= 4) {
@@ -39,7 +39,8 @@ struct Product {
   private:
     template <int P, class Use>
     void group(int64_t at, int64_t to, const Use &use) const {
-        const int64_t blocks = (tokens + Format::block(P) - 1) / Format::block(P);
+        // in at least two blocks where one would wait for memory as it computes
+        const int64_t most = Format::block(P), blocks = tokens > BLOCK && tokens <= most ? 2 : (tokens + most - 1) / most;
         const int64_t chunks = (vectors + CHUNK - 1) / CHUNK, units = vectors / Format::VECTORS;
         const char *const weights = panels + at * panel;
         Floats kept[MAX_TOKENS][P];
@@ -50,16 +51,16 @@ struct Product {
             for (int64_t b = 0; b < blocks; ++b) {
                 const int64_t token = tokens * b / blocks;
                 const Step step{weights, begin, end, chunk > 0, is_last, ahead<P>(next, b, blocks)};
-                switch (tokens * (b + 1) / blocks - token) {
-                    case 1: tile<P, 1>(step, at, token, kept, use); break;
-                    case 2: tile<P, 2>(step, at, token, kept, use); break;
-                    case 3: tile<P, 3>(step, at, token, kept, use); break;
-                    case 4: tile<P, 4>(step, at, token, kept, use); break;
-                    case 5: tile<P, 5>(step, at, token, kept, use); break;
-                    case 6: tile<P, 6>(step, at, token, kept, use); break;
-                }
+                tile_of<P, 1>(tokens * (b + 1) / blocks - token, step, at, token, kept, use);
             }
         }
+    }
+
+    // `tile<P, count>`, of T or more.
+    template <int P, int T, class... Rest>
+    void tile_of(int64_t count, Rest &&...rest) const {
+        if (count == T) return tile<P, T>(rest...);
+        if constexpr (T < Format::block(P)) tile_of<P, T + 1>(count, rest...);
     }
 
     struct Step {
@@ -80,7 +81,9 @@ struct Product {
     template <int P, int T, class Use>
     void tile(const Step &step, int64_t at, int64_t token, Floats (&kept)[MAX_TOKENS][P], const Use &use) const {
         Floats sums[P][T];
+#pragma GCC unroll 4
         for (int p = 0; p < P; ++p)
+#pragma GCC unroll 9
             for (int t = 0; t < T; ++t) sums[p][t] = step.goes_on ? kept[token + t][p] : splat(0);
         const int64_t first = step.begin * Format::VECTORS, count = (step.end - step.begin) * Format::VECTORS;
         const char *const weights = step.weights + first * VECTOR, *const x = inputs + token * stride + step.begin * Format::INPUT_BYTES;
@@ -89,7 +92,9 @@ struct Product {
         else if (step.ahead.count) multiply(step.ahead);
         else multiply(Asking<3>{weights + NEAR * VECTOR, panel, P});
         if (step.is_last) return use(at, token, sums);
+#pragma GCC unroll 4
         for (int p = 0; p < P; ++p)
+#pragma GCC unroll 9
             for (int t = 0; t < T; ++t) kept[token + t][p] = sums[p][t];
     }
 };

@@ -86,14 +86,14 @@ std::vector<float> run(const char *instructions, hd_format format, bool half, in
     std::vector<int64_t> drafted(SLOTS * 4), vocabulary(VOCABULARY);
     for (int i = 0; i < VOCABULARY; ++i) vocabulary[i] = VOCABULARY - 1 - i;
     std::vector<uint8_t> sound(SLOTS);
-    std::vector<int32_t> ks(SLOTS, 4);
-    ks[0] = 0, ks[1] = 2;
+    std::vector<int32_t> ks(SLOTS, 4), reads(SLOTS, 2);
+    ks[0] = 0, ks[1] = 2, reads[1] = 1;
     const std::vector<float> rates(HD_CONFIDENCES, 0.5f), floors(SLOTS, 0.2f);
     std::vector<uint8_t> confidences(SLOTS * 4);
     constexpr int RANKS = 2;
     std::vector<int64_t> others(SLOTS * 4 * RANKS);
     std::vector<float> chances(SLOTS * 4 * (1 + RANKS));
-    const hd_drafting drafting{4, RANKS, ks.data(), rates.data(), floors.data(), vocabulary.data(),
+    const hd_drafting drafting{4, RANKS, ks.data(), reads.data(), rates.data(), floors.data(), vocabulary.data(),
                                drafted.data(), confidences.data(), sound.data(), others.data(), chances.data()};
     hd_draft(&model, pool, SLOTS, 2, ids.data(), positions.data(), &drafting);
     all.insert(all.end(), drafted.begin(), drafted.end());

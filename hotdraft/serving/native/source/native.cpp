@@ -141,9 +141,8 @@ void hd_draft(const hd_model *model, hd_pool *pool, int32_t rows, int32_t count,
     const auto named = [&](int32_t column) { return drafting->vocabulary ? drafting->vocabulary[column] : column; };
     std::fill(drafting->sound, drafting->sound + rows, 1);
     for (int32_t step = 0; step < most; ++step) {
-        const std::vector<int32_t> ks(drafting->ks, drafting->ks + rows);
         for (int32_t row = 0; row < rows; ++row) {
-            if (ks[row] <= step) continue;
+            if (drafting->ks[row] <= step) continue;
             const int64_t end = int64_t(row + 1) * count, last = positions[end - 1];
             if (step) tokens.add(drafting->drafted[int64_t(row) * most + step - 1], last + step, last + step, row, row);
             for (int64_t at = end - (step ? 0 : drafting->reads[row]); at < end; ++at)
@@ -151,7 +150,7 @@ void hd_draft(const hd_model *model, hd_pool *pool, int32_t rows, int32_t count,
         }
         tokens.compute();
         for (int32_t row = 0; row < rows; ++row) {
-            if (ks[row] <= step) continue;
+            if (drafting->ks[row] <= step) continue;
             bool is_sound = true;
             float chance;
             const float *const of_row = &logits[size_t(row) * outputs];

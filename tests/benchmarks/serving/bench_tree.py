@@ -50,6 +50,13 @@ def answer(
     return answered, rounds
 
 
+def encoded(arguments: argparse.Namespace, target: str) -> list[list[int]]:
+    """The token ids of `--prompts`, or of built-in ones."""
+    asked = read_traffic(arguments.prompts) if arguments.prompts else arithmetic(arguments.requests, seed=3)
+    tokenizer = load_tokenizer(resolve(target))
+    return [list(encode_chat(tokenizer, prompt.messages)) for prompt in asked]
+
+
 def main(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(arguments.threads)
     register_attention()
@@ -72,10 +79,9 @@ def main(arguments: argparse.Namespace) -> None:
         draft_vocabulary=vocabulary,
     )
     torch.set_num_threads(1)  # as the engine does
-    asked = read_traffic(arguments.prompts) if arguments.prompts else arithmetic(arguments.requests, seed=3)
-    tokenizer, order = load_tokenizer(resolve(config.target)), random.Random(0)
-    prompts = [encode_chat(tokenizer, prompt.messages) for prompt in asked]
-    prompts = [list(prompt) for prompt in prompts if len(prompt) + arguments.max_tokens + 20 < 1024]
+    prompts = encoded(arguments, config.target)
+    prompts = [prompt for prompt in prompts if len(prompt) + arguments.max_tokens + 20 < 1024]
+    order = random.Random(0)
     prompts = order.sample(prompts, min(arguments.requests, len(prompts)))
     speeds: dict[tuple[int, int], list[float]] = {plan: [] for plan in PLANS}
     lengths: dict[tuple[int, int], list[float]] = {plan: [] for plan in PLANS}

@@ -19,12 +19,10 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from hotdraft.pipeline.config.settings import load_config
-from hotdraft.pipeline.models.loading import load_causal_lm, load_tokenizer
+from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.pipeline.models.names import resolve
-from hotdraft.pipeline.traffic.generators.arithmetic import arithmetic
-from hotdraft.pipeline.traffic.prompts import read_traffic
 from hotdraft.serving.engine.load import draft_vocabulary
-from hotdraft.serving.messages.prompt_encoder import encode_chat
+from tests.benchmarks.serving.bench_tree import encoded
 
 READ = (2, 4, 6, 8, 12, 16, 24)
 DEPTH, WIDTH = 8, 8
@@ -70,18 +68,22 @@ class Draft:
                 for chance, token in zip(own, self._tokens[columns].tolist(), strict=True)
             }
             chances |= new
-            trunk = max((path for path in new if path[:-1] == trunk), key=new.__getitem__)
+            trunk = likeliest_behind(trunk, new)
             growing = {
                 path: new[path] for path in sorted(new, key=lambda path: (path != trunk, -new[path]))[:WIDTH]
             }
         return chances
 
 
+def likeliest_behind(node: Node, chances: dict[Node, float]) -> Node:
+    return max((path for path in chances if path[:-1] == node), key=chances.__getitem__)
+
+
 def forms(chances: dict[Node, float]) -> Iterator[tuple[str, list[Node]]]:
     """The nodes of each form, likeliest first."""
     trunk: Node = ()
     for _ in range(DEPTH):
-        trunk = max((path for path in chances if path[:-1] == trunk), key=chances.__getitem__)
+        trunk = likeliest_behind(trunk, chances)
     order = sorted(chances, key=lambda path: (-chances[path], len(path)))
     yield "trunk", [path for path in order if trunk[: len(path)] == path]
     yield "second choices", [path for path in order if trunk[: len(path) - 1] == path[:-1]]
@@ -94,10 +96,7 @@ def main(arguments: argparse.Namespace) -> None:
     assert config.draft is not None, "a draft is what this is about"
     target, model = (load_causal_lm(resolve(name), dtype=torch.bfloat16) for name in (config.target, config.draft))
     draft = Draft(model, draft_vocabulary(config, target.config.vocab_size))
-    tokenizer = load_tokenizer(resolve(config.target))
-    asked = read_traffic(arguments.prompts) if arguments.prompts else arithmetic(arguments.requests, seed=3)
-    prompts = [list(encode_chat(tokenizer, prompt.messages)) for prompt in asked]
-    prompts = [prompt for prompt in prompts if len(prompt) < 500]
+    prompts = [prompt for prompt in encoded(arguments, config.target) if len(prompt) < 500]
     yields: dict[tuple[str, int], list[int]] = {}
     for prompt in prompts[:: max(1, len(prompts) // arguments.requests)][: arguments.requests]:
         token_ids = torch.tensor([prompt])

@@ -329,9 +329,8 @@ def test_drafts_of_different_lengths_behind_different_rests_are_those_of_single_
     with torch.inference_mode():
         runner = natively(instructions)(copy.deepcopy(model))
         assert isinstance(runner, NativeRunner)
-        runner.forward(
-            Window(slice(2, 3), positions[:1, :3], 32), ids[2:3, :3], 1
-        )  # the last row's first ones are read
+        # of the last row all but one token have been read
+        runner.forward(Window(slice(2, 3), positions[:1, :3], 32), ids[2:3, :3], 1)
         drafted, counts, _, sound, *_ = runner.draft_greedily(
             positions.numpy(), ids[:3, :4].numpy(), [4, 0, 1], ks, np.ones(CONFIDENCES), [0.0] * 3, 0
         )

@@ -183,7 +183,7 @@ def merged_weights(base_weights: Mapping[str, Tensor], adapter: LoadedAdapter) -
     for module, lora in adapter.lora.items():
         weight = base_weights[f"{module}.weight"]
         total = merge(weight, lora, adapter.scaling, adapter.card.quantization)
-        if not torch.isfinite(total).all():
+        if not torch.isfinite(total.abs().amax()):  # a fraction of what it takes to look at each
             raise AdapterError(f"{module} with the adapter in it has values that are not finite in {weight.dtype}")
         yield f"{module}.weight", total
 

@@ -55,6 +55,8 @@ class PackedBatch(NamedTuple):
     """float32 [N]: loss weight."""
     step_weight: Tensor
     """float32 []: sum of `weight` over this process's batches of the optimiser step that this one belongs to."""
+    prompts_ahead: tuple[bytes, ...] = ()
+    """Those of batches that were drawn together with this one, which may be read together."""
 
     @property
     def sampling(self) -> Sampling:

@@ -24,6 +24,9 @@ from hotdraft.training.batches.stream import Batching, PackedBatches, Rehearse
 
 logger = logging.getLogger(__name__)
 
+STEPS_TOGETHER = 8
+"""Of a job that keeps prompts: to read them together takes half the time."""
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -116,6 +119,7 @@ class ReplayDataModule(lightning.LightningDataModule):
             window,
             rejected_weight=settings.rejected_weight,
             undrafted_weight=settings.undrafted_weight,
+            together=STEPS_TOGETHER if settings.prompt_steps else 1,
         )
         checked = 2 * settings.window_requests
         selection = Selection(held_out_fraction, vocab_size=vocab_size, checked_requests=checked)

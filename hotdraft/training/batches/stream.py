@@ -37,6 +37,8 @@ class Batching:
     undrafted_weight: float = 1.0
     accumulate: int = 1
     """Batches of an optimiser step."""
+    together: int = 1
+    """Steps whose batches are drawn together, each of which is told the prompts of all."""
 
     @property
     def longest(self) -> int:
@@ -78,13 +80,19 @@ class PackedBatches(IterableDataset[PackedBatch]):
         self._rehearse = rehearse
 
     def __iter__(self) -> Iterator[PackedBatch]:
+        together = self._batching.together
+        for start in itertools.count(self._start, together):
+            drawn = [batch for step in range(start, start + together) for batch in self._of_step(step)]
+            ahead = tuple(prompt for batch in drawn for prompt in batch.prompts) if together > 1 else ()
+            yield from (batch._replace(prompts_ahead=ahead) for batch in drawn)
+
+    def _of_step(self, step: int) -> list[PackedBatch]:
         """A step's batches are drawn together, so that each can tell the weight of them all."""
-        for step in itertools.count(self._start):
-            stride = self._batching.accumulate * self._processes
-            indices = range(step * stride + self._rank, (step + 1) * stride, self._processes)
-            batches = [self.batch(index) for index in indices]
-            weight = torch.stack([batch.step_weight for batch in batches]).sum()
-            yield from (batch._replace(step_weight=weight) for batch in batches)
+        stride = self._batching.accumulate * self._processes
+        indices = range(step * stride + self._rank, (step + 1) * stride, self._processes)
+        batches = [self.batch(index) for index in indices]
+        weight = torch.stack([batch.step_weight for batch in batches]).sum()
+        return [batch._replace(step_weight=weight) for batch in batches]
 
     def batch(self, index: int) -> PackedBatch:
         batching, max_length = self._batching, self._batching.longest

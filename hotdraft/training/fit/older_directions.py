@@ -29,7 +29,8 @@ class OlderDirections(Callback):
         modules = model.get_base_model().named_modules()
         adapted = {name: module for name, module in modules if isinstance(module, LoraLayer)}
         factors = {name: module.lora_A["default"].get_parameter("weight") for name, module in adapted.items()}
-        self._factors = [(factors[name], found) for name, found in directions.items()]
+        compute = next(model.get_base_model().parameters()).dtype  # as exact as what the draft's layers are given
+        self._factors = [(factors[name], found.to(compute)) for name, found in directions.items()]
         self._before: list[Tensor] = []
 
     @torch.no_grad()
@@ -84,5 +85,5 @@ def _principal(inputs: Tensor, count: int) -> Tensor:
 
 
 def _part(rows: Tensor, directions: Tensor) -> Tensor:
-    """What of rows [R, I] lies in `directions` [I, D]."""
-    return (rows @ directions) @ directions.T
+    """What of rows [R, I] lies in `directions` [I, D], computed in their dtype."""
+    return (rows.to(directions) @ directions) @ directions.T

@@ -61,6 +61,12 @@ Known = dict[int, dict[str, float]]
 """By version and request: expected acceptance."""
 
 
+def tell(known: Known, version: int, samples: Sequence[ReplaySample], scores: np.ndarray) -> None:
+    """Add to `known` what `version` does on `samples`, scores [S]."""
+    found = zip((sample.request_id for sample in samples), scores.tolist(), strict=True)
+    known.setdefault(version, {}).update(found)
+
+
 class VersionScores:
     """Expected acceptance of `samples` from the draft with any version of the registry; each is asked once."""
 
@@ -81,8 +87,7 @@ class VersionScores:
 
     def tell(self, version: int, samples: Sequence[ReplaySample], scores: np.ndarray) -> None:
         """What `version` does on `samples`, scores [S]."""
-        found = zip((sample.request_id for sample in samples), scores.tolist(), strict=True)
-        self._known.setdefault(version, {}).update(found)
+        tell(self._known, version, samples, scores)
 
     def of_champion(self, version: int) -> np.ndarray:
         """Scores [R]; the draft's own if `version` does not fit the configuration."""

@@ -1,13 +1,15 @@
 """What a process that runs job after job keeps between them, so that a burst costs little more than its steps."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
+from torch import Tensor
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.loading import fingerprint
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.batches.mixture import split_mixture
+from hotdraft.training.batches.packing import PackedBatch
 from hotdraft.training.judging.evidence import Known, VersionScores
 from hotdraft.training.judging.parent import with_parent
 from hotdraft.training.judging.served_draft import ServedDraft, load_draft
@@ -28,6 +30,7 @@ class Resident:
         self._draft: ServedDraft | None = None
         self.scores: Known = {}
         self.rehearsal = Rehearsal()
+        self._directions: dict[bytes, Mapping[str, Tensor]] = {}
 
     def warm(self, name: str, config: HotdraftConfig, registry: AdapterRegistry) -> Iterator[None]:
         """Have at hand what the first job asks for: the draft, and what it does and says on what it brings along.
@@ -61,6 +64,15 @@ class Resident:
             self._draft = load_draft(name, config)
             self.scores.clear()
             self.rehearsal.forget()
+            self._directions.clear()
         if sum(map(len, self.scores.values())) > MOST_SCORES:
             self.scores.clear()
         return self._draft
+
+    def directions(self, batch: PackedBatch, find: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+        """What `find` finds on `batch`, or found when it was asked for that last: the layers of versions that leave
+        older requests alone are given much the same on them."""
+        tokens = batch.input_ids.numpy().tobytes()
+        if tokens not in self._directions:
+            self._directions = {tokens: find()}
+        return self._directions[tokens]

@@ -21,12 +21,12 @@ from hotdraft.training.scoring.evaluate import by_request
 logger = logging.getLogger(__name__)
 
 
-def compare(context: JobContext, recorded: Recorded, trained: Trained) -> Judged:
-    """The verdict on the best of the candidates, and what it rests on is kept in the job's folder."""
+def compare(context: JobContext, recorded: Recorded, trained: Trained) -> tuple[Judged, GateEvidence | None]:
+    """The verdict on the best of the candidates, and what it rests on, which is kept in the job's folder."""
     verdict = refused(trained.refusal, len(recorded.held_out))
     judged = Judged(verdict, {**trained.metrics}, window_tags(recorded.data.train_rows), None, time.time())
     if not trained.candidates:
-        return judged
+        return judged, None
     judged.tags["parent"] = str(trained.candidates[0].card.parent_version)
     samples, mix = _asked(context, recorded)
     known = context.resident.scores
@@ -38,7 +38,7 @@ def compare(context: JobContext, recorded: Recorded, trained: Trained) -> Judged
             break
     evidence.save(folder)
     context.interruption.check("the verdict was published")
-    return judged
+    return judged, evidence
 
 
 def _asked(context: JobContext, recorded: Recorded) -> tuple[list[ReplaySample], Mapping[str, float]]:

@@ -16,6 +16,7 @@ from hotdraft.pipeline.store.connection import STORE_ONLY_ERRORS, StoreError, op
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.system.json_file import BrokenFileError
 from hotdraft.training.fit.resume import JobInterruptedError, StopSignal
+from hotdraft.training.judging.evidence import GateEvidence, tell
 from hotdraft.training.judging.gate import Verdict
 from hotdraft.training.judging.resident import Resident
 from hotdraft.training.online.begin import begin, kept_or_dropped
@@ -76,9 +77,11 @@ def run_job(
         context = JobContext(config, buffer, registry, job, interruption, progress, resident)
         with store_errors(config):
             registry.champion()  # no job trains that could not be told of
-        judged = _judged(context, burst)
+        judged, evidence = _judged(context, burst)
         with store_errors(config):
             version, judged = offer(judged, job.run_id, job.work_folder, config, registry)
+        if version is not None and evidence is not None:
+            tell(resident.scores, version, evidence.samples, evidence.candidates[judged.metrics["blend"]])
         Unproven(config.run_dir).settle(judged)
         verdict, last = judged.verdict, JobRecords(config.run_dir).last_job()
         refused = 1 + (0 if last is None else last.refused_in_a_row) if verdict.is_hopeless else 0
@@ -89,13 +92,13 @@ def run_job(
         return result
 
 
-def _judged(context: JobContext, burst: Burst | None) -> Judged:
-    """The verdict to publish: of an unfinished job if there is one, which may have come to it before."""
+def _judged(context: JobContext, burst: Burst | None) -> tuple[Judged, GateEvidence | None]:
+    """The verdict to publish, of an unfinished job if there is one, and what it rests on if it was come to now."""
     job, config = context.job, context.config
     if (former := unfinished(JobRecords(config.run_dir), config)) is not None:
         job.note(former.work, former.run_id)
         if former.run_id is not None and (judged := _verdict_in(job.work_folder)) is not None:
-            return judged
+            return judged, None
         burst = job.work.burst
     began, cpu_began = time.monotonic(), time.process_time()
     narrow = context.being(burst)
@@ -105,12 +108,12 @@ def _judged(context: JobContext, burst: Burst | None) -> Judged:
         with kept_or_dropped(context):
             log_inputs(open_client(config), job.run_id, narrow.config, recorded.data)
             trained = train_candidates(narrow, recorded)
-            judged = compare(narrow, recorded, trained)
+            judged, evidence = compare(narrow, recorded, trained)
     spent = {"job_seconds": time.monotonic() - began, "cpu_seconds": time.process_time() - cpu_began}
     judged = replace(judged, metrics=judged.metrics | spent, at=time.time())
     judged.save(job.work_folder)
     job.note(replace(job.work, attempts=0))
-    return judged
+    return judged, evidence
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from peft import PeftModel
 
-from hotdraft.pipeline.config.learning import DistillConfig
 from hotdraft.pipeline.models.adapter_folder import AdapterError, LoadedAdapter
 from hotdraft.training.batches.packing import DataError
 from hotdraft.training.fit.lora import build_lora, card_of, resolve_quantization, target_modules
@@ -89,7 +88,7 @@ def _candidates(
     unproven = Unproven(context.config.run_dir).beside(job.work.parent_version, draft)
     initial = initial_adapter(draft, unproven, distill, quantization)
     model = build_lora(draft.base, distill.lora, quantization, initial=initial)
-    beside = _left_alone(model, initial, draft, recorded, distill)
+    beside = _left_alone(model, initial, draft, recorded, context)
     start = copy_trainable(model)
     ranking = None if draft.head_size is None else draft.rank(data.drawn(RANKED))
     if distill.older_targets == "best":
@@ -114,14 +113,17 @@ def _candidates(
 
 
 def _left_alone(
-    model: PeftModel, initial: LoadedAdapter | None, draft: ServedDraft, recorded: Recorded, distill: DistillConfig
+    model: PeftModel, initial: LoadedAdapter | None, draft: ServedDraft, recorded: Recorded, context: JobContext
 ) -> list[OlderDirections]:
     """What keeps training off the directions of older requests. Where there are not so many, more is rehearsed."""
+    distill = context.config.distill
     batch = recorded.data.older(DIRECTION_TOKENS) if distill.older_directions else None
     if batch is None:
         return []
     names = target_modules(draft.base, distill.lora.target_modules)
-    directions = find_directions(draft.model(initial), names, batch, distill.older_directions)
+    directions = context.resident.directions(
+        batch, lambda: find_directions(draft.model(initial), names, batch, distill.older_directions)
+    )
     if any(found.shape[1] < distill.older_directions for found in directions.values()):
         recorded.data.rehearse_more(NARROW_SHARE)
         return []

@@ -9,6 +9,7 @@ another began with: instructions, schemas, earlier turns (RadixAttention: Zheng 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from operator import itemgetter
 from typing import Any, Self
 
@@ -22,6 +23,8 @@ from hotdraft.training.batches.packing import PackedBatch
 
 MOST_BYTES = 2**28
 """Of keys and values that are kept."""
+READ_TOGETHER = 1024
+"""Tokens from which on no more prompts are read beside those that are asked for."""
 WORTH = 4
 """One in so many of a prompt's tokens, that it is read on from."""
 
@@ -66,11 +69,19 @@ class KeptPrompts:
         found = {tokens: kept for tokens in prompts if (kept := self._find(tokens)) is not None}
         missing = [tokens for tokens in dict.fromkeys(prompts) if tokens and tokens not in found]
         if missing:
+            missing += self._ahead(batch, missing)
             found |= self._read(model, missing)
         cache = _joined([found[tokens] for tokens in prompts if tokens])
         for tokens in missing:
             self._keep(tokens, found[tokens])
         return cache, [_length(tokens) for tokens in prompts]
+
+    def _ahead(self, batch: PackedBatch, missing: Sequence[bytes]) -> list[bytes]:
+        """What may be read beside what is `missing`, as it soon will be too."""
+        soon = (tokens for tokens in dict.fromkeys(batch.prompts_ahead) if tokens and tokens not in missing)
+        lacking = [tokens for tokens in soon if self._find(tokens) is None]
+        read = accumulate(map(_length, lacking), initial=sum(map(_length, missing)))
+        return [tokens for tokens, before in zip(lacking, read, strict=False) if before < READ_TOGETHER]
 
     def _find(self, tokens: bytes) -> _Prompt | None:
         kept = self._kept.get(tokens)

@@ -154,14 +154,28 @@ def overlap_and_agreement(
     lowest = lowest_drafted(draft_logits, sampling)
     draft, _ = _draft_logprobs(draft_logits, top_ids, sampling.divisor.to(wide), lowest)
     overlap = torch.minimum(target, draft)[:, :-1].exp().sum(-1)
-    target_best = top_ids.gather(1, top_logprobs.argmax(-1, keepdim=True)).squeeze(1)
-    return overlap, (draft_logits.argmax(-1) == target_best).to(overlap.dtype)
+    return overlap, greedy_agreement(draft_logits, top_ids, top_logprobs)
+
+
+@torch.no_grad()
+def greedy_agreement(draft_logits: Tensor, top_ids: Tensor, top_logprobs: Tensor) -> Tensor:
+    """1 [N] where the likeliest tokens agree and 0 elsewhere, in float32 at least."""
+    target_best = top_ids.gather(1, top_logprobs.argmax(-1, keepdim=True))
+    agreement = draft_logits.new_zeros(len(draft_logits), dtype=_wide(draft_logits))
+    # To find a row's largest is much cheaper than to find where that is, which only equals leave open.
+    rows = (
+        (draft_logits.gather(1, target_best) == draft_logits.amax(-1, keepdim=True)).squeeze(1).nonzero().squeeze(1)
+    )
+    agreement[rows] = (draft_logits[rows].argmax(-1) == target_best[rows, 0]).to(agreement)
+    return agreement
 
 
 def expected_acceptance(
     draft_logits: Tensor, top_ids: Tensor, top_logprobs: Tensor, tail_logprob: Tensor, sampling: Sampling
 ) -> Tensor:
     """Chance [N] that one drafted token is accepted at each position as its request was sampled; see above."""
+    if (sampling.temperature == 0).all():
+        return greedy_agreement(draft_logits, top_ids, top_logprobs)
     overlap, agreement = overlap_and_agreement(draft_logits, top_ids, top_logprobs, tail_logprob, sampling)
     return torch.where(sampling.temperature == 0, agreement, overlap)
 

@@ -2,12 +2,14 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.replay.schema import table_of
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.batches.mixture import save_mixture, split_mixture
+from hotdraft.training.batches.packing import pack
 from hotdraft.training.judging import resident as resident_module
 from hotdraft.training.judging.evidence import VersionScores
 from hotdraft.training.judging.resident import Resident
@@ -53,3 +55,16 @@ def test_what_was_begun_with_another_draft_is_not_gone_on_with(config, make_llam
     resident.draft(config.draft, config)
     assert list(bits) == []
     assert not resident.scores
+
+
+def test_what_layers_are_given_on_older_requests_is_looked_at_anew_for_other_requests_alone(make_llama, serve):
+    samples, resident, asked = serve(make_llama(1, layers=1), 3), Resident(), []
+
+    def find(name):
+        asked.append(name)
+        return {name: torch.zeros(2, 1)}
+
+    for name, some in (("a", samples[:2]), ("b", samples[:2]), ("c", samples[1:]), ("d", samples[1:])):
+        found = resident.directions(pack(some), lambda name=name: find(name))
+        assert list(found) == [asked[-1]]
+    assert asked == ["a", "c"]

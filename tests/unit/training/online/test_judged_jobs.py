@@ -11,7 +11,7 @@ from hotdraft.pipeline.loop.job_record import Burst
 from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.pipeline.models.adapter_folder import AdapterBase, load_adapter
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
-from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out
+from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out, sample_from_row
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.replay.schema import table_of
 from hotdraft.pipeline.store.connection import StoreError
@@ -19,7 +19,9 @@ from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.batches.mixture import DOMAIN, save_mixture
 from hotdraft.training.fit.lora import merged_model
 from hotdraft.training.judging.anchors import read_anchors
+from hotdraft.training.judging.evidence import VersionScores
 from hotdraft.training.judging.gate import judge
+from hotdraft.training.judging.resident import Resident
 from hotdraft.training.online.context import JobError
 from hotdraft.training.online.job import run_job
 from hotdraft.training.online.publish import Judged
@@ -55,6 +57,18 @@ def test_while_a_champion_is_pinned_a_job_publishes_what_passed_the_gate_and_doe
     assert (last.state, last.version, last.reason) == ("accepted", 2, found.tags["reason"])
     registry.unpin()
     assert run_job(with_distill(config, seed=3), buffer=buffer, registry=registry).version == registry.champion()
+
+
+def test_what_a_candidate_did_is_what_its_version_does_and_is_not_asked_again(config, buffer):
+    registry, resident = AdapterRegistry(config), Resident()
+    version = run_job(config, buffer=buffer, registry=registry, resident=resident).version
+    assert registry.champion() == version
+    known = resident.scores[version]
+    samples = [sample_from_row(row) for row in buffer.load().with_format("numpy") if row["request_id"] in known]
+    assert len(samples) == len(known) > 4
+    draft = resident.draft(config.draft, config)
+    afresh = VersionScores(draft, registry, config.distill, samples).of_champion(version)
+    assert [known[sample.request_id] for sample in samples] == pytest.approx(afresh.tolist(), abs=1e-6)
 
 
 @pytest.fixture

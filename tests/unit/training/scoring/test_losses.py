@@ -159,6 +159,13 @@ def test_expected_acceptance_is_the_overlap_above_temperature_0_and_agreement_at
     assert 0 < agreement.sum() < ROWS
 
 
+def test_where_a_drafts_likeliest_tokens_are_equally_likely_the_first_is_drafted():
+    logits = torch.tensor([[1.0, 3.0, 3.0], [1.0, 3.0, 3.0], [3.0, 1.0, 2.0]], dtype=torch.bfloat16)
+    ids, logprobs = torch.tensor([[2], [1], [1]]), torch.zeros(3, 1)
+    greedy = unfiltered(torch.zeros(3))
+    assert expected_acceptance(logits, ids, logprobs, logprobs[:, 0], greedy).tolist() == [0, 1, 0]
+
+
 def test_expected_acceptance_from_few_tokens_is_a_lower_bound(pair):
     target, draft = pair
     ids, top, tail = target_of(target, 5)

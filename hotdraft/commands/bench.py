@@ -21,7 +21,9 @@ def bench(
     prompts: Annotated[int, typer.Option(min=1, help="Prompts of each run.")] = 16,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens that each prompt is answered with.")] = 64,
     repeats: Annotated[int, typer.Option(min=1, help="Interleaved repeats behind each median.")] = 3,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of each engine; all cores.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of each engine; by default all cores.")
+    ] = None,
     fixed_k: Annotated[bool, typer.Option("--fixed-k", help="Also hotdraft with each fixed k.")] = False,
     overhead: Annotated[bool, typer.Option("--overhead", help="Also the cost of recorder and metrics.")] = False,
     swap: Annotated[bool, typer.Option("--swap", help="Also what a stream notices of a swap.")] = False,

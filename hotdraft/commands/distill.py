@@ -29,7 +29,8 @@ def distill(
     """Distil recorded traffic into a new adapter, judge it, and promote it if it is better.
 
     One job ends with code 0 if there is a verdict, whether accepted or rejected, and with 1 if there is none:
-    it could not begin, was cancelled, or was interrupted, and then the next goes on from there.
+    it could not begin, was cancelled, or was interrupted, and then the next goes on from there. 2 says that
+    the configuration is wrong or a store is away.
 
     Examples:
     $ hotdraft distill --config configs/smollm2.yaml

@@ -13,7 +13,7 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def models() -> None:
-    """Models: one that needs no hub, one of a larger one's cost, one with another's tokens.
+    """Models: fetch the demo's, inflate one to a larger one's cost, give a draft its target's tokens.
 
     Examples:
     $ hotdraft models fetch smollm2

@@ -19,7 +19,9 @@ class Method(StrEnum):
 
 def predistill(
     config: ConfigOption,
-    out: Annotated[Path | None, typer.Option(help="New or empty folder that the draft is written to.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="New or empty folder that the draft is written to; needed unless --plan.")
+    ] = None,
     prompts: Annotated[
         list[str] | None,
         typer.Option(help="What to learn from: JSONL of prompts, a folder of text, a dataset. Repeatable."),
@@ -40,7 +42,7 @@ def predistill(
 
     It learns from the target's own answers, which are kept in the run folder,
     and training writes checkpoints: started again, the command goes on where it
-    was stopped. The configuration needs a predistill section.
+    was stopped. What the draft is to be is said under `predistill:`.
 
     Examples:
     $ hotdraft predistill --config configs/predistill-smollm2.yaml --plan

@@ -57,8 +57,11 @@ def serve(
 ) -> None:
     """Serve TARGET, sped up by a draft; record what the draft got wrong.
 
+    What no flag says is as the file has it, and else by default: 127.0.0.1:8000,
+    k auto, 8 requests decoded together, of 1024 tokens at most.
+
     Examples:
-    $ hotdraft serve smollm2 --draft smollm2-draft --self-improve
+    $ hotdraft serve --config smollm2 --self-improve
     $ hotdraft serve path/to/target --draft path/to/draft --max-model-len 4096
     $ hotdraft serve --config configs/smollm2.yaml --host 0.0.0.0 --port 9000
     $ HOTDRAFT_ENGINE__NUM_SLOTS=16 hotdraft serve -c configs/smollm2.yaml --k 3

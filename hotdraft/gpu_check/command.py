@@ -17,7 +17,7 @@ def gpu_check(
     device: Annotated[str, typer.Option(help="cuda, cuda:N, or cpu, where the same steps run.")] = "cuda",
     minutes: Annotated[float, typer.Option(min=0.1, help="For all steps together.")] = 10.0,
     to: Annotated[
-        str | None, typer.Option(help="Parameters the target is inflated to, as 6b; on a CPU not at all.")
+        str | None, typer.Option(help="Parameters the target is inflated to; by default 6b, on a CPU not at all.")
     ] = None,
     random: Annotated[
         bool, typer.Option("--random", help="Models made at random, also if SmolLM2 is here.")

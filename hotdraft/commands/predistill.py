@@ -32,7 +32,8 @@ def predistill(
     method: Annotated[Method | None, typer.Option(help="Which weights are trained.")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Only say what it takes: memory, disk and hours.")] = False,
     memory_gb: Annotated[
-        float | None, typer.Option(min=0.1, help="With --plan: for a device with so much memory, without weights.")
+        float | None,
+        typer.Option(min=0.1, max=1e6, help="With --plan: for a device with so much memory, without weights."),
     ] = None,
     slim: Annotated[
         bool, typer.Option("--slim", help="Leave out of the folder what a cut has in common with its target.")

@@ -99,6 +99,8 @@ def serve(
     on_vllm = settings.engine.kind == "vllm"
     if flags and not on_vllm:
         raise typer.BadParameter("flags after -- are vLLM's: add --engine vllm")
+    if show_command and not on_vllm:
+        raise typer.BadParameter("--show-command is of --engine vllm")
     if self_improve and settings.engine.threads is None and settings.distill.threads is None:
         overrides = merged(overrides, _shared_cores())
         settings = load_config(config, overrides)

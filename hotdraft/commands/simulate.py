@@ -29,7 +29,7 @@ SHOWN_ERRORS = 3
 def simulate(
     traffic: Annotated[list[Path], typer.Option(help="JSONL file of prompts; several are played in turn.")],
     config: ConfigOption,
-    out: Annotated[Path, typer.Option(help="Folder for report.json and acceptance.png.")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for report.json and acceptance.png.")],
     concurrency: ConcurrencyOption = 4,
     url: Annotated[
         str | None, typer.Option(help="A running server; without it, one is started with --config.")

@@ -1,10 +1,11 @@
-"""Distillation jobs that began and have no verdict."""
+"""Distillation jobs that began and have no verdict, and what an operator had said of them."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 from hotdraft.doctor.finding import Finding, ok, warning
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.loop.controls import ControlFile
 from hotdraft.pipeline.loop.jobs import JobRecords
 
 
@@ -23,5 +24,8 @@ def examine_jobs(config: HotdraftConfig, config_path: Path) -> Iterator[Finding]
         )
     else:
         yield ok("jobs", f"job {newest.id}: {newest.state}")
+    if (says := ControlFile(config.run_dir).broken()) is not None:
+        mend = f"`hotdraft loop on --config {config_path}`, or off, writes it anew; it may have said more"
+        yield warning("controls", f"{says}: the loop is on, and k as configured, once a process starts", mend)
     for says in records.broken():
         yield warning("jobs", says, "delete the file once you have seen what is in it; nothing else needs it")

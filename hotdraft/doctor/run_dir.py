@@ -15,7 +15,10 @@ MIN_FREE_BYTES = 1_000_000_000
 
 def examine_run_dir(config: HotdraftConfig) -> Iterator[Finding]:
     place, free = nearest_folder(config.run_dir), free_bytes(config.run_dir)
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+    if not place.is_dir():
+        yield problem("run_dir", f"{place} is no folder", "set `run_dir:` to one that is, or is to be made")
+        return
+    if not os.access(place, os.W_OK | os.X_OK):
         mend = f"`chown` {place} to the user that serves, or set `run_dir:` to a folder that it owns"
         yield problem("run_dir", f"{config.run_dir} cannot be written", mend)
         return

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -55,7 +56,13 @@ def serve(
     `on_step` is told what is being done until then, and `on_listening` what there is to know once it listens.
     Raises ValueError subclasses, before anything is started, for a configuration that cannot serve.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the server runs
+    told_to_end = Event()
+
+    def end(*_: object) -> None:
+        told_to_end.set()  # what is run when it comes may drop the exception, as a callback from C does
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, end)  # until the server runs
     configure_logging(config.server.log_format, log_requests=config.server.log_requests)
     api_keys, admin_keys = read_api_keys(config.server), read_admin_keys(config.server)
     buffer = ReplayBuffer.of(config)
@@ -115,6 +122,8 @@ def serve(
     recorder = nullcontext() if engine.recorder is None else closing(engine.recorder)
     on_step("measuring what a round costs")
     with _running(replay_watch, tracker), recorder, _running(engine, k_override, sync, supervisor):
+        if told_to_end.is_set():
+            sys.exit(0)
         server.run()
 
 

@@ -36,7 +36,7 @@ Proposers = Annotated[list[Literal["draft", "suffix"]], BeforeValidator(_by_comm
 class ServerConfig(Section):
     host: str = Field("127.0.0.1", description="address to listen at; 0.0.0.0 for all of this machine")
     port: int = Field(8000, ge=0, le=65535, description="TCP port to listen at; 0 takes one that is free")
-    served_model_name: str | None = None
+    served_model_name: Annotated[str, Field(min_length=1)] | None = None
     """Name clients use for the model; the target's name by default."""
     api_keys: Keys = Field(
         [], description="any of which /v1 asks for; by comma in the environment; none: open to everybody"

@@ -4,12 +4,13 @@ An environment variable names its key with a double underscore between levels:
 ``HOTDRAFT_ENGINE__K=4``. Unknown keys are errors.
 """
 
+import re
 from collections.abc import Mapping
 from os.path import abspath  # `..` has a name too, and a link keeps its own
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -31,19 +32,27 @@ from hotdraft.pipeline.config.section import ConfigError, Dtype, Section
 from hotdraft.pipeline.config.serving import EngineConfig, RecorderConfig, ServerConfig, VllmConfig
 from hotdraft.pipeline.config.sources import Sources
 
+Name = Annotated[str, StringConstraints(min_length=1)]
+
+
+def _has_a_registry(uri: str) -> str:
+    if not re.match(r"(https?|sqlite|(postgresql|mysql|mssql)(\+\w+)?|databricks|uc)\b", uri):
+        raise ValueError("must be of a database (sqlite:///…, postgresql://…) or of an MLflow server (http://…)")
+    return uri
+
 
 class TrackingConfig(Section):
-    uri: str | None = None
+    uri: Annotated[str, AfterValidator(_has_a_registry)] | None = None
     """MLflow store; ``sqlite:///<run_dir>/mlflow.db`` by default."""
     interval_seconds: float = Field(5.0, gt=0, description="time between two points of the served curves")
     served_seconds: float = Field(
         30.0, gt=0, description="time between two updates of what an adapter version did in service"
     )
-    registered_model: str = "hotdraft-draft"
+    registered_model: Name = "hotdraft-draft"
     """Name of the adapter versions in MLflow's registry; servers that share it share a champion."""
-    serving_experiment: str = "hotdraft-serving"
+    serving_experiment: Name = "hotdraft-serving"
     """MLflow experiment of the serving runs."""
-    training_experiment: str = "hotdraft-distillation"
+    training_experiment: Name = "hotdraft-distillation"
     """MLflow experiment of the distillation jobs."""
 
 
@@ -58,10 +67,10 @@ class HotdraftConfig(BaseSettings):
         use_attribute_docstrings=True,
     )
 
-    target: str
+    target: Name
     """Hub id, local folder, or the name of a model that `hotdraft models fetch` obtained."""
     draft: str | None = None
-    """Likewise, or the name of a draft that ships with hotdraft; without one, tokens are guessed from text alone."""
+    """Likewise, or the name of a draft that ships with hotdraft; without one tokens are guessed from text alone."""
     dtype: Dtype = "auto"
     """Of the weights; auto is bfloat16 where the hardware computes with it, else float32, on a GPU float16."""
     device: str = "auto"

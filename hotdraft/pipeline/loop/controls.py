@@ -64,6 +64,16 @@ class ControlFile:
         self._broken = ""
         return self._last
 
+    def broken(self) -> str | None:
+        """What is wrong with the file, if anything is."""
+        try:
+            read_json(self._path, Controls)
+        except FileNotFoundError:
+            return None
+        except BrokenFileError as error:
+            return str(error)
+        return None
+
     def switch_loop(self, on: bool) -> Controls:
         """Let the trainer start jobs by itself, or not; one that runs is finished either way."""
         return self._update(loop_enabled=on)

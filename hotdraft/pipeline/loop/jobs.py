@@ -138,7 +138,7 @@ class JobRecords:
             self._path(job_id, "cancel").touch()
         job = self.get(job_id)
         if job.state != "cancelling":
-            raise JobEndedError(f"job {job_id} runs no more: it is {job.state}")
+            raise JobEndedError(f"job {job_id} runs no more: its state is {job.state}")
         return job
 
     def log_path(self, job_id: str) -> Path:

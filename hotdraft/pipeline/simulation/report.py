@@ -73,6 +73,8 @@ def windows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     found = []
     for domain in dict.fromkeys(outcome.domain for outcome in outcomes):
         served = [outcome for outcome in outcomes if outcome.domain == domain and outcome.error is None]
+        if not served:
+            continue
         starts = list(range(0, len(served), WINDOW))
         if len(starts) > 1 and len(served) - starts[-1] < WINDOW / 2:
             starts.pop()  # too few for a point of their own: they join the one before

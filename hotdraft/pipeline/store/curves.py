@@ -8,16 +8,18 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import accumulate, takewhile
 
 from mlflow.entities import Metric
 
-from hotdraft.pipeline.store.domains import MAX_DOMAINS, DomainNames
+from hotdraft.pipeline.store.domains import DomainNames
 from hotdraft.pipeline.store.history import History, Point, Swap
 from hotdraft.pipeline.store.served import DomainCounts, Served
 
 logger = logging.getLogger(__name__)
 
-POINTS_PER_BATCH = 1000 // (MAX_DOMAINS + 12)  # MLflow takes at most 1000 metrics at once
+METRICS_AT_ONCE = 1000
+"""That MLflow takes, at most."""
 POINTS_IN_HISTORY = 720  # an hour of traffic at the default interval
 SWAPS_IN_HISTORY = 100
 
@@ -150,7 +152,9 @@ class ServedCurves:
     def take_unsent(self) -> list[list[Metric]]:
         """The oldest points, as many as MLflow takes at once."""
         with self._lock:
-            return [self._unsent.popleft() for _ in range(min(len(self._unsent), POINTS_PER_BATCH))]
+            metrics = accumulate(map(len, self._unsent))
+            fitting = sum(1 for _ in takewhile(lambda count: count <= METRICS_AT_ONCE, metrics))
+            return [self._unsent.popleft() for _ in range(fitting)]
 
     def put_back(self, points: list[list[Metric]]) -> None:
         """They could not be sent."""

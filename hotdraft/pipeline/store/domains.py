@@ -1,28 +1,65 @@
 """Names of the domains that curves and counters are kept by. Clients choose them, so their number is bounded."""
 
 import re
+import threading
+from collections import Counter
 
-MAX_DOMAINS = 32  # each is a curve and two counters for ever
+MAX_DOMAINS = 32
+"""At a time."""
+MAX_NAMES = 256
+"""Ever: each is a curve and two counters for as long as the process lives."""
+NEWEST = 1024
+"""Requests after which what was counted is halved."""
+MORE = 3
+"""Requests by which a domain has to exceed the one whose place it takes."""
 OTHER = "other"
 
 
 class DomainNames:
-    """The first `MAX_DOMAINS` domains keep their names, as far as MLflow takes them; all others are `other`.
+    """The `MAX_DOMAINS` domains of most of the newest requests have names of their own; all others are `other`.
 
-    Whoever hears of the same domains in the same order gives them the same names.
+    A new one has it at once while there is room, and else takes the place of the one with fewest requests, by
+    having had more: tags that come once each crowd nobody out. May be asked by several threads.
     """
 
     def __init__(self) -> None:
-        self._known: set[str] = set()
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._heard = 0
+        self._named: set[str] = set()
+        self._ever: set[str] = set()
 
     def name(self, domain: str) -> str:
         name = name_part(domain)
-        if name not in self._known and len(self._known) >= MAX_DOMAINS:  # several threads may ask
-            return OTHER
-        self._known.add(name)
-        return name
+        with self._lock:
+            self._count(name)
+            if name not in self._named and not self._makes_room_for(name):
+                return OTHER
+            self._named.add(name)
+            self._ever.add(name)
+            return name
+
+    def _count(self, name: str) -> None:
+        self._counts[name] += 1
+        self._heard += 1
+        if self._heard % NEWEST == 0:
+            self._counts = Counter({name: count // 2 for name, count in self._counts.items() if count > 1})
+
+    def _makes_room_for(self, name: str) -> bool:
+        if len(self._ever) >= MAX_NAMES and name not in self._ever:
+            return False
+        if len(self._named) < MAX_DOMAINS:
+            return True
+        least = min(self._named, key=self._counts.__getitem__)
+        if self._counts[name] < self._counts[least] + MORE:
+            return False
+        self._named.remove(least)
+        return True
 
 
 def name_part(text: str) -> str:
-    """Any text, a client's domain for one, as a part of a metric or tag name that MLflow accepts."""
-    return re.sub(r"[^\w-]", "_", text, flags=re.ASCII)[:100] or "default"
+    """Any text, a client's domain for one, as a part of a metric or tag name that MLflow accepts.
+
+    Letters and digits of any script stay, as `_` and `-` do; all else becomes `_`.
+    """
+    return re.sub(r"[^\w-]", "_", text)[:100] or "default"

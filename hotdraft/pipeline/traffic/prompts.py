@@ -41,12 +41,14 @@ def read_traffic(path: str | Path) -> list[Prompt]:
     if not path.is_file():
         raise TrafficError(f"no traffic file at {path}")
     prompts = []
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
-                prompts.append(_prompt(json.loads(line)))
+                row = json.loads(line.decode())
+                json.dumps(row, ensure_ascii=False).encode()  # JSON can spell half of a surrogate pair
+                prompts.append(_prompt(row))
             except ValueError as error:
                 raise TrafficError(f"{path}:{number}: {error}") from error
     if not prompts:

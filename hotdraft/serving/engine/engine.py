@@ -29,7 +29,13 @@ from hotdraft.serving.engine.sequence import Sequence
 from hotdraft.serving.engine.steps import Steps
 from hotdraft.serving.graphs.recurring import GraphCounts
 from hotdraft.serving.messages.events import SwapEvent
-from hotdraft.serving.messages.request import MAX_LOGPROBS, FinishReason, GenerationRequest, OutputDelta
+from hotdraft.serving.messages.request import (
+    MAX_LOGPROBS,
+    FinishReason,
+    GenerationRequest,
+    OutputDelta,
+    ParameterError,
+)
 from hotdraft.serving.models.runner import Computation, Runner
 from hotdraft.serving.proposers.draft_model import DraftModel
 
@@ -191,7 +197,7 @@ class Engine:
         if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < self.decoder.vocab_size:
             raise ValueError(f"the prompt has token ids outside 0..{self.decoder.vocab_size - 1}")
         if any(token_id >= self.decoder.vocab_size for token_id, _ in request.params.logit_bias):
-            raise ValueError(f"logit_bias has token ids outside 0..{self.decoder.vocab_size - 1}")
+            raise ParameterError("logit_bias", f"has token ids outside 0..{self.decoder.vocab_size - 1}")
         for field in ("logprobs", "prompt_logprobs"):
             number = getattr(request.params, field)
             if number is not None and number > self.max_logprobs:

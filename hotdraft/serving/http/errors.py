@@ -12,6 +12,12 @@ from starlette.routing import Match
 
 from hotdraft.serving.messages.prompt_encoder import PromptError
 
+_FASTAPIS_UNREADABLE = "There was an error parsing the body"
+UNREADABLE = (
+    "The body cannot be read as JSON: it is not UTF-8 (no Content-Encoding is taken), nested too deeply, or has a "
+    "number of too many digits"
+)
+
 
 class ErrorBody(BaseModel):
     message: str
@@ -83,6 +89,8 @@ def from_validation(error: RequestValidationError) -> ApiError:
     message = str(cause) if isinstance(cause, ValueError) else problem["msg"]
     if not field and problem["type"] == "missing":
         message = "The body is missing: a JSON object is needed"
+    if not field and problem["type"] == "model_attributes_type":
+        message = "The body must be a JSON object, sent with Content-Type: application/json"
     if field and not re.search(rf"\b{re.escape(field)}\b", message):
         message = f"{field}: {message}"
     return ApiError(400, message, param=field or None)
@@ -108,7 +116,8 @@ def add_error_handlers(app: FastAPI) -> None:
         headers = dict(error.headers) if error.headers else None
         if error.status_code == 405:
             headers = {"Allow": ", ".join(_allowed_methods(request))}
-        return ApiError(error.status_code, str(error.detail), headers=headers).response()
+        detail = UNREADABLE if error.detail == _FASTAPIS_UNREADABLE else str(error.detail)
+        return ApiError(error.status_code, detail, headers=headers).response()
 
     @app.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> JSONResponse:

@@ -22,6 +22,14 @@ MIN_TEMPERATURE = 1e-5
 """vLLM's bound as well."""
 
 
+class ParameterError(ValueError):
+    """A sampling parameter that cannot be: `param` is its name, with which the message begins."""
+
+    def __init__(self, param: str, says: str) -> None:
+        super().__init__(f"{param} {says}")
+        self.param = param
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How tokens are drawn. Raises ValueError naming the field and what it may be."""
@@ -70,13 +78,20 @@ class SamplingParams:
             "stop": (all(self.stop), "non-empty strings"),
             "presence_penalty": (-2 <= self.presence_penalty <= 2, "between -2 and 2"),
             "frequency_penalty": (-2 <= self.frequency_penalty <= 2, "between -2 and 2"),
-            "logit_bias": _is_bias(self.logit_bias),
             "logprobs": _is_number_of_logprobs(self.logprobs),
             "prompt_logprobs": _is_number_of_logprobs(self.prompt_logprobs),
         }
         for field, (ok, allowed) in checks.items():
             if not ok:
-                raise ValueError(f"{field} must be {allowed}, not {getattr(self, field)!r}")
+                raise ParameterError(field, f"must be {allowed}, not {getattr(self, field)!r}")
+        if len(self.logit_bias) > MAX_BIASED:
+            raise ParameterError(
+                "logit_bias", f"must be of at most {MAX_BIASED} tokens, not {len(self.logit_bias)}"
+            )
+        for token_id, added in self.logit_bias:
+            if token_id < 0 or not -100 <= added <= 100:
+                allowed = "token ids from 0, each with -100 to 100"
+                raise ParameterError("logit_bias", f"must be of {allowed}, not {token_id}: {added:g}")
 
     @property
     def stop_strings(self) -> StopStrings:
@@ -94,11 +109,6 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         """Whether tokens are drawn from other logits than the target's own."""
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or len(self.logit_bias) > 0
-
-
-def _is_bias(bias: tuple[tuple[int, float], ...]) -> tuple[bool, str]:
-    known = all(token_id >= 0 and -100 <= added <= 100 for token_id, added in bias)
-    return known and len(bias) <= MAX_BIASED, f"of at most {MAX_BIASED} token ids, each with -100 to 100"
 
 
 def _is_number_of_logprobs(number: int | None) -> tuple[bool, str]:

@@ -2,6 +2,8 @@
 
 import asyncio
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +51,36 @@ class Background:
     def join(self) -> Outcome:
         self._thread.join()
         return self.outcome
+
+
+SWALLOWS = """
+import os, signal, sys, time
+from pathlib import Path
+from hotdraft.pipeline.config.settings import load_config
+from hotdraft.serving.service import serve
+
+def step(says):
+    if says != "opening the stores":
+        return
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.05)
+    except SystemExit:
+        print("swallowed", flush=True)
+
+path = Path(sys.argv[1])
+serve(load_config(path), config_path=path, overrides={}, self_improve=False, on_step=step,
+      on_listening=lambda says: os._exit(7))
+"""
+
+
+def test_sigterm_that_is_swallowed_while_the_server_starts_still_ends_it(
+    write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    """As a callback of a C library drops what is raised in it."""
+    command = [sys.executable, "-c", SWALLOWS, str(write_config(tmp_path))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "swallowed" in done.stdout) == (0, True), done.stderr
 
 
 @pytest.mark.parametrize(("drain_seconds", "told"), [(30, False), (0.2, True)])

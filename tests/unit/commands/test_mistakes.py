@@ -58,6 +58,25 @@ MISTAKES = {
         "my.yaml:2: engine.num_slots: Input should be a valid integer",
         "target: m\nengine: {num_slots: many}\n",
     ),
+    "a switch for a number": Mistake(
+        SHOW, "my.yaml:2: engine.num_slots: Value error, must not be true", "target: m\nengine: {num_slots: on}\n"
+    ),
+    "a store of versions that is none": Mistake(
+        SHOW,
+        "my.yaml:2: tracking.uri: Value error, must be of a database (sqlite:///…, postgresql://…) or of an MLflow",
+        "target: m\ntracking: {uri: 'foo://x'}\n",
+    ),
+    "a name of no letters": Mistake(
+        SHOW,
+        "my.yaml:2: tracking.registered_model: String should have at least 1 character",
+        "target: m\ntracking: {registered_model: ''}\n",
+    ),
+    "a command to show that is of no vLLM": Mistake(
+        (*SERVE, "--show-command"), "--show-command is of --engine vllm"
+    ),
+    "memory without end": Mistake(
+        ("predistill", "-c", "my.yaml", "--plan", "--memory-gb", "inf"), "should be less than or equal to 1000000"
+    ),
     "a number out of range": Mistake(
         SHOW,
         "my.yaml:2: server.port: Input should be less than or equal to 65535",
@@ -222,7 +241,7 @@ MISTAKES = {
         (*SERVE, "--host", "0.0.0.0", "--port", "PORT"), "other machines reach /admin at server.host 0.0.0.0"
     ),
     "a run_dir that is a file": Mistake(
-        (*SERVE, "--run-dir", "my.yaml/run", "--port", "PORT"), "run_dir: my.yaml/run cannot be written"
+        (*SERVE, "--run-dir", "my.yaml/run", "--port", "PORT"), "/my.yaml is no folder: set `run_dir:`"
     ),
     "a file of keys that is not there": Mistake(
         (*SERVE, "--port", "PORT"), "server.api_key_file", "target: TARGET\nserver: {api_key_file: keys}\n"

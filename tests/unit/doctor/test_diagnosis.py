@@ -210,6 +210,16 @@ def test_broken_files_of_jobs_are_named(tmp_path):
     assert "20260101-000000-aaaaaa.json is broken" in found.says
 
 
+def test_broken_settings_of_an_operator_are_named(tmp_path):
+    settings = config_of(tmp_path)
+    settings.run_dir.mkdir()
+    (settings.run_dir / "control.json").write_text("bad{")
+    _, found = examine_jobs(settings, Path("my.yaml"))
+    assert (found.about, found.state) == ("controls", "warning")
+    assert "control.json is broken" in found.says
+    assert "hotdraft loop on --config my.yaml" in (found.mend or "")
+
+
 @pytest.fixture
 def config_file(tmp_path: Path, tiny_target: str, tiny_draft: str) -> Path:
     path = tmp_path / "config.yaml"

@@ -10,6 +10,8 @@ MAX_STOP_STRINGS = 32
 MAX_STOP_LENGTH = 256
 MAX_METADATA = 16
 """OpenAI's bound."""
+MAX_METADATA_LENGTH = 512
+"""Likewise."""
 
 
 def _encodable(text: str) -> str:
@@ -22,7 +24,7 @@ def _encodable(text: str) -> str:
 
 
 UnicodeText = Annotated[str, AfterValidator(_encodable)]
-
+MetadataText = Annotated[str, Field(max_length=MAX_METADATA_LENGTH), AfterValidator(_encodable)]
 
 Item = TypeVar("Item")
 Few = Annotated[list[Item], Field(max_length=MAX_PROMPTS)]
@@ -32,14 +34,18 @@ Stops = Annotated[list[Stop], Field(max_length=MAX_STOP_STRINGS)]
 
 def text_parts(value: Any) -> Any:
     if not isinstance(value, str | list):
-        raise ValueError(f"must be a text or a list of parts, not of type {type(value).__name__}")
+        raise ValueError(f"must be a text or a list of parts, not {_in_json(value)}")
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
 def stop_list(value: Any) -> Any:
     if not isinstance(value, str | list | None):
-        raise ValueError(f"must be a text or a list of texts, not of type {type(value).__name__}")
+        raise ValueError(f"must be a text or a list of texts, not {_in_json(value)}")
     return [value] if isinstance(value, str) else value
+
+
+def _in_json(value: Any) -> str:
+    return {dict: "an object", bool: "true or false", type(None): "null"}.get(type(value), "a number")
 
 
 def few_entries(value: Any) -> Any:

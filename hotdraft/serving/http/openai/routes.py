@@ -23,7 +23,7 @@ from hotdraft.serving.http.openai.responses import (
 )
 from hotdraft.serving.http.openai.schema import ChatCompletionRequest, CompletionRequest, GenerationOptions
 from hotdraft.serving.http.openai.token_stream import TokenStream
-from hotdraft.serving.messages.request import GenerationRequest
+from hotdraft.serving.messages.request import GenerationRequest, ParameterError
 
 DomainHeader = Annotated[
     str | None,
@@ -79,6 +79,8 @@ def _submit(engine: Engine, requests: list[GenerationRequest], client: Request) 
     except ShuttingDownError as error:
         headers = {"Retry-After": "5", "Connection": "close"}
         raise ApiError(503, str(error), code="shutting_down", headers=headers) from error
+    except ParameterError as error:
+        raise ApiError(400, str(error), param=error.param) from error
     except ValueError as error:
         raise ApiError(400, str(error)) from error
 

@@ -11,12 +11,22 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
+from hotdraft.pipeline.config.section import no_truth_for_a_number
 from hotdraft.serving.http.openai.fields import (
     MAX_METADATA,
     Few,
+    MetadataText,
     Stop,
     Stops,
     UnicodeText,
@@ -40,6 +50,7 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = {
     "bad_words": ([],),
     "best_of": (1,),
     "chat_template": (),
+    "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
@@ -54,10 +65,14 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = {
     "logits_processors": ([],),
     "min_tokens": (0,),
     "modalities": (["text"],),
+    "prompt_embeds": (),
     "prompt_logprobs": (),
     "repetition_penalty": (1, 1.0),
     "response_format": ({"type": "text"},),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
     "stop_token_ids": ([],),
     "structured_outputs": (),
     "suffix": ("",),
@@ -71,8 +86,14 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = {
 """Fields that change the result and are not built, with the values that ask for nothing (null always does)."""
 
 
+_UNKNOWN_TO_TEMPLATES = ("audio", "function_call", "refusal", "tool_calls")
+"""Of a message."""
+
+
 class RequestModel(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+    _numbers = field_validator("*", mode="before")(no_truth_for_a_number)
 
 
 class TextPart(RequestModel):
@@ -86,6 +107,15 @@ Parts = Annotated[list[TextPart], Field(max_length=MAX_PARTS)]
 class ChatMessage(RequestModel):
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[Parts, BeforeValidator(text_parts, json_schema_input_type=str | Parts)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_no_text(cls, told: Any) -> Any:
+        for name in _UNKNOWN_TO_TEMPLATES if isinstance(told, dict) else ():
+            if told.get(name):
+                says = "{name} of a message is not supported by this server"
+                raise PydanticCustomError("unsupported", says, {"name": name})
+        return told
 
     def for_template(self) -> dict[str, str]:
         """The message as chat templates know it; `developer` is OpenAI's newer name for `system`."""
@@ -147,8 +177,7 @@ class GenerationOptions(RequestModel):
         None, max_length=256, description="the answer helps to guess only those of requests with the same salt"
     )
     metadata: Annotated[
-        Annotated[dict[UnicodeText, Annotated[UnicodeText, Field(max_length=512)]], Field(max_length=MAX_METADATA)]
-        | None,
+        Annotated[dict[UnicodeText, MetadataText], Field(max_length=MAX_METADATA)] | None,
         BeforeValidator(few_entries),
     ] = Field(None, description='{"domain": name} tags the traffic')
     user: UnicodeText | None = None

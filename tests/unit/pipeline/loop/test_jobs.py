@@ -148,7 +148,7 @@ def test_a_job_is_cancelled_by_anybody_while_it_runs(records, tmp_path):
     assert job.is_cancelled
     assert records.running().id == job.id
     job.end("cancelled", "cancelled")
-    with pytest.raises(JobEndedError, match="it is cancelled"):
+    with pytest.raises(JobEndedError, match="state is cancelled"):
         others.cancel(job.id)
     assert not records.begin("loop").is_cancelled
 
@@ -176,7 +176,7 @@ def test_a_killed_process_leaves_a_job_that_died(records, tmp_path):
     holder.wait()
     died = records.get(job_id)
     assert (died.state, died.ended_at) == ("died", None)
-    with pytest.raises(JobEndedError, match="it is died"):
+    with pytest.raises(JobEndedError, match="state is died"):
         records.cancel(job_id)
     records.begin("api")
 

@@ -166,6 +166,15 @@ def test_failures_are_counted_and_shown(tmp_path, config):
     assert "and 2 more" in result.output
 
 
+def test_a_domain_of_which_nothing_was_served_has_no_windows(tmp_path, config):
+    asked = [ask("a", "fail"), *(ask("b", f"{n}") for n in range(5))]
+    write_traffic(tmp_path / "t.jsonl", asked)
+    with fake_server() as (url, _):
+        cli(simulate, "--traffic", tmp_path / "t.jsonl", "--config", config, "--out", tmp_path, "--url", url)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["failed_requests"], [window["domain"] for window in report["windows"]]) == (1, ["b"])
+
+
 def test_a_server_that_is_not_there_is_an_error(tmp_path, config):
     write_traffic(tmp_path / "t.jsonl", [ask("a", "x")])
     result = cli(

@@ -52,6 +52,12 @@ def test_unknown_model(client: openai.OpenAI) -> None:
         ({"extra_body": {"typical_p": 0.5}}, "typical_p"),
         ({"extra_body": {"add_generation_prompt": False}}, "add_generation_prompt"),
         ({"extra_body": {"top_k": -2}}, "top_k"),
+        ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, "chat_template_kwargs"),
+        ({"extra_body": {"return_token_ids": True}}, "return_token_ids"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"temperature": False}, "temperature"),
+        ({"metadata": {"domain": "x" * 513}}, "metadata.domain"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
     ],
 )
@@ -77,6 +83,9 @@ def test_bad_chat_requests_name_the_field(
         ({"prompt": [-1]}, "token id -1"),
         ({"prompt": {"text": "hello"}}, "prompt: must be a text, a list of token ids"),
         ({"prompt": "hello", "logprobs": 21}, "logprobs"),
+        ({"prompt": "hello", "logprobs": False}, "logprobs: must not be false: it is no switch"),
+        ({"prompt": "hello", "extra_body": {"prompt_embeds": "x"}}, "prompt_embeds is not supported"),
+        ({"prompt": "hello", "logit_bias": {"1": 2, "3": 101}}, "each with -100 to 100, not 3: 101$"),
         ({"prompt": ["hello"] * 2049}, "at most 2048 prompts"),
         ({"prompt": ["hello"] * 9, "n": 128}, "1152 answers are asked for at once, 1024 are allowed"),
     ],
@@ -118,6 +127,23 @@ def test_broken_bodies(url: str, engine: ScriptedEngine, content: bytes) -> None
         ),
         (b'{"model": "tiny-chat", "messages": [{"role": "user", "content": "a"}], "stop": {}}', "a list of texts"),
         (b'{"model": "tiny-chat", "messages": [{"role": "user", "content": "a"}], "n": 0}', "n: Input should be"),
+        (
+            b'{"model": "tiny-chat", "messages": [{"role": "assistant", "content": null}]}',
+            "a text or a list of parts, not null",
+        ),
+        (
+            b'{"model": "tiny-chat", "messages": [{"role": "assistant", "content": null, "tool_calls": [{}]}]}',
+            "tool_calls of a message is not supported",
+        ),
+        (
+            b'{"model": "tiny-chat", "messages": [{"role": "user", "content": "a"}], "metadata": {"a": "'
+            + b"x" * 513
+            + b'"}}',
+            "String should have at most 512 characters",
+        ),
+        (b"[]", "The body must be a JSON object, sent with Content-Type: application/json"),
+        (b"[" * 5000 + b"]" * 5000, "The body cannot be read as JSON: it is not UTF-8"),
+        (b'{"n": ' + b"9" * 5000 + b"}", "or has a number of too many digits"),
     ],
 )
 def test_what_is_wrong_is_said_by_the_fields_name(url: str, engine: ScriptedEngine, body: bytes, says: str) -> None:

@@ -2,13 +2,19 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from hotdraft.pipeline.config.section import Section, Threads
 
 
+def _can_be_written(url: str) -> str:
+    if url.startswith(("http://", "https://")):
+        raise ValueError("must be of a folder or a bucket, as s3://…: nothing can be written to a web address")
+    return url
+
+
 class ReplayConfig(Section):
-    url: str | None = None
+    url: Annotated[str, AfterValidator(_can_be_written)] | None = None
     """Folder or fsspec URL of the replay buffer; ``<run_dir>/replay`` by default."""
     max_bytes: int = Field(2_000_000_000, ge=1, description="oldest shards are deleted above this size")
     max_age_days: Annotated[float, Field(gt=0)] | None = None

@@ -1,4 +1,4 @@
-"""The moving picture of the README: the dashboard while a real `hotdraft demo` runs.
+"""The moving picture of the README, and beside it the manual's still: the dashboard of a real `hotdraft demo`.
 
     python -m tests.benchmarks.operating.record_dashboard --out docs/dashboard.gif
 
@@ -25,7 +25,7 @@ FRAME_MS, LAST_MS = 160, 4000
 
 def main(arguments: argparse.Namespace) -> None:
     demo = subprocess.Popen([sys.executable, "-P", "-m", "hotdraft", "demo", "--out", arguments.run])
-    frames = []
+    frames, still = [], b""
     with chromium() as browser:
         page = browser.new_page(viewport=WINDOW)
         page.goto(_address(arguments.run / "server.log"))
@@ -33,11 +33,13 @@ def main(arguments: argparse.Namespace) -> None:
         while demo.poll() is None:
             if not page.locator("#problem").is_visible():  # the server ends before the report is written
                 frames.append(_frame(page.screenshot()))
+                still = page.screenshot(full_page=True)
             time.sleep(arguments.every)
     durations = [FRAME_MS] * (len(frames) - 1) + [LAST_MS]
     frames[0].save(
         arguments.out, save_all=True, append_images=frames[1:], duration=durations, loop=0, optimize=True
     )
+    arguments.out.with_suffix(".png").write_bytes(still)
     print(f"{len(frames)} frames, {arguments.out.stat().st_size / 1e6:.1f} MB in {arguments.out}")
 
 
@@ -59,5 +61,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/dashboard.gif"))
     parser.add_argument("--run", type=Path, default=Path("runs/recorded"))
-    parser.add_argument("--every", type=float, default=4.0, help="seconds between two frames")
+    parser.add_argument("--every", type=float, default=1.0, help="seconds between two frames")
     main(parser.parse_args())

@@ -66,6 +66,11 @@ MISTAKES = {
         "my.yaml:2: tracking.uri: Value error, must be of a database (sqlite:///…, postgresql://…) or of an MLflow",
         "target: m\ntracking: {uri: 'foo://x'}\n",
     ),
+    "a replay buffer on the web": Mistake(
+        SHOW,
+        "my.yaml:2: replay.url: Value error, must be of a folder or a bucket",
+        "target: m\nreplay: {url: 'http://x/y'}\n",
+    ),
     "a name of no letters": Mistake(
         SHOW,
         "my.yaml:2: tracking.registered_model: String should have at least 1 character",

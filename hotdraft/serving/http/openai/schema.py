@@ -35,58 +35,13 @@ from hotdraft.serving.http.openai.fields import (
     stop_list,
     text_parts,
 )
+from hotdraft.serving.http.openai.unbuilt import refuse_unbuilt, refuse_unbuilt_part
 from hotdraft.serving.messages.request import MAX_BIASED, MODEL_TELLS, SamplingParams
 from hotdraft.serving.messages.stop_strings import StopStrings
 
 MAX_MESSAGES = 2048
 """OpenAI's bound."""
 MAX_PARTS = 64
-"""Of a message."""
-
-_HARMLESS: Mapping[str, tuple[object, ...]] = {
-    "add_generation_prompt": (True,),
-    "allowed_token_ids": ([],),
-    "audio": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "echo": (False,),
-    "function_call": ("none",),
-    "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "include_stop_str_in_output": (False,),
-    "length_penalty": (1, 1.0),
-    "logits_processors": ([],),
-    "min_tokens": (0,),
-    "modalities": (["text"],),
-    "prompt_embeds": (),
-    "prompt_logprobs": (),
-    "repetition_penalty": (1, 1.0),
-    "response_format": ({"type": "text"},),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "stop_token_ids": ([],),
-    "structured_outputs": (),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "truncate_prompt_tokens": (),
-    "typical_p": (1, 1.0),
-    "use_beam_search": (False,),
-    "web_search_options": (),
-}
-"""Fields that change the result and are not built, with the values that ask for nothing (null always does)."""
-
-
-_UNKNOWN_TO_TEMPLATES = ("audio", "function_call", "refusal", "tool_calls")
 """Of a message."""
 
 
@@ -108,14 +63,7 @@ class ChatMessage(RequestModel):
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[Parts, BeforeValidator(text_parts, json_schema_input_type=str | Parts)]
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_what_is_no_text(cls, told: Any) -> Any:
-        for name in _UNKNOWN_TO_TEMPLATES if isinstance(told, dict) else ():
-            if told.get(name):
-                says = "{name} of a message is not supported by this server"
-                raise PydanticCustomError("unsupported", says, {"name": name})
-        return told
+    _parts = model_validator(mode="before")(refuse_unbuilt_part)
 
     def for_template(self) -> dict[str, str]:
         """The message as chat templates know it; `developer` is OpenAI's newer name for `system`."""
@@ -184,12 +132,7 @@ class GenerationOptions(RequestModel):
 
     @model_validator(mode="after")
     def _refuse_what_is_not_built(self) -> Self:
-        for name, value in (self.model_extra or {}).items():
-            harmless = _HARMLESS.get(name)
-            if harmless is None or value is None:
-                continue
-            if not any(type(value) is type(allowed) and value == allowed for allowed in harmless):
-                raise PydanticCustomError("unsupported", "{param} is not supported by this server", {"param": name})
+        refuse_unbuilt(self.model_extra or {})
         for name, needed in self.needs.items():
             if getattr(self, name) is not None and not getattr(self, needed):
                 facts = {"param": name, "needed": needed}

@@ -110,7 +110,7 @@ def test_without_a_compiler_it_installs_serves_by_torch_and_says_so(
 
 def test_the_readmes_last_line_serves_and_its_question_is_answered(python: Path, tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text()
-    [line] = re.findall(r"^hotdraft (serve smollm2 .*)$", readme, re.MULTILINE)
+    [line] = re.findall(r"^hotdraft (serve --config smollm2 .*)$", readme, re.MULTILINE)
     [question] = re.findall(r"chat/completions .* -d '(\{.*?\})'", readme, re.DOTALL)
     port = free_port()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -129,4 +129,4 @@ def test_the_readmes_last_line_serves_and_its_question_is_answered(python: Path,
     said = (tmp_path / "log").read_text()
     assert f"{url}/v1" in said
     assert "Warning" not in said
-    assert (tmp_path / "runs" / "smollm2" / "serve.yaml").is_file()
+    assert (tmp_path / "runs" / "smollm2" / "mlflow.db").is_file()

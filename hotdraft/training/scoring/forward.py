@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
@@ -111,9 +110,7 @@ class OutputHead:
 def _trimmed(head: nn.Linear, vocabulary: Tensor) -> nn.Linear:
     """The rows of `head` for `vocabulary`, not trained, and one of a logit so low that it has no mass."""
     rows = vocabulary.to(head.weight.device)
-    trimmed = skip_init(
-        nn.Linear, head.in_features, len(rows) + 1, device=head.weight.device, dtype=head.weight.dtype
-    )
+    trimmed = nn.Linear(head.in_features, len(rows) + 1, device=head.weight.device, dtype=head.weight.dtype)
     trimmed.requires_grad_(False)
     trimmed.weight[:-1] = head.weight.detach()[rows]
     trimmed.weight[-1] = 0

@@ -160,14 +160,8 @@ def overlap_and_agreement(
 @torch.no_grad()
 def greedy_agreement(draft_logits: Tensor, top_ids: Tensor, top_logprobs: Tensor) -> Tensor:
     """1 [N] where the likeliest tokens agree and 0 elsewhere, in float32 at least."""
-    target_best = top_ids.gather(1, top_logprobs.argmax(-1, keepdim=True))
-    agreement = draft_logits.new_zeros(len(draft_logits), dtype=_wide(draft_logits))
-    # To find a row's largest is much cheaper than to find where that is, which only equals leave open.
-    rows = (
-        (draft_logits.gather(1, target_best) == draft_logits.amax(-1, keepdim=True)).squeeze(1).nonzero().squeeze(1)
-    )
-    agreement[rows] = (draft_logits[rows].argmax(-1) == target_best[rows, 0]).to(agreement)
-    return agreement
+    target_best = top_ids.gather(1, top_logprobs.argmax(-1, keepdim=True)).squeeze(1)
+    return (draft_logits.argmax(-1) == target_best).to(_wide(draft_logits))
 
 
 def expected_acceptance(

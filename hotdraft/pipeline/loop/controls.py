@@ -69,7 +69,7 @@ class ControlFile:
         try:
             read_json(self._path, Controls)
         except FileNotFoundError:
-            return None
+            pass
         except BrokenFileError as error:
             return str(error)
         return None

@@ -71,10 +71,9 @@ def summary(outcomes: Sequence[Outcome], domain: str) -> dict[str, Any]:
 def windows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """`WINDOW` requests of one domain at a time, in the order of their last request, which names them."""
     found = []
-    for domain in dict.fromkeys(outcome.domain for outcome in outcomes):
-        served = [outcome for outcome in outcomes if outcome.domain == domain and outcome.error is None]
-        if not served:
-            continue
+    good = [outcome for outcome in outcomes if outcome.error is None]
+    for domain in dict.fromkeys(outcome.domain for outcome in good):
+        served = [outcome for outcome in good if outcome.domain == domain]
         starts = list(range(0, len(served), WINDOW))
         if len(starts) > 1 and len(served) - starts[-1] < WINDOW / 2:
             starts.pop()  # too few for a point of their own: they join the one before

@@ -11,7 +11,13 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from hotdraft.serving.messages.prompt_encoder import PromptError
+from hotdraft.serving.messages.request import ParameterError
 
+_OF_THE_BODY = {
+    "missing": "The body is missing: a JSON object is needed",
+    "model_attributes_type": "The body must be a JSON object, sent with Content-Type: application/json",
+}
+"""By pydantic's types of errors."""
 _FASTAPIS_UNREADABLE = "There was an error parsing the body"
 UNREADABLE = (
     "The body cannot be read as JSON: it is not UTF-8 (no Content-Encoding is taken), nested too deeply, or has a "
@@ -87,10 +93,8 @@ def from_validation(error: RequestValidationError) -> ApiError:
     field = context.get("param") or ".".join(str(part) for part in problem["loc"][1:])
     cause = context.get("error")
     message = str(cause) if isinstance(cause, ValueError) else problem["msg"]
-    if not field and problem["type"] == "missing":
-        message = "The body is missing: a JSON object is needed"
-    if not field and problem["type"] == "model_attributes_type":
-        message = "The body must be a JSON object, sent with Content-Type: application/json"
+    if not field:
+        message = _OF_THE_BODY.get(problem["type"], message)
     if field and not re.search(rf"\b{re.escape(field)}\b", message):
         message = f"{field}: {message}"
     return ApiError(400, message, param=field or None)
@@ -106,6 +110,10 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(PromptError)
     async def prompt_error(request: Request, error: PromptError) -> JSONResponse:
         return ApiError(400, str(error), param=error.param, code=error.code).response()
+
+    @app.exception_handler(ParameterError)
+    async def parameter_error(request: Request, error: ParameterError) -> JSONResponse:
+        return ApiError(400, str(error), param=error.param).response()
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:

@@ -85,10 +85,6 @@ class VersionScores:
         self._samples = samples
         self._known: Known = {} if known is None else known
 
-    def tell(self, version: int, samples: Sequence[ReplaySample], scores: np.ndarray) -> None:
-        """What `version` does on `samples`, scores [S]."""
-        tell(self._known, version, samples, scores)
-
     def of_champion(self, version: int) -> np.ndarray:
         """Scores [R]; the draft's own if `version` does not fit the configuration."""
         try:
@@ -112,5 +108,5 @@ class VersionScores:
         if missing:
             adapter = load_version(self._draft, self._registry, version)
             found = by_request(self._draft.chances(adapter, missing, self._settings.batch_tokens))
-            self.tell(version, missing, found)
+            tell(self._known, version, missing, found)
         return np.array([known.get(sample.request_id, np.nan) for sample in self._samples])

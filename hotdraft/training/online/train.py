@@ -16,7 +16,7 @@ from hotdraft.training.fit.module import NonFiniteLossError
 from hotdraft.training.fit.older_directions import OlderDirections, find_directions
 from hotdraft.training.fit.run import FitOptions, RunPlace, train
 from hotdraft.training.judging.candidate import Candidate, candidates, copy_trainable
-from hotdraft.training.judging.evidence import VersionScores
+from hotdraft.training.judging.evidence import VersionScores, tell
 from hotdraft.training.judging.parent import initial_adapter, with_parent
 from hotdraft.training.judging.served_check import UnlikeServedError, check_served, checkable
 from hotdraft.training.judging.served_draft import ServedDraft
@@ -60,7 +60,7 @@ def train_candidates(context: JobContext, recorded: Recorded) -> Trained:
     scores = VersionScores(draft, context.registry, config.distill, recorded.held_out, context.resident.scores)
     checked = checkable(recorded.held_out, serving)
     chances = draft.chances(draft.parent, checked, config.distill.batch_tokens)
-    scores.tell(serving, checked, by_request(chances))
+    tell(context.resident.scores, serving, checked, by_request(chances))
     before = scores.of_champion(serving)
     if not np.isfinite(before).all():
         raise JobError("the draft's expected acceptance before the first step is not finite")

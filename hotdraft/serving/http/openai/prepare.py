@@ -15,12 +15,7 @@ from hotdraft.serving.http.openai.response_builder import ChatBuilder, TextBuild
 from hotdraft.serving.http.openai.schema import ChatCompletionRequest, CompletionRequest, GenerationOptions
 from hotdraft.serving.http.openai.token_stream import unless_gone
 from hotdraft.serving.messages.prompt_encoder import PromptEncoder, decode
-from hotdraft.serving.messages.request import (
-    DEFAULT_DOMAIN,
-    UNRECORDED_DOMAIN,
-    GenerationRequest,
-    ParameterError,
-)
+from hotdraft.serving.messages.request import DEFAULT_DOMAIN, UNRECORDED_DOMAIN, GenerationRequest
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default `max_tokens` of /v1/completions."""
@@ -96,10 +91,7 @@ class RequestPreparer:
         max_tokens: int,
     ) -> list[GenerationRequest]:
         defaults = self._engine.sampling_defaults if self._config.server.sampling_defaults == "model" else {}
-        try:
-            params = [body.sampling_params(max_tokens, choice, defaults) for choice in range(body.choices)]
-        except ParameterError as error:
-            raise ApiError(400, str(error), param=error.param) from error
+        params = [body.sampling_params(max_tokens, choice, defaults) for choice in range(body.choices)]
         answers = [(prompt_ids, one) for prompt_ids in prompts for one in params]
         record = body.store is not False
         return [

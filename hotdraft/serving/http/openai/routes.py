@@ -79,8 +79,8 @@ def _submit(engine: Engine, requests: list[GenerationRequest], client: Request) 
     except ShuttingDownError as error:
         headers = {"Retry-After": "5", "Connection": "close"}
         raise ApiError(503, str(error), code="shutting_down", headers=headers) from error
-    except ParameterError as error:
-        raise ApiError(400, str(error), param=error.param) from error
+    except ParameterError:
+        raise  # answered as those are that the parameters themselves raise
     except ValueError as error:
         raise ApiError(400, str(error)) from error
 

@@ -13,6 +13,7 @@ from hotdraft.serving.graphs.graphed_runner import GraphedRunner
 from hotdraft.serving.graphs.graphs import Graphs
 from hotdraft.serving.graphs.padding import Padding
 from hotdraft.serving.graphs.recurring import Graphed
+from hotdraft.serving.graphs.round_graphs import Drafting, RoundGraphs
 from hotdraft.serving.models.choose import make_runners
 from hotdraft.serving.models.slots import Slots
 from hotdraft.serving.proposers.draft_model import DraftModel
@@ -70,15 +71,19 @@ def build_decoder(
     verifying: Callable[..., Verified] = verify
     drawing: Callable[..., Drawn] = draw
     chain: DraftChain | None = None
+    drafting: Drafting | None = None
+    round_graphs: RoundGraphs | None = None
     if graphs is not None:
         padding = Padding(num_slots, slots.max_length)
-        runner = graphed["target"] = GraphedRunner(runner, graphs, padding)
         verifying = graphed["verifying"] = GraphedFunction(verify, graphs)
         if draft_runner is not None:
             of_draft = Padding(num_slots, draft_length)
             chain = graphed["drafting"] = DraftChain(draft_runner, graphs, of_draft, vocab_size)
             draft_runner = graphed["draft"] = GraphedRunner(draft_runner, graphs, of_draft)
             drawing = graphed["drawing"] = GraphedFunction(draw, graphs)
+            drafting = Drafting(draft_runner, chain, of_draft, max_k)
+        runner = graphed["target"] = GraphedRunner(runner, graphs, padding)
+        round_graphs = RoundGraphs(runner, padding, read + 1, drafting, target.device)
     proposer = None
     if draft_runner is not None:
         proposer = DraftModel(draft_runner, slots, vocab_size, drawing, chain, draft_window, draft_length)
@@ -93,4 +98,5 @@ def build_decoder(
         log_top_k=log_top_k,
         verify=verifying,
         graphed=graphed,
+        round_graphs=round_graphs,
     )

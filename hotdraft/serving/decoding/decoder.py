@@ -19,6 +19,7 @@ from hotdraft.serving.decoding.greedy_round import judge_greedily
 from hotdraft.serving.decoding.rounds import Round, RoundSeconds
 from hotdraft.serving.decoding.token_tree import TokenTree
 from hotdraft.serving.graphs.recurring import Graphed
+from hotdraft.serving.graphs.round_graphs import RoundGraphs
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.models.native_runner import NativeRunner
 from hotdraft.serving.models.runner import Runner, Window
@@ -55,6 +56,7 @@ class SpeculativeDecoder:
         log_top_k: int,
         verify: Callable[..., Verified] = verify,
         graphed: Mapping[str, Graphed] = MappingProxyType({}),
+        round_graphs: RoundGraphs | None = None,
     ) -> None:
         self.slots = slots
         self.target = Track(target, slots, lag=1)
@@ -67,6 +69,8 @@ class SpeculativeDecoder:
         self.log_top_k = log_top_k
         self.graphed = graphed
         """Parts that have graphs, by name."""
+        self.round_graphs = round_graphs
+        """To be recorded before the first request."""
         self.proposer_seconds = 0.0
         """That it took the host to have the proposer read prompts."""
         self._judges_on_host = isinstance(target, NativeRunner) and (proposer is None or proposer.stops_early)

@@ -157,13 +157,17 @@ class Engine:
         return self._failures.counts
 
     def start(self) -> None:
-        """Begin to serve. With k "auto" the costs of rounds are measured first."""
-        unknown = self.k == "auto" and self.k_choice.adaptive is None
-        measured = self.between_rounds(self.k_choice.measure_costs) if unknown else None
+        """Begin to serve. Graphs of rounds are recorded first, and with k "auto" the costs of rounds measured."""
+        errands: list[Callable[[], object]] = []
+        if self.decoder.round_graphs is not None:
+            errands.append(self.decoder.round_graphs.record)
+        if self.k == "auto" and self.k_choice.adaptive is None:
+            errands.append(self.k_choice.measure_costs)
+        first = [self.between_rounds(errand) for errand in errands]
         self._outputs.start()
         self._thread.start()
-        if measured is not None:
-            measured.result()
+        for done in first:
+            done.result()
 
     def stop_accepting(self) -> None:
         """Take no more requests; those that wait or run go on."""

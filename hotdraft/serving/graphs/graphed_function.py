@@ -47,6 +47,11 @@ class GraphedFunction(Generic[Result]):
     def counts(self) -> GraphCounts:
         return self._graphs.counts
 
+    def record(self, *arguments: Any) -> None:
+        """Ahead of the first call of this kind."""
+        tensors: list[Tensor] = []
+        self._graphs.find(take_apart(arguments, tensors), lambda: self._recorded(arguments, tensors), recurs=1)
+
     def __call__(self, *arguments: Any) -> Result:
         tensors: list[Tensor] = []
         graph = self._graphs.find(take_apart(arguments, tensors), lambda: self._recorded(arguments, tensors))

@@ -20,8 +20,8 @@ from hotdraft.serving.models.linear import ServedLinear
 from hotdraft.serving.models.runner import Computation, Runner, Window
 from hotdraft.serving.native.linear import NativeLinear
 
-MOST_KEPT = 32
-"""Logits of a row, beyond which a graph's results take too much memory."""
+MOST_KEPT = 512
+"""Tokens of all rows that logits are computed of, beyond which these take too much memory, and long enough."""
 
 
 class Shape(NamedTuple):
@@ -66,6 +66,8 @@ class GraphedRunner:
         self._runner = runner
         self._graphs: Recurring[Shape, _Graph] = Recurring(graphs)
         self._padding = padding
+        self._logits: Tensor | None = None
+        """[MOST_KEPT, N]: where all graphs leave theirs."""
 
     @property
     def head(self) -> nn.Module:
@@ -101,21 +103,27 @@ class GraphedRunner:
             return self._runner.forward(window, token_ids, keep)
         graph.feed(window, token_ids, self._padding.last)
         graph.replay()
-        return graph.logits[: len(token_ids)].clone()  # the next forward of this shape overwrites it
+        return graph.logits[: len(token_ids), -keep:].clone()  # the next forward overwrites it
+
+    def record(self, window: Window, token_ids: Tensor, keep: int) -> None:
+        """Ahead of the first forward of such a shape, whose slots nobody may use yet."""
+        shape = self._shape(window, token_ids, keep)
+        if shape is not None:
+            self._graphs.find(shape, lambda: self._recorded(shape, window, token_ids), recurs=1)
 
     def _shape(self, window: Window, token_ids: Tensor, keep: int) -> Shape | None:
         """None where there is no graph for it."""
-        rows, tokens = token_ids.shape
-        anywhere = window.rows.start != 0 or tokens > EXACT_TOKENS
-        if tokens > MOST_TOKENS or keep > MOST_KEPT or window.keys is not None:
+        padding, (rows, tokens) = self._padding, token_ids.shape
+        anywhere = window.rows.start != 0 or (keep < tokens and tokens > EXACT_TOKENS)
+        kept = padding.tokens(keep)
+        if tokens > MOST_TOKENS or padding.rows(rows) * kept > MOST_KEPT or window.keys is not None:
             return None
-        if window.rows.stop > self._padding.num_slots:  # a probe's, which comes between rounds: it is not to record
+        if window.rows.stop > padding.num_slots:  # a probe's, which comes between rounds: it is not to record
             return None
         if anywhere and not isinstance(self._runner, FusedRunner):
             return None
-        padding = self._padding
         return Shape(
-            padding.rows(rows), padding.tokens(tokens), keep, padding.key_length(window.key_length), anywhere
+            padding.rows(rows), padding.tokens(tokens), kept, padding.key_length(window.key_length), anywhere
         )
 
     def _recorded(self, shape: Shape, window: Window, token_ids: Tensor) -> _Graph | None:
@@ -126,9 +134,12 @@ class GraphedRunner:
         graph = _Graph(ids, padded)
         graph.feed(window, token_ids, self._padding.last)
         expected = self._runner.forward(padded, ids, shape.keep)
+        if self._logits is None:
+            self._logits = expected.new_empty(MOST_KEPT, expected.shape[-1])
+        logits = self._logits[: shape.rows * shape.keep].view_as(expected)
         captured = self._graphs.record(
             shape,
-            lambda: [self._runner.forward(padded, ids, shape.keep)],
+            lambda: [logits.copy_(self._runner.forward(padded, ids, shape.keep))],
             [ids, padded.positions],
             lambda results: _distance(results[0][: len(token_ids)], expected[: len(token_ids)]),
         )

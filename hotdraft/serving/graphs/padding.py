@@ -1,13 +1,16 @@
 """How forwards are made alike, so that few graphs do for all: what is added is computed and thrown away."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hotdraft.serving.models.slots import KEY_BLOCK
 
 MOST_TOKENS = 256
 """Of a row, beyond which a forward computes long enough to hide its launches."""
-EXACT_TOKENS = 8
+EXACT_TOKENS = 5
 """Up to which a row's tokens are left as many as they are."""
+LEAST_KEYS = 256
+"""To read as many takes next to no time beside reading a layer's weights."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,11 @@ class Padding:
         return count if count <= EXACT_TOKENS else self.power(count)
 
     def key_length(self, length: int) -> int:
-        return min(self.power(-(-length // KEY_BLOCK)) * KEY_BLOCK, self.max_length)
+        return min(max(self.power(-(-length // KEY_BLOCK)) * KEY_BLOCK, LEAST_KEYS), self.max_length)
+
+    def every(self, number: Callable[[int], int], most: int) -> list[int]:
+        """What `number`, one of the above, makes of all counts up to `most`."""
+        return sorted({number(count) for count in range(1, most + 1)})
 
     @staticmethod
     def power(count: int) -> int:

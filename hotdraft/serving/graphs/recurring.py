@@ -13,8 +13,8 @@ logger = logging.getLogger(__name__)
 
 RECURS = 3
 """Times that a kind of call comes until it is recorded: prompts have any length, and most of them none twice."""
-MOST_GRAPHS = 256
-"""Each holds its results, and some memory of CUDA's."""
+MOST_GRAPHS = 1024
+"""Each holds some memory of CUDA's."""
 TOLERANCE = 1e-2
 """Of the distance between what a graph computes and what the same operations do, launched one by one."""
 
@@ -53,11 +53,11 @@ class Recurring(Generic[Kind, Graph]):
         captured = sum(graph is not None for graph in self._known.values())
         return GraphCounts(captured, len(self._known) - captured, self._missed)
 
-    def find(self, kind: Kind, make: Callable[[], Graph | None]) -> Graph | None:
-        """Its graph, which `make` records; None where a call is to be computed without."""
+    def find(self, kind: Kind, make: Callable[[], Graph | None], recurs: int = RECURS) -> Graph | None:
+        """Its graph, which `make` records once it `recurs`; None where a call is to be computed without."""
         if kind not in self._known and len(self._known) < MOST_GRAPHS:
             self._came[kind] += 1
-            if self._came[kind] < RECURS:
+            if self._came[kind] < recurs:
                 return None
             self._known[kind] = make()
         graph = self._known.get(kind)

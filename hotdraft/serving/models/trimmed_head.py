@@ -59,3 +59,8 @@ class TrimmedHead(nn.Module):
         if self._full_bias is not None:
             assert self.linear.bias is not None
             self.linear.bias[: len(self.token_ids)] = self._full_bias[self.token_ids]
+
+
+def vocabulary_of(head: nn.Module) -> Tensor | None:
+    """int64 [N]: the tokens of a draft's head, if it is not the whole vocabulary."""
+    return head.token_ids if isinstance(head, TrimmedHead) else None

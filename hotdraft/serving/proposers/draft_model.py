@@ -18,7 +18,7 @@ from hotdraft.serving.models.native_runner import NativeRunner
 from hotdraft.serving.models.runner import Runner, Window
 from hotdraft.serving.models.slots import KEY_BLOCK, Slots
 from hotdraft.serving.models.track import Track
-from hotdraft.serving.models.trimmed_head import TrimmedHead
+from hotdraft.serving.models.trimmed_head import vocabulary_of
 from hotdraft.serving.native.bindings import CONFIDENCES
 from hotdraft.serving.proposers.acceptance import AcceptanceEstimate
 from hotdraft.serving.proposers.plan import ProposalPlan
@@ -69,8 +69,7 @@ class DraftModel(Track):
     @property
     def vocabulary(self) -> Tensor | None:
         """int64 [N]: the tokens of the head, if it is not the whole vocabulary."""
-        head = self.runner.head
-        return head.token_ids if isinstance(head, TrimmedHead) else None
+        return vocabulary_of(self.runner.head)
 
     def advance(self, row: int, budget: int) -> None:
         self.read(row, budget)
@@ -133,9 +132,10 @@ class DraftModel(Track):
         if any(map(len, plan.guesses)):
             ends = ends + plan.num_guessed(slots.device)
             slots.write_ahead(plan.guessed_ids(slots.device))
-        width = 2 + max(self.unread(row) + len(plan.guesses[row]) for row in drafting)
+        missed = max(self.unread(row) + len(plan.guesses[row]) for row in drafting)
         if self._chain is not None:
-            width = self._chain.width(width)
+            missed = self._chain.missed(missed)
+        width = 2 + missed
         proposed = enumerate(plan.num_proposed)
         key_length = slots.key_length(max(slots.lengths[row] - self.firsts[row] + count for row, count in proposed))
         firsts = self._device_firsts(slice(0, rows))
@@ -144,6 +144,9 @@ class DraftModel(Track):
         fed = slots.tokens[:rows].gather(1, positions)
         if self._window is not None:
             positions, ends = positions - firsts, ends - firsts
+        if self._chain is not None and missed:  # by themselves, so that steps have one graph whatever was missed
+            self.runner.forward(Window(slice(0, rows), positions[:, :missed], key_length), fed[:, :missed], 1)
+            fed, positions = fed[:, missed:], positions[:, missed:]
         num_drafted = sent(plan.drafted, torch.int64, slots.device)
         if self._chain is not None and sampling.is_greedy:
             k = max(plan.drafted)

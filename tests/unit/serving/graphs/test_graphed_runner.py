@@ -1,6 +1,7 @@
 """Graphs change no token, and what cannot be one is computed as before."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -105,14 +106,15 @@ def test_a_prompt_that_is_read_meanwhile_is_left_alone(tiny_target: str, tiny_dr
 
 
 def test_what_a_draft_has_missed_brings_few_graphs(tiny_target: str, tiny_draft: str) -> None:
-    """Of as many lengths as it rested rounds: they are read as powers of two."""
+    """Of as many lengths as it rested rounds: they are read as powers of two, and steps are the same."""
     of = decoder(tiny_target, tiny_draft, RecordedGraphs())
     start(of, PROMPTS[:1])
-    for rested in range(7):
+    for rested in range(14):
         for _ in range(RECURS):
             of.rewind(0, len(PROMPTS[0]))
             run(of, [0] * rested + [2], batch([GREEDY]), 1)
-    assert of.graphed["drafting"].counts == GraphCounts(captured=3), "of two, four and eight tokens"
+    assert of.graphed["drafting"].counts == GraphCounts(captured=1)
+    assert of.graphed["draft"].counts == GraphCounts(captured=2), "of eight and sixteen tokens"
 
 
 @pytest.mark.parametrize(
@@ -137,16 +139,55 @@ def test_what_does_not_do_as_a_graph_is_computed_without(
         assert len([record for record in caplog.records if says in record.message]) >= one.dropped
 
 
-def test_greedy_rounds_are_recorded_while_costs_are_measured(tiny_target: str, tiny_draft: str) -> None:
+@pytest.mark.parametrize("vocabulary", [None, torch.arange(0, 200, 2)], ids=["whole head", "trimmed head"])
+def test_greedy_rounds_are_recorded_before_the_first(
+    tiny_target: str, tiny_draft: str, vocabulary: Tensor | None
+) -> None:
+    """Whatever rows there are, and whether their tokens are drafted, guessed, or were missed by the draft."""
+    graphs = RecordedGraphs()
+    of = decoder(tiny_target, tiny_draft, graphs, vocabulary)
+    assert of.round_graphs is not None
+    of.round_graphs.record()
+    captures = graphs.captures
+    assert captures
+    plain = decoder(tiny_target, tiny_draft, vocabulary=vocabulary)
+    for rows in range(1, len(PROMPTS) + 1):
+        plans = [ProposalPlan.uniform(rows, k) for k in (4, 0, 2, 0, 1)]
+        plans.append(ProposalPlan([(3, 4, 5)] * rows, [1] * rows))
+        found = []
+        for one in (of, plain):
+            start(one, [list(range(first, first + 20 + 10 * first)) for first in range(rows)], chunk=64)
+            sampling = batch([GREEDY] * rows)
+            found.append([one.round(plan, sampling, log=False).token_ids.tolist() for plan in plans])
+        assert found[0] == found[1]
+    assert graphs.captures == captures
+    assert [(part.dropped, part.missed) for part in counts(of)] == [(0, 0)] * 5
+    assert not of.graphed["drawing"].counts.captured
+
+
+def test_where_costs_are_measured_nothing_is_recorded_again(tiny_target: str, tiny_draft: str) -> None:
     graphs = RecordedGraphs()
     of = decoder(tiny_target, tiny_draft, graphs)
-    profile_costs(of, rows_to_measure(len(PROMPTS)), 4)
-    assert graphs.captures
-    start(of, [list(range(first, first + 66)) for first in range(len(PROMPTS))])
+    assert of.round_graphs is not None
+    of.round_graphs.record()
     captures = graphs.captures
-    run(of, [4, 2, 1], batch([GREEDY] * len(PROMPTS)), len(PROMPTS))
+    profile_costs(of, rows_to_measure(len(PROMPTS)), 4)
     assert graphs.captures == captures
-    assert [(one.dropped, one.missed) for one in counts(of)] == [(0, 0)] * 5
+
+
+def test_logits_of_all_graphs_share_their_memory(tiny_target: str, tiny_draft: str) -> None:
+    of = decoder(tiny_target, tiny_draft, RecordedGraphs())
+    assert of.round_graphs is not None
+    runner, results = of.round_graphs.target, set()
+    inner = runner._graphs.record
+
+    def watched(*args: Any) -> Captured | None:
+        results.update(result.untyped_storage().data_ptr() for result in args[1]())
+        return inner(*args)
+
+    runner._graphs.record = watched  # type: ignore[method-assign]
+    of.round_graphs.record()
+    assert len(results) == 1
 
 
 @pytest.mark.parametrize("vocabulary", [None, torch.arange(0, 200, 2)], ids=["whole head", "trimmed head"])

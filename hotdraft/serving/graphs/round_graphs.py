@@ -1,0 +1,75 @@
+"""The graphs of rounds, recorded before the first request: one that is recorded in a round holds it up."""
+
+from dataclasses import dataclass
+
+import torch
+
+from hotdraft.serving.graphs.draft_chain import DraftChain
+from hotdraft.serving.graphs.graphed_runner import MOST_KEPT, GraphedRunner
+from hotdraft.serving.graphs.padding import EXACT_TOKENS, MOST_TOKENS, Padding
+from hotdraft.serving.models.runner import Window
+from hotdraft.serving.models.trimmed_head import vocabulary_of
+
+MOST_KEYS = 1024
+"""Rounds of longer requests are recorded as they come."""
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """What drafts `max_k` tokens at most."""
+
+    runner: GraphedRunner
+    chain: DraftChain
+    padding: Padding
+    max_k: int
+
+
+@dataclass(frozen=True)
+class RoundGraphs:
+    """Of a target that reads up to `most_read` tokens of each row in a round."""
+
+    target: GraphedRunner
+    padding: Padding
+    most_read: int
+    drafting: Drafting | None
+    device: torch.device
+
+    @torch.inference_mode()
+    def record(self) -> None:
+        """Those of forwards and of greedy drafts; only while no slot is in use or holds anything."""
+        rounds = self.padding.every(self.padding.tokens, self.most_read)
+        for key_length in self._key_lengths(self.padding):
+            self._record_prompts(self.target, key_length)
+            for rows in self.padding.every(self.padding.rows, self.padding.num_slots):
+                for tokens in rounds:
+                    if rows * tokens <= MOST_KEPT:
+                        self._record(self.target, rows, tokens, tokens, key_length)
+        if self.drafting is not None:
+            self._record_drafting(self.drafting)
+
+    def _record_drafting(self, drafting: Drafting) -> None:
+        vocabulary = vocabulary_of(drafting.runner.head)
+        for key_length in self._key_lengths(drafting.padding):
+            self._record_prompts(drafting.runner, key_length)
+            for rows in drafting.padding.every(drafting.padding.rows, drafting.padding.num_slots):
+                for tokens in (1, 2, drafting.chain.missed(1)):
+                    self._record(drafting.runner, rows, tokens, 1, key_length)
+                for k in range(1, drafting.max_k + 1):
+                    drafting.chain.record(rows, key_length, k, vocabulary, self.device)
+
+    def _record_prompts(self, runner: GraphedRunner, key_length: int) -> None:
+        """Those of one at a time."""
+        for tokens in self.padding.every(self.padding.tokens, MOST_TOKENS):
+            if tokens > EXACT_TOKENS:
+                self._record(runner, 1, tokens, 1, key_length)
+
+    def _record(self, runner: GraphedRunner, rows: int, tokens: int, keep: int, key_length: int) -> None:
+        if tokens >= key_length:
+            return
+        ids = torch.zeros(rows, tokens, dtype=torch.int64, device=self.device)
+        positions = torch.arange(tokens, device=self.device).expand(rows, tokens)
+        runner.record(Window(slice(0, rows), positions, key_length), ids, keep)
+
+    @staticmethod
+    def _key_lengths(padding: Padding) -> list[int]:
+        return padding.every(padding.key_length, min(MOST_KEYS, padding.max_length))

@@ -3,8 +3,7 @@
 For a row with m tokens guessed from text and j drafted behind them a round yields
 1 + g₁ + … + g₁…g_m + g₁…g_m (a₁ + … + a₁…a_j) tokens on average, where g and a are the chances that a token is
 accepted if those before it were (Leviathan et al., 2023, equation 1, without its assumption that all are equal).
-Rows choose for themselves; they share the steps of the draft model and the target's pass. The best ratio of tokens
-to time is found as Dinkelbach does: what is best at a speed promises a higher one, until it promises the same.
+Rows choose for themselves; they share the steps of the draft model and the target's pass.
 """
 
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ import numpy as np
 
 from hotdraft.serving.decoding.costs import RoundCosts
 from hotdraft.serving.decoding.learned_costs import LearnedCosts, RoundSetting
+from hotdraft.serving.decoding.round_time import PaddedTime, RaggedTime, RoundTime
 from hotdraft.serving.decoding.rounds import RoundSeconds
 
 MIN_GAIN = 1.02
@@ -24,8 +24,6 @@ ALONE = 0.1
 """Share of time that may be lost where the draft proposes alone: only so is seen what it is worth."""
 MOST_SAVED = 1.0
 """Seconds of it that are saved up."""
-SEARCHES = 4
-"""Looks for the best plan at the speed that the last one promised; two nearly always agree."""
 RECENT = 0.95
 """Weight of the past, by round, in the speed that time saved is worth."""
 
@@ -60,12 +58,15 @@ class Choice(NamedTuple):
 class ProposalChoice:
     """Chooses by costs measured once and corrected by every round since."""
 
-    def __init__(self, costs: RoundCosts, max_k: int, most_proposed: int | None = None) -> None:
-        """Of `most_proposed` tokens a row, by default as many as were measured."""
+    def __init__(
+        self, costs: RoundCosts, max_k: int, most_proposed: int | None = None, *, padded: bool = False
+    ) -> None:
+        """Of `most_proposed` tokens a row, by default as many as were measured; see `PaddedTime` for `padded`."""
         self.costs = costs
         self.most_proposed = min(costs.most, most_proposed or costs.most)
         self._max_k = max_k
-        self._learned = LearnedCosts(costs, max_k)
+        self._padded = padded
+        self._learned = LearnedCosts(costs, max_k, padded=padded)
         self._recent: dict[int, tuple[float, float]] = {}
         """Tokens that were expected of the last rounds if nothing had been drafted, and seconds, by rows."""
         self._allowance = 0.0
@@ -91,43 +92,27 @@ class ProposalChoice:
         plain = speed = MIN_GAIN * len(rows) / least[0]
         reading = plain * (verifying[-1] - verifying[0]) / len(rows) / max(self.costs.most, 1)
         tokens = _tokens(rows, self._max_k, self.most_proposed, reading)
-        # a step of the draft is paid once for all rows that still draft, and some more for each
-        one = self._learned.share_of_one(len(rows))
-        each = drafting * (1 - one) / max(len(rows) - 1, 1)
-        steps = drafting - len(rows) * each
-        lengths = np.add.outer(np.arange(tokens.shape[1]), np.arange(tokens.shape[2])).clip(max=self.costs.most)
-        costs = (verifying[lengths] - verifying[0]) / len(rows) + each
-        guessed = drafted = np.zeros(len(rows), int)
-        everybody = np.arange(len(rows))
-        for _ in range(SEARCHES):
-            worth = tokens - speed * costs
-            by_drafted = worth.max(1)
-            gains = np.maximum.accumulate(by_drafted, 1).sum(0) - speed * steps
-            drafted = by_drafted[:, : gains.argmax() + 1].argmax(1)
-            guessed = worth[everybody, :, drafted].argmax(1)
-            seconds = verifying[0] + steps[drafted.max()] + costs[guessed, drafted].sum()
-            found = tokens[everybody, guessed, drafted].sum() / seconds
-            if found <= speed * 1.001:
-                break
-            speed = found
-        if speed == plain:
-            guessed, drafted, seconds = np.zeros_like(guessed), np.zeros_like(drafted), verifying[0]
+        time = self._time(len(rows), tokens.shape[1] - 1, verifying, drafting)
+        guessed, drafted, speed = time.best(tokens, plain)
+        worth, everybody = tokens - speed * time.costs, np.arange(len(rows))
+        seconds = time.seconds(guessed, drafted)
         without, drafts = worth[:, :, 0].argmax(1), drafted > 0
         more = tokens[everybody, guessed, drafted] - tokens[everybody, without, 0]
-        longer = costs[guessed, drafted] - costs[without, 0] + steps[drafted.max()] / max(drafts.sum(), 1)
+        longer = time.costs[guessed, drafted] - time.costs[without, 0]
+        longer = longer + time.steps[drafted.max()] / max(drafts.sum(), 1)
         undrafted = self._without(
-            len(rows), tokens[everybody, without, 0].sum(), verifying[0] + costs[without, 0].sum()
+            len(rows), tokens[everybody, without, 0].sum(), time.seconds(without, np.zeros_like(without))
         )
         saved = drafts * (more / undrafted - longer)
         alone = np.array([row.draft_alone and len(row.drafted) > 0 and row.most > 0 for row in rows])
         self._for_alone = min(self._for_alone + ALONE * seconds, MOST_SAVED)
         if alone.any():
-            before = worth[everybody, guessed, drafted].sum() - speed * steps[drafted.max()]
+            before = worth[everybody, guessed, drafted].sum() - speed * time.steps[drafted.max()]
             guessed = np.where(alone, 0, guessed)
             drafted = np.where(alone, 1 + worth[:, 0, 1:].argmax(1), drafted)
-            after = worth[everybody, guessed, drafted].sum() - speed * steps[drafted.max()]
+            after = worth[everybody, guessed, drafted].sum() - speed * time.steps[drafted.max()]
             self._for_alone -= float(max(before - after, 0.0) / speed)
-        explored = self._explored(tokens, costs, steps, guessed, drafted, speed, seconds)
+        explored = self._explored(tokens, time, guessed, drafted, speed)
         self._is_trial = max(explored) > 0 == drafted.max()
         return Choice(
             guessed.tolist(),
@@ -154,7 +139,13 @@ class ProposalChoice:
         """A round whose target read so many proposed tokens of each row, of which some drafted, took `seconds`."""
         if self._is_trial and seconds.caught_up and seconds.proposing is not None:
             self._allowance -= max(0.0, seconds.proposing - self._learned.drafting_of(setting, drafted))
-        self._learned.observe(setting, sum(num_read) / len(num_read), drafted, seconds)
+        verified = max(num_read) if self._padded else sum(num_read) / len(num_read)
+        self._learned.observe(setting, verified, drafted, seconds)
+
+    def _time(self, rows: int, longest: int, verifying: np.ndarray, drafting: np.ndarray) -> RoundTime:
+        if self._padded:
+            return PaddedTime(verifying, drafting, longest)
+        return RaggedTime(verifying, drafting, rows, self._learned.share_of_one(rows), longest)
 
     def _without(self, rows: int, tokens: float, seconds: float) -> float:
         """Tokens a second of this round and the last ones over so many rows, if nothing had been drafted.
@@ -206,16 +197,15 @@ class ProposalChoice:
     def _explored(
         self,
         tokens: np.ndarray,
-        costs: np.ndarray,
-        steps: np.ndarray,
+        time: RoundTime,
         guessed: np.ndarray,
         drafted: np.ndarray,
         speed: float,
-        seconds: float,
     ) -> list[int]:
         """`drafted`, now and then with one token more in the rows that draft most."""
         # bounded: what a long good spell saves up must not be lost at once when acceptance falls
-        self._allowance = min(self._allowance + EXPLORATION * seconds, float(steps[-1] + costs[0, -1]))
+        seconds = time.seconds(guessed, drafted)
+        self._allowance = min(self._allowance + EXPLORATION * seconds, float(time.steps[-1] + time.costs[0, -1]))
         most = drafted.max()
         if most == self._max_k:
             return drafted.tolist()
@@ -224,8 +214,7 @@ class ProposalChoice:
         further = np.where(np.isfinite(tokens[everybody, guessed, further]), further, drafted)
         if (further == drafted).all():
             return drafted.tolist()
-        price = steps[most + 1] - steps[most] + (costs[guessed, further] - costs[guessed, drafted]).sum()
-        loss = float(seconds + price - tokens[everybody, guessed, further].sum() / speed)
+        loss = time.seconds(guessed, further) - float(tokens[everybody, guessed, further].sum() / speed)
         if loss > self._allowance:
             return drafted.tolist()
         self._allowance -= max(loss, 0.0)
@@ -249,14 +238,20 @@ def _tokens(rows: Sequence[Outlook], max_k: int, most: int, reading: float) -> n
     `reading` tokens.
     """
     longest = max(len(row.guessed) for row in rows)
-    yields = np.full((len(rows), longest + 1, max_k + 1), -np.inf)
+    reached = np.ones((len(rows), longest + 1))
+    drafts = np.zeros((len(rows), max_k + 1))
+    others = np.zeros((len(rows), max(len(row.alternatives) for row in rows)))
     for index, row in enumerate(rows):
-        reached = np.concatenate([[1.0], row.guessed.cumprod()])
-        drafted = np.concatenate([[0.0], row.drafted.cumprod().cumsum()])
-        guessed = reached.cumsum()
-        yields[index, : len(guessed), : len(drafted)] = guessed[:, None] + reached[:, None] * drafted
-        yields[index, : len(guessed), 1:] += (reached[:, None] * row.alternatives - reading).clip(0).sum(1)[:, None]
-        allowed = min(row.most, most)
-        for count in range(max(0, allowed - max_k), len(guessed)):
-            yields[index, count, max(allowed - count, -1) + 1 :] = -np.inf
+        reached[index, 1 : len(row.guessed) + 1] = row.guessed
+        drafts[index, 1 : len(row.drafted) + 1] = row.drafted
+        others[index, : len(row.alternatives)] = row.alternatives
+    reached = reached.cumprod(1)
+    drafts[:, 1:] = drafts[:, 1:].cumprod(1).cumsum(1)
+    yields = reached.cumsum(1)[:, :, None] + reached[:, :, None] * drafts[:, None]
+    if others.shape[1]:
+        yields[:, :, 1:] += (reached[:, :, None] * others[:, None] - reading).clip(0).sum(2)[:, :, None]
+    guessed, drafted = np.arange(longest + 1)[:, None], np.arange(max_k + 1)
+    of_rows = ([len(row.guessed), len(row.drafted), min(row.most, most)] for row in rows)
+    may_guess, may_draft, may = np.array(list(of_rows)).T[:, :, None, None]
+    yields[(guessed > may_guess) | (drafted > may_draft) | (guessed + drafted > may)] = -np.inf
     return yields

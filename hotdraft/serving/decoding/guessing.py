@@ -36,9 +36,9 @@ class Guessing:
         """For a request that has yet to begin."""
         return self._acceptance.of_request(domain)
 
-    def guess(self, scope: str, context: np.ndarray, most: int) -> Guess:
-        """Up to `most` tokens after `context` [n] of a request of that scope."""
-        return guess(context, self.memory.of(scope), min(most, self.max_guess))
+    def guess(self, scope: str, context: np.ndarray, most: int, rates: np.ndarray) -> Guess:
+        """Up to `most` tokens after `context` [n] of a request of that scope; `rates` are of kinds of guesses."""
+        return guess(context, self.memory.of(scope), min(most, self.max_guess), rates)
 
     def remember(self, scope: str, answer: np.ndarray) -> None:
         """An answer [n] that others of its scope may be like."""

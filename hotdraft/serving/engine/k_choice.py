@@ -65,7 +65,8 @@ class KChoice:
         proposed = max(max_k, self.guessing.max_guess if self.guessing is not None else 0)
         most = max(proposed, max_k + self._decoder.max_alternatives)
         costs = profile_costs(self._decoder, rows_to_measure(self._decoder.slots.num_slots), most)
-        self.adaptive = ProposalChoice(costs, max_k, proposed)
+        padded = self._decoder.target.runner.computation.runner != "native"
+        self.adaptive = ProposalChoice(costs, max_k, proposed, padded=padded)
         return costs
 
     def new_estimate(self, domain: str) -> AcceptanceEstimate:
@@ -79,10 +80,7 @@ class KChoice:
     def choose(
         self, outlooks: Sequence[Outlook], guesses: Sequence[Sequence[int]], setting: RoundSetting
     ) -> ProposalPlan:
-        """For a round over requests with these `outlooks`; of their `guesses` as many tokens as pay."""
-        k = self.k
-        if k != "auto":
-            return self._caught_up(ProposalPlan.uniform(len(outlooks), k))
+        """With k "auto", for a round over requests of these `outlooks`; of their `guesses` as many as pay."""
         assert self.adaptive is not None
         if self._resting and not any(map(len, guesses)) and not any(row.draft_alone for row in outlooks):
             self._resting -= 1
@@ -101,7 +99,7 @@ class KChoice:
                 self.adaptive.costs.most - len(guess) - count for guess, count in zip(kept, drafted, strict=True)
             ]
             alternatives = [min(room, count) for room, count in zip(left, alternatives, strict=True)]
-        return self._caught_up(ProposalPlan(kept, drafted, floors, alternatives, saved))
+        return self.caught_up(ProposalPlan(kept, drafted, floors, alternatives, saved))
 
     def plain_round_seconds(self, setting: RoundSetting) -> float | None:
         """Of a round that proposes nothing, by all that was learnt; None as long as nothing was measured."""
@@ -119,7 +117,8 @@ class KChoice:
         if self._k == "auto":  # else nobody has said what it saves
             self._reading.ended(saved, reading, at_once)
 
-    def _caught_up(self, plan: ProposalPlan) -> ProposalPlan:
+    def caught_up(self, plan: ProposalPlan) -> ProposalPlan:
+        """The same without drafts for rows that the proposer is far behind in, of which it reads some."""
         drafting = [row for row, count in enumerate(plan.drafted) if count]
         if not drafting:
             return plan

@@ -140,10 +140,13 @@ class Scheduler:
             self._sampling = SamplingBatch.of(params, [s.seed for s in running], self._decoder.device)
         context = max(self._decoder.slots.lengths[: len(running)])
         setting = RoundSetting(len(running), context, self._sampling.kind)
-        if self._k_choice.k == "auto":
+        k = self._k_choice.k
+        if k == "auto":
             self._guess(running)
-        outlooks = [sequence.outlook() for sequence in running]
-        proposals = self._k_choice.choose(outlooks, [sequence.guess.token_ids for sequence in running], setting)
+            outlooks = [sequence.outlook() for sequence in running]
+            proposals = self._k_choice.choose(outlooks, [one.guess.token_ids for one in running], setting)
+        else:
+            proposals = self._k_choice.caught_up(ProposalPlan.uniform(len(running), k))
         log = any(sequence.output.is_recorded for sequence in running)
         return RoundPlan(running, self._sampling, setting, proposals, log)
 
@@ -193,8 +196,9 @@ class Scheduler:
         guessing = self._k_choice.guessing
         if guessing is not None:
             for row, sequence in enumerate(running):
-                context = self._decoder.slots.held(row)
-                sequence.guess = guessing.guess(sequence.request.scope, context, sequence.left - 1)
+                assert sequence.of_guesses is not None, "the engine that guesses has estimates of guesses"
+                context, rates = self._decoder.slots.held(row), sequence.of_guesses.rates()
+                sequence.guess = guessing.guess(sequence.request.scope, context, sequence.left - 1, rates)
 
     def _gather(self, unread: int, budget: int) -> int:
         """Admit those whose prompts are read with the one under way, of which all that is `unread` fits.

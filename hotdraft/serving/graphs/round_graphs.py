@@ -58,10 +58,12 @@ class RoundGraphs:
                     drafting.chain.record(rows, key_length, k, vocabulary, self.device)
 
     def _record_prompts(self, runner: GraphedRunner, key_length: int) -> None:
-        """Those of one at a time."""
-        for tokens in self.padding.every(self.padding.tokens, MOST_TOKENS):
-            if tokens > EXACT_TOKENS:
-                self._record(runner, 1, tokens, 1, key_length)
+        """Several together are short."""
+        most = self.padding.num_slots if key_length == self._key_lengths(self.padding)[0] else 1
+        for rows in self.padding.every(self.padding.rows, most):
+            for tokens in self.padding.every(self.padding.tokens, MOST_TOKENS):
+                if tokens > EXACT_TOKENS and rows * tokens <= MOST_KEPT:
+                    self._record(runner, rows, tokens, 1, key_length)
 
     def _record(self, runner: GraphedRunner, rows: int, tokens: int, keep: int, key_length: int) -> None:
         if tokens >= key_length:

@@ -24,13 +24,25 @@ class AcceptanceEstimate:
         """`assumed` [kinds] before anything is known, or what others taught."""
         self._assumed = assumed
         kinds = len(self._prior())
-        self._accepted = np.zeros(kinds)
-        self._judged = np.zeros(kinds)
+        self._accepted = [0.0] * kinds
+        self._judged = [0.0] * kinds
         self._memory = memory
+        self._learnt = 0
+        self._rates: tuple[int, np.ndarray] | None = None
+        """At which state they were computed."""
+
+    @property
+    def state(self) -> int:
+        """Another one once there is anything new, here or in what others taught."""
+        return self._learnt + (self._assumed.state if isinstance(self._assumed, AcceptanceEstimate) else 0)
 
     def rates(self) -> np.ndarray:
-        """The chance [kinds] of a token whose predecessors were accepted."""
-        return (self._accepted + PRIOR_WEIGHT * self._prior()) / (self._judged + PRIOR_WEIGHT)
+        """The chance [kinds] of a token whose predecessors were accepted; not to be changed."""
+        state = self.state
+        if self._rates is None or self._rates[0] != state:
+            accepted, judged = np.array([self._accepted, self._judged])
+            self._rates = state, (accepted + PRIOR_WEIGHT * self._prior()) / (judged + PRIOR_WEIGHT)
+        return self._rates[1]
 
     def observe(self, kinds: Sequence[int], num_accepted: int) -> None:
         """Take in judged tokens: the first `num_accepted` were accepted, one after them was not."""
@@ -42,6 +54,7 @@ class AcceptanceEstimate:
         self._learn(kinds, [index == which for index in range(len(kinds))])
 
     def _learn(self, kinds: Sequence[int], accepted: Sequence[bool]) -> None:
+        self._learnt += 1
         for kind, one in zip(kinds, accepted, strict=True):
             self._judged[kind] = self._memory * self._judged[kind] + 1
             self._accepted[kind] = self._memory * self._accepted[kind] + one

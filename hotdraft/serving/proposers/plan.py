@@ -49,7 +49,8 @@ class ProposalPlan:
 
     def guessed_ids(self, device: torch.device) -> Tensor:
         """int64 [B, k], 0 where nothing is guessed."""
-        padded = [[*guess, *[0] * (self.k - len(guess))] for guess in self.guesses]
+        most = self.k
+        padded = [[*guess, *[0] * (most - len(guess))] for guess in self.guesses]
         return sent(padded, torch.int64, device)
 
     def num_guessed(self, device: torch.device) -> Tensor:

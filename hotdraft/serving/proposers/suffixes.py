@@ -22,6 +22,8 @@ LENGTHS = (2, 3, 4, 5, 7, 10, 14)
 """Matched tokens from which on another kind begins."""
 AGREEMENTS = (0.6, 1.0)
 """Likewise shares of the places that go on alike."""
+LEAST_CHANCE = 0.02
+"""That all of a guess is accepted, below which it ends: no more is worth its verification, nor looking for."""
 NUM_KINDS = (len(LENGTHS) + 1) * (len(AGREEMENTS) + 1)
 
 
@@ -41,18 +43,19 @@ def assumed_rates() -> np.ndarray:
     return np.outer(by_length, [0.32, 0.7, 1.0]).ravel()
 
 
-def guess(context: np.ndarray, recent: RecentText | None, most: int) -> Guess:
+def guess(context: np.ndarray, recent: RecentText | None, most: int, rates: np.ndarray | None = None) -> Guess:
     """Up to `most` tokens after `context` [n]: from the places where most of its end came before.
 
-    In the context itself, or in `recent` answers, which know of more than one way to go on.
+    In the context itself, or in `recent` answers, which know of more than one way to go on. By `rates` [NUM_KINDS]
+    it ends where it is too unlikely.
     """
     if len(context) < 2 or most < 1:
         return NOTHING
     own, shared = _in_context(context, most), _in_answers(context, recent, most)
     places, matched = max(shared, own, key=lambda found: found[1])
-    token_ids, kinds = [], []
+    token_ids, kinds, chance = [], [], 1.0
     for step in range(most):
-        if not places:
+        if not places or chance < LEAST_CHANCE:
             break
         following = [place[step] for place in places]
         token, count = following[0], following.count(following[0])
@@ -62,6 +65,8 @@ def guess(context: np.ndarray, recent: RecentText | None, most: int) -> Guess:
             break
         token_ids.append(token)
         kinds.append(_kind(matched + step, count / len(places)))
+        if rates is not None:
+            chance *= rates[kinds[-1]]
         if count < len(places):
             places = [place for place in places if place[step] == token]
     return Guess(tuple(token_ids), tuple(kinds))

@@ -56,6 +56,14 @@ def test_kinds_tell_long_matches_and_places_that_agree_from_others() -> None:
     assert list(several.kinds) == sorted(several.kinds), "a token that follows matches further"
 
 
+def test_a_guess_ends_where_it_is_too_unlikely_to_come() -> None:
+    text = recent(list(range(30)))
+    rates = np.full(NUM_KINDS, 0.5)
+    assert len(guess(tokens(0, 1), text, 20, rates).token_ids) == 6, "half of half of … is less than a fiftieth"
+    assert len(guess(tokens(0, 1), text, 20, np.ones(NUM_KINDS)).token_ids) == 20
+    assert guess(tokens(0, 1), text, 20).token_ids == tuple(range(2, 22))
+
+
 def test_nothing_is_guessed_without_a_likeness_or_room() -> None:
     kept = recent([1, 2, 3])
     for context, most in ((tokens(7), 4), (tokens(7, 8), 4), (tokens(1, 2), 0), (tokens(), 4), (tokens(2, 3), 4)):

@@ -1,0 +1,99 @@
+"""What a round takes by what its rows propose, and what they best propose.
+
+`tokens` [B, M+1, K+1] are what each of B rows yields with m tokens guessed and j drafted behind them, -inf where it
+may not. What is guessed and drafted are int [B].
+"""
+
+from typing import Protocol
+
+import numpy as np
+
+SEARCHES = 4
+"""Looks for the best plan at the speed that the last one promised; two nearly always agree."""
+
+
+class RoundTime(Protocol):
+    steps: np.ndarray
+    """Seconds [K+1] of drafting so many tokens in whatever rows draft."""
+    costs: np.ndarray
+    """Seconds [M+1, K+1] that a row's proposal adds beside these."""
+
+    def best(self, tokens: np.ndarray, speed: float) -> tuple[np.ndarray, np.ndarray, float]:
+        """Guessed and drafted tokens of the most tokens a second, and that speed; none where `speed` is no less."""
+        ...
+
+    def seconds(self, guessed: np.ndarray, drafted: np.ndarray) -> float:
+        """What such a round takes."""
+        ...
+
+
+class RaggedTime:
+    """Where of each row as much is computed as it proposes."""
+
+    def __init__(self, verifying: np.ndarray, drafting: np.ndarray, rows: int, one: float, longest: int) -> None:
+        """Of up to `longest` guessed tokens; `one` is the share of all rows' draft step that a single one takes.
+
+        `verifying` are seconds of as many tokens in each row, and `drafting` [K+1] of as many steps of all rows.
+        """
+        # a step of the draft is paid once for all rows that still draft, and some more for each
+        each = drafting * (1 - one) / max(rows - 1, 1)
+        self.steps = drafting - rows * each
+        self.costs = (verifying[_lengths(longest, drafting, verifying)] - verifying[0]) / rows + each
+        self._plain = float(verifying[0])
+
+    def best(self, tokens: np.ndarray, speed: float) -> tuple[np.ndarray, np.ndarray, float]:
+        """As Dinkelbach does: what is best at a speed promises a higher one, until it promises the same."""
+        plain, everybody = speed, np.arange(len(tokens))
+        guessed = drafted = np.zeros(len(tokens), int)
+        for _ in range(SEARCHES):
+            worth = tokens - speed * self.costs
+            by_drafted = worth.max(1)
+            gains = np.maximum.accumulate(by_drafted, 1).sum(0) - speed * self.steps
+            drafted = by_drafted[:, : gains.argmax() + 1].argmax(1)
+            guessed = worth[everybody, :, drafted].argmax(1)
+            found = tokens[everybody, guessed, drafted].sum() / self.seconds(guessed, drafted)
+            if found <= speed * 1.001:
+                break
+            speed = found
+        if speed == plain:
+            return np.zeros_like(guessed), np.zeros_like(drafted), speed
+        return guessed, drafted, speed
+
+    def seconds(self, guessed: np.ndarray, drafted: np.ndarray) -> float:
+        return float(self._plain + self.steps[drafted.max()] + self.costs[guessed, drafted].sum())
+
+
+class PaddedTime:
+    """Where of each row as much is computed as of the one that proposes most: to fill the others up is free."""
+
+    def __init__(self, verifying: np.ndarray, drafting: np.ndarray, longest: int) -> None:
+        """See `RaggedTime`."""
+        self.steps = drafting
+        self._verifying = verifying
+        self._lengths = _lengths(longest, drafting, verifying)
+        self.costs = verifying[self._lengths] - verifying[0]
+
+    def best(self, tokens: np.ndarray, speed: float) -> tuple[np.ndarray, np.ndarray, float]:
+        rows, longest, most = tokens.shape
+        drafts, length = np.arange(most), int(self._lengths.max())
+        guesses = np.arange(length + 1)[:, None] - drafts
+        of_length = tokens[:, guesses.clip(0, longest - 1), drafts]
+        of_length[:, (guesses < 0) | (guesses >= longest)] = -np.inf
+        yields = np.maximum.accumulate(np.maximum.accumulate(of_length, 1), 2).sum(0)
+        speeds = yields / (self._verifying[: length + 1, None] + self.steps)
+        length, steps = divmod(int(speeds.argmax()), most)
+        self.costs = (self._verifying[self._lengths] - self._verifying[length]).clip(0)
+        if speeds[length, steps] <= speed:
+            self.costs = self._verifying[self._lengths] - self._verifying[0]
+            return np.zeros(rows, int), np.zeros(rows, int), speed
+        allowed = np.where(self._lengths[:, : steps + 1] <= length, tokens[:, :, : steps + 1], -np.inf)
+        guessed, drafted = np.divmod(allowed.reshape(rows, -1).argmax(1), steps + 1)
+        return guessed, drafted, float(speeds[length, steps])
+
+    def seconds(self, guessed: np.ndarray, drafted: np.ndarray) -> float:
+        return float(self._verifying[self._lengths[guessed, drafted].max()] + self.steps[drafted.max()])
+
+
+def _lengths(longest: int, drafting: np.ndarray, verifying: np.ndarray) -> np.ndarray:
+    """Tokens [M+1, K+1] of proposals."""
+    return np.add.outer(np.arange(longest + 1), np.arange(len(drafting))).clip(max=len(verifying) - 1)

@@ -105,9 +105,13 @@ class KChoice:
         """Of a round that proposes nothing, by all that was learnt; None as long as nothing was measured."""
         return None if self.adaptive is None else self.adaptive.plain_seconds(setting)
 
-    def observe(self, setting: RoundSetting, outcome: Round) -> None:
-        """What a round took."""
+    def observe(self, setting: RoundSetting, outcome: Round, is_drafted: Sequence[bool] = ()) -> None:
+        """What a round took, and for which of its rows the draft model is asked."""
         if self.adaptive is not None:
+            if self._k == "auto" and len(set(is_drafted)) == 1:
+                tokens = float(outcome.num_new.sum()) / setting.rows
+                speed = tokens * self.adaptive.plain_seconds(setting) / max(outcome.seconds.total, 1e-9)
+                self._reading.observe(speed, drafted=is_drafted[0])
             drafted = (outcome.num_proposed - outcome.num_guessed).tolist()
             num_read = (outcome.num_proposed + outcome.num_alternatives).tolist()
             self.adaptive.observe(setting, num_read, drafted, outcome.seconds)

@@ -152,7 +152,7 @@ class Scheduler:
 
     def advance(self, plan: RoundPlan, outcome: Round) -> list[tuple[int, FinishReason | None]]:
         """Learn from a round, and free the rows of those it ends: what `Sequence.advance` says of each row."""
-        self._k_choice.observe(plan.setting, outcome)
+        self._k_choice.observe(plan.setting, outcome, [sequence.is_drafted for sequence in plan.running])
         for row in np.flatnonzero(outcome.target_is_sound).tolist():
             plan.running[row].learn(outcome, row)
         if plan.proposals.saved is not None:

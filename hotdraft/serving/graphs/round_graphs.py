@@ -1,5 +1,7 @@
 """The graphs of rounds, recorded before the first request: one that is recorded in a round holds it up."""
 
+import logging
+import time
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +11,8 @@ from hotdraft.serving.graphs.graphed_runner import MOST_KEPT, GraphedRunner
 from hotdraft.serving.graphs.padding import EXACT_TOKENS, MOST_TOKENS, Padding
 from hotdraft.serving.models.runner import Window
 from hotdraft.serving.models.trimmed_head import vocabulary_of
+
+logger = logging.getLogger(__name__)
 
 MOST_KEYS = 1024
 """Rounds of longer requests are recorded as they come."""
@@ -37,6 +41,7 @@ class RoundGraphs:
     @torch.inference_mode()
     def record(self) -> None:
         """Those of forwards and of greedy drafts; only while no slot is in use or holds anything."""
+        began = time.perf_counter()
         rounds = self.padding.every(self.padding.tokens, self.most_read)
         for key_length in self._key_lengths(self.padding):
             self._record_prompts(self.target, key_length)
@@ -46,6 +51,7 @@ class RoundGraphs:
                         self._record(self.target, rows, tokens, tokens, key_length)
         if self.drafting is not None:
             self._record_drafting(self.drafting)
+        logger.info("recorded the graphs of rounds in %.0f s", time.perf_counter() - began)
 
     def _record_drafting(self, drafting: Drafting) -> None:
         vocabulary = vocabulary_of(drafting.runner.head)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hotdraft.serving.decoding.prompt_reading import TRIED, PromptReading
+from hotdraft.serving.decoding.prompt_reading import FORGOTTEN, KNOWN_BY, TRIED, PromptReading
 
 
 def answered(reading: PromptReading, saved: float, requests: int, at_once: int = 1) -> list[bool]:
@@ -40,3 +40,36 @@ def test_requests_that_run_at_once_are_tried_together() -> None:
     first = read.index(True)
     assert read[first : first + 8] == [True] * 8
     assert not any(read[first + 8 : first + 40])
+
+
+def served(with_draft: float, without: float, requests: int) -> float:
+    """The share that the draft reads of requests of 10 rounds each, where it is expected to save nothing."""
+    reading, read = PromptReading(), 0
+    for _ in range(requests):
+        drafted = reading.pays(1)
+        read += drafted
+        for _ in range(10):
+            reading.observe(with_draft if drafted else without, drafted=drafted)
+        if drafted:
+            reading.ended(0.9, 1.0, 1)
+    return read / requests
+
+
+def test_where_it_is_expected_to_save_nothing_rounds_show_whether_it_does() -> None:
+    assert served(1.9, 1.5, 1000) > 0.9
+    assert served(1.4, 1.5, 1000) < 0.2
+
+
+def test_what_rounds_without_it_brought_is_asked_again_after_a_while() -> None:
+    reading = PromptReading()
+    for _ in range(KNOWN_BY):
+        reading.observe(1.9, drafted=True)
+        reading.observe(1.5, drafted=False)
+    for _ in range(TRIED):
+        reading.pays(1)
+        reading.ended(0.0, 1.0, 1)
+    for _ in range(FORGOTTEN):
+        assert reading.pays(1)
+        reading.observe(1.9, drafted=True)
+    reading.observe(1.9, drafted=True)
+    assert not reading.pays(1)

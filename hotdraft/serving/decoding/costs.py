@@ -74,7 +74,12 @@ def rows_to_measure(num_slots: int) -> list[int]:
 
 
 def profile_costs(decoder: SpeculativeDecoder, rows: Sequence[int], most: int) -> RoundCosts:
-    """Measure greedy rounds of up to `most` proposed tokens, medians of a few; only while the slots are free."""
+    """Measure greedy rounds of up to `most` proposed tokens, medians of a few; only while the slots are free.
+
+    Their graphs are recorded first, where there are to be any.
+    """
+    if decoder.round_graphs is not None:
+        decoder.round_graphs.record()
     steps = min(most, decoder.max_k)
     context = max(1, min(CONTEXT, decoder.max_model_len - (most + 1)))
     for row in range(max(rows)):

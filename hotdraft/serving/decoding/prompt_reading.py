@@ -1,8 +1,8 @@
 """Whether the draft is to read a prompt: that takes time, which what it drafts must save.
 
-What it saves is at first expected, by what text alone would yield at the places where rounds begin. Those are where a
-draft went wrong, and not where text did: by up to a tenth too much is expected of text. So where a draft is expected
-to save nothing, rounds without it show what they bring.
+What it saves is at first expected, by what text alone would yield at the places where rounds begin. Those are where
+a draft went wrong, and not where text did: of text too much is expected, by up to a tenth. So where a draft is
+expected to save nothing, rounds without it show what they bring.
 """
 
 from dataclasses import dataclass

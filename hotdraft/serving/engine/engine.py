@@ -158,16 +158,15 @@ class Engine:
 
     def start(self) -> None:
         """Begin to serve. Graphs of rounds are recorded first, and with k "auto" the costs of rounds measured."""
-        errands: list[Callable[[], object]] = []
-        if self.decoder.round_graphs is not None:
-            errands.append(self.decoder.round_graphs.record)
+        first: Future[object] | None = None
         if self.k == "auto" and self.k_choice.adaptive is None:
-            errands.append(self.k_choice.measure_costs)
-        first = [self.between_rounds(errand) for errand in errands]
+            first = self.between_rounds(self.k_choice.measure_costs)
+        elif self.decoder.round_graphs is not None:
+            first = self.between_rounds(self.decoder.round_graphs.record)
         self._outputs.start()
         self._thread.start()
-        for done in first:
-            done.result()
+        if first is not None:
+            first.result()
 
     def stop_accepting(self) -> None:
         """Take no more requests; those that wait or run go on."""

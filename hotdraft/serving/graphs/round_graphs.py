@@ -40,7 +40,7 @@ class RoundGraphs:
 
     @torch.inference_mode()
     def record(self) -> None:
-        """Those of forwards and of greedy drafts; only while no slot is in use or holds anything."""
+        """Those of forwards and of greedy drafts that are not yet; only while no slot is used or holds anything."""
         began = time.perf_counter()
         rounds = self.padding.every(self.padding.tokens, self.most_read)
         for key_length in self._key_lengths(self.padding):

@@ -134,3 +134,17 @@ def test_one_that_cannot_be_read_ends_alone(engine: Engine, tiny_target: str, fa
     for n in (0, 2):
         assert clients[n].ids == greedy(tiny_target, prompts[n], 9)
     assert engine.failures["prefill"] == {"load": 1, "prefill": 2}[fails]
+
+
+@pytest.mark.parametrize("k", [2, "auto"])
+def test_an_engine_has_recorded_its_rounds_when_it_has_started(engine: Engine, k: int | str) -> None:
+    engine.k_choice._k = k  # type: ignore[assignment]
+    engine.start()
+    try:
+        recorded = engine.graphs.captured
+        assert recorded > 20
+        clients = [ask(engine, request(f"r{n}", prompt(n, 20), max_tokens=9)) for n in range(3)]
+        assert all(client.done.wait(60) for client in clients)
+        assert engine.graphs.captured == recorded
+    finally:
+        engine.stop()

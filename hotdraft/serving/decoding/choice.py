@@ -112,7 +112,7 @@ class ProposalChoice:
             drafted = np.where(alone, 1 + worth[:, 0, 1:].argmax(1), drafted)
             after = worth[everybody, guessed, drafted].sum() - speed * time.steps[drafted.max()]
             self._for_alone -= float(max(before - after, 0.0) / speed)
-        explored = self._explored(tokens, time, guessed, drafted, speed)
+        explored = self._explored(tokens, time, guessed, drafted, speed, seconds)
         self._is_trial = max(explored) > 0 == drafted.max()
         return Choice(
             guessed.tolist(),
@@ -201,10 +201,10 @@ class ProposalChoice:
         guessed: np.ndarray,
         drafted: np.ndarray,
         speed: float,
+        seconds: float,
     ) -> list[int]:
         """`drafted`, now and then with one token more in the rows that draft most."""
         # bounded: what a long good spell saves up must not be lost at once when acceptance falls
-        seconds = time.seconds(guessed, drafted)
         self._allowance = min(self._allowance + EXPLORATION * seconds, float(time.steps[-1] + time.costs[0, -1]))
         most = drafted.max()
         if most == self._max_k:
@@ -250,8 +250,9 @@ def _tokens(rows: Sequence[Outlook], max_k: int, most: int, reading: float) -> n
     yields = reached.cumsum(1)[:, :, None] + reached[:, :, None] * drafts[:, None]
     if others.shape[1]:
         yields[:, :, 1:] += (reached[:, :, None] * others[:, None] - reading).clip(0).sum(2)[:, :, None]
-    guessed, drafted = np.arange(longest + 1)[:, None], np.arange(max_k + 1)
-    of_rows = ([len(row.guessed), len(row.drafted), min(row.most, most)] for row in rows)
-    may_guess, may_draft, may = np.array(list(of_rows)).T[:, :, None, None]
-    yields[(guessed > may_guess) | (drafted > may_draft) | (guessed + drafted > may)] = -np.inf
+    may = [(len(row.guessed), len(row.drafted), min(row.most, most)) for row in rows]
+    if any(guess < longest or draft < max_k or both < longest + max_k for guess, draft, both in may):
+        guessed, drafted = np.arange(longest + 1)[:, None], np.arange(max_k + 1)
+        may_guess, may_draft, may_both = np.array(may).T[:, :, None, None]
+        yields[(guessed > may_guess) | (drafted > may_draft) | (guessed + drafted > may_both)] = -np.inf
     return yields

@@ -24,8 +24,8 @@ class AcceptanceEstimate:
         """`assumed` [kinds] before anything is known, or what others taught."""
         self._assumed = assumed
         kinds = len(self._prior())
-        self._accepted = [0.0] * kinds
-        self._judged = [0.0] * kinds
+        self._accepted = np.zeros(kinds)
+        self._judged = np.zeros(kinds)
         self._memory = memory
         self._learnt = 0
         self._rates: tuple[int, np.ndarray] | None = None
@@ -40,8 +40,8 @@ class AcceptanceEstimate:
         """The chance [kinds] of a token whose predecessors were accepted; not to be changed."""
         state = self.state
         if self._rates is None or self._rates[0] != state:
-            accepted, judged = np.array([self._accepted, self._judged])
-            self._rates = state, (accepted + PRIOR_WEIGHT * self._prior()) / (judged + PRIOR_WEIGHT)
+            accepted = self._accepted + PRIOR_WEIGHT * self._prior()
+            self._rates = state, accepted / (self._judged + PRIOR_WEIGHT)
         return self._rates[1]
 
     def observe(self, kinds: Sequence[int], num_accepted: int) -> None:

@@ -54,6 +54,7 @@ def guess(context: np.ndarray, recent: RecentText | None, most: int, rates: np.n
     own, shared = _in_context(context, most), _in_answers(context, recent, most)
     places, matched = max(shared, own, key=lambda found: found[1])
     token_ids, kinds, chance = [], [], 1.0
+    by_kind = [1.0] * NUM_KINDS if rates is None else rates.tolist()
     for step in range(most):
         if not places or chance < LEAST_CHANCE:
             break
@@ -65,8 +66,7 @@ def guess(context: np.ndarray, recent: RecentText | None, most: int, rates: np.n
             break
         token_ids.append(token)
         kinds.append(_kind(matched + step, count / len(places)))
-        if rates is not None:
-            chance *= rates[kinds[-1]]
+        chance *= by_kind[kinds[-1]]
         if count < len(places):
             places = [place for place in places if place[step] == token]
     return Guess(tuple(token_ids), tuple(kinds))

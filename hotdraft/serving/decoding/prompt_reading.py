@@ -11,7 +11,7 @@ TRIED = 8
 """Requests, of each that run at once, that it reads at first, and one in so many where it does not pay."""
 MEMORY = 0.7
 """Weight of the past, by so many: those that are tried are few."""
-RECENT = 0.95
+RECENT = 0.97
 """Weight of the past, by round, in what rounds bring."""
 KNOWN_BY = 16
 """Rounds by which that is known."""
@@ -21,9 +21,10 @@ FORGOTTEN = 512
 
 @dataclass
 class _Speed:
-    """Tokens of rounds of one kind, over those of plain ones that take as long."""
+    """Of rounds of one kind: what their tokens would have taken in plain ones, over what they took."""
 
-    mean: float = 0.0
+    plain: float = 0.0
+    seconds: float = 0.0
     rounds: int = 0
     ago: int = 0
     """Rounds of the other kind since."""
@@ -32,11 +33,11 @@ class _Speed:
     def is_known(self) -> bool:
         return self.rounds >= KNOWN_BY and self.ago <= FORGOTTEN
 
-    def learn(self, speed: float) -> None:
+    def learn(self, plain: float, seconds: float) -> None:
         if self.ago > FORGOTTEN:
-            self.rounds = 0
+            self.plain, self.seconds, self.rounds = 0.0, 0.0, 0
+        self.plain, self.seconds = RECENT * self.plain + plain, RECENT * self.seconds + seconds
         self.rounds, self.ago = self.rounds + 1, 0
-        self.mean += max(1 / self.rounds, 1 - RECENT) * (speed - self.mean)
 
 
 class PromptReading:
@@ -50,6 +51,8 @@ class PromptReading:
         self._passed_over = 0.0
         """Likewise since the last that were tried."""
         self._drafted, self._undrafted = _Speed(), _Speed()
+        self._reading = 0.0
+        """Seconds, of requests that ended since the last round that the draft was asked in."""
 
     def pays(self, at_once: int) -> bool:
         """For the next request, one of so many."""
@@ -68,15 +71,20 @@ class PromptReading:
         """One, of so many, for which it took so many seconds of `reading` to save others."""
         memory = MEMORY ** (1 / at_once)
         self._saved = memory * self._saved + (1 - memory) * (saved - reading)
+        self._reading += reading
 
-    def observe(self, speed: float, *, drafted: bool) -> None:
-        """A round for all or none of whose rows the draft reads brought so many times the tokens of plain ones."""
-        own, other = (self._drafted, self._undrafted) if drafted else (self._undrafted, self._drafted)
-        own.learn(speed)
-        other.ago += 1
+    def observe(self, plain: float, seconds: float, *, drafted: bool) -> None:
+        """What a round took of whose rows the draft reads all or none, and what as many tokens take `plain`."""
+        if drafted:
+            self._drafted.learn(plain, seconds + self._reading)
+            self._reading = 0.0
+            self._undrafted.ago += 1
+        else:
+            self._undrafted.learn(plain, seconds)
+            self._drafted.ago += 1
 
     @property
     def _is_faster(self) -> bool:
         """Whether rounds with the draft were."""
-        known = self._drafted.is_known and self._undrafted.is_known
-        return known and self._drafted.mean > self._undrafted.mean
+        one, other = self._drafted, self._undrafted
+        return one.is_known and other.is_known and one.plain * other.seconds > other.plain * one.seconds

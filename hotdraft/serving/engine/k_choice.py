@@ -109,9 +109,8 @@ class KChoice:
         """What a round took, and for which of its rows the draft model is asked."""
         if self.adaptive is not None:
             if self._k == "auto" and len(set(is_drafted)) == 1:
-                tokens = float(outcome.num_new.sum()) / setting.rows
-                speed = tokens * self.adaptive.plain_seconds(setting) / max(outcome.seconds.total, 1e-9)
-                self._reading.observe(speed, drafted=is_drafted[0])
+                plain = self.adaptive.plain_seconds(setting) * float(outcome.num_new.sum()) / setting.rows
+                self._reading.observe(plain, outcome.seconds.total, drafted=is_drafted[0])
             drafted = (outcome.num_proposed - outcome.num_guessed).tolist()
             num_read = (outcome.num_proposed + outcome.num_alternatives).tolist()
             self.adaptive.observe(setting, num_read, drafted, outcome.seconds)

@@ -42,34 +42,38 @@ def test_requests_that_run_at_once_are_tried_together() -> None:
     assert not any(read[first + 8 : first + 40])
 
 
-def served(with_draft: float, without: float, requests: int) -> float:
-    """The share that the draft reads of requests of 10 rounds each, where it is expected to save nothing."""
+def served(with_draft: float, without: float, took: float, requests: int = 1000) -> float:
+    """The share that the draft reads of requests of 10 rounds of a second, where it is expected to save nothing.
+
+    With it a round gives so many tokens, and without; to read a prompt `took` seconds.
+    """
     reading, read = PromptReading(), 0
     for _ in range(requests):
         drafted = reading.pays(1)
         read += drafted
         for _ in range(10):
-            reading.observe(with_draft if drafted else without, drafted=drafted)
+            reading.observe(with_draft if drafted else without, 1.0, drafted=drafted)
         if drafted:
-            reading.ended(0.9, 1.0, 1)
+            reading.ended(0.0, took, 1)
     return read / requests
 
 
 def test_where_it_is_expected_to_save_nothing_rounds_show_whether_it_does() -> None:
-    assert served(1.9, 1.5, 1000) > 0.9
-    assert served(1.4, 1.5, 1000) < 0.2
+    assert served(1.9, 1.5, took=1.0) > 0.9
+    assert served(1.4, 1.5, took=1.0) < 0.2
+    assert served(1.9, 1.5, took=4.0) < 0.2, "what reading prompts takes counts"
 
 
 def test_what_rounds_without_it_brought_is_asked_again_after_a_while() -> None:
     reading = PromptReading()
     for _ in range(KNOWN_BY):
-        reading.observe(1.9, drafted=True)
-        reading.observe(1.5, drafted=False)
+        reading.observe(1.9, 1.0, drafted=True)
+        reading.observe(1.5, 1.0, drafted=False)
     for _ in range(TRIED):
         reading.pays(1)
-        reading.ended(0.0, 1.0, 1)
+        reading.ended(0.0, 0.1, 1)
     for _ in range(FORGOTTEN):
         assert reading.pays(1)
-        reading.observe(1.9, drafted=True)
-    reading.observe(1.9, drafted=True)
+        reading.observe(1.9, 1.0, drafted=True)
+    reading.observe(1.9, 1.0, drafted=True)
     assert not reading.pays(1)

@@ -120,7 +120,8 @@ def serve(
     )
 
     recorder = nullcontext() if engine.recorder is None else closing(engine.recorder)
-    on_step("measuring what a round costs")
+    graphs = "" if engine.decoder.round_graphs is None else "recording the graphs of rounds, and "
+    on_step(f"{graphs}measuring what a round costs")
     with _running(replay_watch, tracker), recorder, _running(engine, k_override, sync, supervisor):
         if told_to_end.is_set():
             sys.exit(0)

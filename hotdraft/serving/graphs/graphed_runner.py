@@ -20,7 +20,7 @@ from hotdraft.serving.models.linear import ServedLinear
 from hotdraft.serving.models.runner import Computation, Runner, Window
 from hotdraft.serving.native.linear import NativeLinear
 
-MOST_KEPT = 512
+MOST_KEPT = 1024
 """Tokens of all rows that logits are computed of, beyond which these take too much memory, and long enough."""
 
 

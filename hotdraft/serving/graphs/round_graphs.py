@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from hotdraft.serving.graphs.draft_chain import DraftChain
-from hotdraft.serving.graphs.graphed_runner import MOST_KEPT, GraphedRunner
+from hotdraft.serving.graphs.graphed_runner import GraphedRunner
 from hotdraft.serving.graphs.padding import EXACT_TOKENS, MOST_TOKENS, Padding
 from hotdraft.serving.models.runner import Window
 from hotdraft.serving.models.trimmed_head import vocabulary_of
@@ -16,6 +16,8 @@ logger = logging.getLogger(__name__)
 
 MOST_KEYS = 1024
 """Rounds of longer requests are recorded as they come."""
+MOST_READ = 512
+"""Tokens of all rows; likewise what reads more, but for a whole draft."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class RoundGraphs:
             self._record_prompts(self.target, key_length)
             for rows in self.padding.every(self.padding.rows, self.padding.num_slots):
                 for tokens in rounds:
-                    if rows * tokens <= MOST_KEPT:
+                    if rows * tokens <= MOST_READ or tokens <= self._most_drafted:
                         self._record(self.target, rows, tokens, tokens, key_length)
         if self.drafting is not None:
             self._record_drafting(self.drafting)
@@ -68,7 +70,7 @@ class RoundGraphs:
         most = self.padding.num_slots if key_length == self._key_lengths(self.padding)[0] else 1
         for rows in self.padding.every(self.padding.rows, most):
             for tokens in self.padding.every(self.padding.tokens, MOST_TOKENS):
-                if tokens > EXACT_TOKENS and rows * tokens <= MOST_KEPT:
+                if tokens > EXACT_TOKENS and rows * tokens <= MOST_READ:
                     self._record(runner, rows, tokens, 1, key_length)
 
     def _record(self, runner: GraphedRunner, rows: int, tokens: int, keep: int, key_length: int) -> None:
@@ -77,6 +79,11 @@ class RoundGraphs:
         ids = torch.zeros(rows, tokens, dtype=torch.int64, device=self.device)
         positions = torch.arange(tokens, device=self.device).expand(rows, tokens)
         runner.record(Window(slice(0, rows), positions, key_length), ids, keep)
+
+    @property
+    def _most_drafted(self) -> int:
+        """Tokens that a round reads that drafts as many as may be."""
+        return 1 if self.drafting is None else self.padding.tokens(1 + self.drafting.max_k)
 
     @staticmethod
     def _key_lengths(padding: Padding) -> list[int]:

@@ -19,6 +19,7 @@ from hotdraft.serving.engine.sequence import Sequence
 from hotdraft.serving.messages.request import FinishReason
 from hotdraft.serving.models.track import MIN_SHARED
 from hotdraft.serving.proposers.plan import ProposalPlan
+from hotdraft.serving.proposers.suffixes import NOTHING
 from hotdraft.serving.sampling.logits import SamplingBatch
 
 
@@ -146,6 +147,8 @@ class Scheduler:
             outlooks = [sequence.outlook() for sequence in running]
             proposals = self._k_choice.choose(outlooks, [one.guess.token_ids for one in running], setting)
         else:
+            for sequence in running:
+                sequence.guess = NOTHING
             proposals = self._k_choice.caught_up(ProposalPlan.uniform(len(running), k))
         log = any(sequence.output.is_recorded for sequence in running)
         return RoundPlan(running, self._sampling, setting, proposals, log)

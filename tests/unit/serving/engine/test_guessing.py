@@ -34,13 +34,16 @@ class AllGuesses(ProposalChoice):
         return Choice([len(row.guessed) for row in rows], [min(1, left) for left in room])
 
 
-def build(config: HotdraftConfig, buffer: ReplayBuffer | None = None, *, draft: bool = False) -> Engine:
+def build(
+    config: HotdraftConfig, buffer: ReplayBuffer | None = None, *, draft: bool = False, started: bool = True
+) -> Engine:
     proposers = ["draft", "suffix"] if draft else ["suffix"]
     section = config.engine.model_copy(update={"k": "auto", "proposers": proposers, "num_slots": 1, "max_guess": 8})
     changes = {"engine": section, "draft": config.draft if draft else None}
     engine = build_engine(config.model_copy(update=changes), buffer)
     engine.k_choice.adaptive = AllGuesses(RoundCosts({1: [1.0] * 9}, {1: 0.1}), engine.decoder.max_k)
-    engine.start()
+    if started:
+        engine.start()
     return engine
 
 
@@ -182,3 +185,18 @@ def test_what_the_draft_is_worth_is_still_seen_where_text_guesses_all(
     assert any(told) == recorded
     assert sum(told) <= len(told) / 2
     assert all(each.guessed_tokens == 0 for each, tells in zip(stats, told, strict=True) if tells)
+
+
+def test_a_guess_of_before_k_was_set_teaches_nothing(config: HotdraftConfig) -> None:
+    engine = build(config, started=False)
+    ask(engine, request("r", (1, 2, 3, 1, 2), max_tokens=TOKENS))
+    engine.step()
+    [sequence] = engine.scheduler.running
+    assert sequence.guess.token_ids
+    assert sequence.of_guesses is not None
+    engine.k = 0
+    engine.step()
+    before = sequence.of_guesses.rates()
+    engine.step()
+    assert sequence.of_guesses.rates().tolist() == before.tolist()
+    engine.stop()

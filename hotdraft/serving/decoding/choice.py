@@ -65,7 +65,6 @@ class ProposalChoice:
         self.costs = costs
         self.most_proposed = min(costs.most, most_proposed or costs.most)
         self._max_k = max_k
-        self._padded = padded
         self._learned = LearnedCosts(costs, max_k, padded=padded)
         self._recent: dict[int, tuple[float, float]] = {}
         """Tokens that were expected of the last rounds if nothing had been drafted, and seconds, by rows."""
@@ -89,17 +88,16 @@ class ProposalChoice:
         least, drafting = self._learned.least(setting)
         # what several rows read is known by how much all of them do: no length of one row is untried
         verifying = least if len(rows) == 1 else self._learned.verifying(setting)
-        plain = speed = MIN_GAIN * len(rows) / least[0]
+        plain = MIN_GAIN * len(rows) / least[0]
         reading = plain * (verifying[-1] - verifying[0]) / len(rows) / max(self.costs.most, 1)
         tokens = _tokens(rows, self._max_k, self.most_proposed, reading)
         time = self._time(len(rows), tokens.shape[1] - 1, verifying, drafting)
-        guessed, drafted, speed = time.best(tokens, plain)
-        worth, everybody = tokens - speed * time.costs, np.arange(len(rows))
+        guessed, drafted, speed, costs = time.best(tokens, plain)
+        worth, everybody = tokens - speed * costs, np.arange(len(rows))
         seconds = time.seconds(guessed, drafted)
         without, drafts = worth[:, :, 0].argmax(1), drafted > 0
         more = tokens[everybody, guessed, drafted] - tokens[everybody, without, 0]
-        longer = time.costs[guessed, drafted] - time.costs[without, 0]
-        longer = longer + time.steps[drafted.max()] / max(drafts.sum(), 1)
+        longer = costs[guessed, drafted] - costs[without, 0] + time.steps[drafted.max()] / max(drafts.sum(), 1)
         undrafted = self._without(
             len(rows), tokens[everybody, without, 0].sum(), time.seconds(without, np.zeros_like(without))
         )
@@ -112,7 +110,10 @@ class ProposalChoice:
             drafted = np.where(alone, 1 + worth[:, 0, 1:].argmax(1), drafted)
             after = worth[everybody, guessed, drafted].sum() - speed * time.steps[drafted.max()]
             self._for_alone -= float(max(before - after, 0.0) / speed)
-        explored = self._explored(tokens, time, guessed, drafted, speed, seconds)
+        # bounded: what a long good spell saves up must not be lost at once when acceptance falls
+        most = float(time.steps[-1] + costs[0, -1])
+        self._allowance = min(self._allowance + EXPLORATION * seconds, most)
+        explored = self._explored(tokens, time, guessed, drafted, speed)
         self._is_trial = max(explored) > 0 == drafted.max()
         return Choice(
             guessed.tolist(),
@@ -139,11 +140,11 @@ class ProposalChoice:
         """A round whose target read so many proposed tokens of each row, of which some drafted, took `seconds`."""
         if self._is_trial and seconds.caught_up and seconds.proposing is not None:
             self._allowance -= max(0.0, seconds.proposing - self._learned.drafting_of(setting, drafted))
-        verified = max(num_read) if self._padded else sum(num_read) / len(num_read)
+        verified = max(num_read) if self._learned.padded else sum(num_read) / len(num_read)
         self._learned.observe(setting, verified, drafted, seconds)
 
     def _time(self, rows: int, longest: int, verifying: np.ndarray, drafting: np.ndarray) -> RoundTime:
-        if self._padded:
+        if self._learned.padded:
             return PaddedTime(verifying, drafting, longest)
         return RaggedTime(verifying, drafting, rows, self._learned.share_of_one(rows), longest)
 
@@ -201,11 +202,8 @@ class ProposalChoice:
         guessed: np.ndarray,
         drafted: np.ndarray,
         speed: float,
-        seconds: float,
     ) -> list[int]:
         """`drafted`, now and then with one token more in the rows that draft most."""
-        # bounded: what a long good spell saves up must not be lost at once when acceptance falls
-        self._allowance = min(self._allowance + EXPLORATION * seconds, float(time.steps[-1] + time.costs[0, -1]))
         most = drafted.max()
         if most == self._max_k:
             return drafted.tolist()

@@ -98,7 +98,7 @@ class LearnedCosts:
     def __init__(self, measured: RoundCosts, max_k: int, *, padded: bool = False) -> None:
         """Where rounds are `padded`, all rows take as long as the one that drafts or reads most."""
         self.measured = measured
-        self._padded = padded
+        self.padded = padded
         self._pace: float | None = None
         self._verifying = _Costs(measured.most + 1)
         self._drafting = _Costs(max_k + 1)
@@ -175,7 +175,7 @@ class LearnedCosts:
     def _share(self, drafted: Sequence[int]) -> float:
         """Of what the steps would take if all rows drafted as many tokens as the first does."""
         rows, steps = len(drafted), max(drafted)
-        if rows == 1 or steps == 0 or self._padded:
+        if rows == 1 or steps == 0 or self.padded:
             return 1.0
         one, active = self.share_of_one(rows), sum(drafted) / steps
         return one + (1 - one) * (active - 1) / (rows - 1)

@@ -4,7 +4,7 @@
 may not. What is guessed and drafted are int [B].
 """
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -12,14 +12,21 @@ SEARCHES = 4
 """Looks for the best plan at the speed that the last one promised; two nearly always agree."""
 
 
+class Best(NamedTuple):
+    guessed: np.ndarray
+    drafted: np.ndarray
+    speed: float
+    """Tokens a second."""
+    costs: np.ndarray
+    """Seconds [M+1, K+1] that a row's proposal adds to such a round, beside the steps."""
+
+
 class RoundTime(Protocol):
     steps: np.ndarray
     """Seconds [K+1] of drafting so many tokens in whatever rows draft."""
-    costs: np.ndarray
-    """Seconds [M+1, K+1] that a row's proposal adds beside these."""
 
-    def best(self, tokens: np.ndarray, speed: float) -> tuple[np.ndarray, np.ndarray, float]:
-        """Guessed and drafted tokens of the most tokens a second, and that speed; none where `speed` is no less."""
+    def best(self, tokens: np.ndarray, speed: float) -> Best:
+        """Of the most tokens a second; nothing where `speed` is no less."""
         ...
 
     def seconds(self, guessed: np.ndarray, drafted: np.ndarray) -> float:
@@ -38,15 +45,15 @@ class RaggedTime:
         # a step of the draft is paid once for all rows that still draft, and some more for each
         each = drafting * (1 - one) / max(rows - 1, 1)
         self.steps = drafting - rows * each
-        self.costs = (verifying[_lengths(longest, drafting, verifying)] - verifying[0]) / rows + each
+        self._costs = (verifying[_lengths(longest, drafting, verifying)] - verifying[0]) / rows + each
         self._plain = float(verifying[0])
 
-    def best(self, tokens: np.ndarray, speed: float) -> tuple[np.ndarray, np.ndarray, float]:
+    def best(self, tokens: np.ndarray, speed: float) -> Best:
         """As Dinkelbach does: what is best at a speed promises a higher one, until it promises the same."""
         plain, everybody = speed, np.arange(len(tokens))
         guessed = drafted = np.zeros(len(tokens), int)
         for _ in range(SEARCHES):
-            worth = tokens - speed * self.costs
+            worth = tokens - speed * self._costs
             by_drafted = worth.max(1)
             gains = np.maximum.accumulate(by_drafted, 1).sum(0) - speed * self.steps
             drafted = by_drafted[:, : gains.argmax() + 1].argmax(1)
@@ -56,11 +63,11 @@ class RaggedTime:
                 break
             speed = found
         if speed == plain:
-            return np.zeros_like(guessed), np.zeros_like(drafted), speed
-        return guessed, drafted, speed
+            guessed, drafted = np.zeros_like(guessed), np.zeros_like(drafted)
+        return Best(guessed, drafted, speed, self._costs)
 
     def seconds(self, guessed: np.ndarray, drafted: np.ndarray) -> float:
-        return float(self._plain + self.steps[drafted.max()] + self.costs[guessed, drafted].sum())
+        return float(self._plain + self.steps[drafted.max()] + self._costs[guessed, drafted].sum())
 
 
 class PaddedTime:
@@ -71,9 +78,8 @@ class PaddedTime:
         self.steps = drafting
         self._verifying = verifying
         self._lengths = _lengths(longest, drafting, verifying)
-        self.costs = verifying[self._lengths] - verifying[0]
 
-    def best(self, tokens: np.ndarray, speed: float) -> tuple[np.ndarray, np.ndarray, float]:
+    def best(self, tokens: np.ndarray, speed: float) -> Best:
         rows, longest, most = tokens.shape
         drafts, length = np.arange(most), int(self._lengths.max())
         guesses = np.arange(length + 1)[:, None] - drafts
@@ -82,13 +88,13 @@ class PaddedTime:
         yields = np.maximum.accumulate(np.maximum.accumulate(of_length, 1), 2).sum(0)
         speeds = yields / (self._verifying[: length + 1, None] + self.steps)
         length, steps = divmod(int(speeds.argmax()), most)
-        self.costs = (self._verifying[self._lengths] - self._verifying[length]).clip(0)
+        verifying = self._verifying[self._lengths]
         if speeds[length, steps] <= speed:
-            self.costs = self._verifying[self._lengths] - self._verifying[0]
-            return np.zeros(rows, int), np.zeros(rows, int), speed
+            return Best(np.zeros(rows, int), np.zeros(rows, int), speed, verifying - self._verifying[0])
         allowed = np.where(self._lengths[:, : steps + 1] <= length, tokens[:, :, : steps + 1], -np.inf)
         guessed, drafted = np.divmod(allowed.reshape(rows, -1).argmax(1), steps + 1)
-        return guessed, drafted, float(speeds[length, steps])
+        longer = (verifying - self._verifying[length]).clip(0)
+        return Best(guessed, drafted, float(speeds[length, steps]), longer)
 
     def seconds(self, guessed: np.ndarray, drafted: np.ndarray) -> float:
         return float(self._verifying[self._lengths[guessed, drafted].max()] + self.steps[drafted.max()])

@@ -41,8 +41,7 @@ class DraftChain:
         """Ahead of the first draft of such a shape, whose slots nobody may use yet."""
         ends = torch.full((rows, 1), 2, device=device)
         positions = torch.arange(2, device=device).expand(rows, 2)
-        arguments = self._padded(positions, positions, ends, vocabulary, key_length, k)
-        self._steps.record(*arguments)
+        self._steps.record(*self._padded(positions, positions, ends, vocabulary, key_length, k))
 
     def draft(
         self, token_ids: Tensor, positions: Tensor, ends: Tensor, vocabulary: Tensor | None, key_length: int, k: int

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hotdraft.serving.graphs.graphs import Captured, Graphs
-from hotdraft.serving.graphs.recurring import GraphCounts, Recurring
+from hotdraft.serving.graphs.recurring import RECURS, GraphCounts, Recurring
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +49,11 @@ class GraphedFunction(Generic[Result]):
 
     def record(self, *arguments: Any) -> None:
         """Ahead of the first call of this kind."""
-        tensors: list[Tensor] = []
-        self._graphs.find(take_apart(arguments, tensors), lambda: self._recorded(arguments, tensors), recurs=1)
+        self._find(arguments, [], recurs=1)
 
     def __call__(self, *arguments: Any) -> Result:
         tensors: list[Tensor] = []
-        graph = self._graphs.find(take_apart(arguments, tensors), lambda: self._recorded(arguments, tensors))
+        graph = self._find(arguments, tensors)
         if graph is None:
             return self._function(*arguments)
         for at, (held, tensor) in enumerate(zip(graph.given, tensors, strict=True)):
@@ -63,6 +62,10 @@ class GraphedFunction(Generic[Result]):
                 graph.last[at] = weakref.ref(tensor)
         graph.captured.replay()
         return with_tensors(graph.form, (result.clone() for result in graph.captured.results))
+
+    def _find(self, arguments: tuple[Any, ...], tensors: list[Tensor], recurs: int = RECURS) -> _Graph | None:
+        """The graph of such a call, whose tensors are put into `tensors`."""
+        return self._graphs.find(take_apart(arguments, tensors), lambda: self._recorded(arguments, tensors), recurs)
 
     def _recorded(self, arguments: tuple[Any, ...], tensors: list[Tensor]) -> _Graph | None:
         size = sum(tensor.nbytes for tensor in tensors)

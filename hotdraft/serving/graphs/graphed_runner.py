@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hotdraft.serving.graphs.graphs import Graphs
 from hotdraft.serving.graphs.padding import EXACT_TOKENS, MOST_TOKENS, Padding
-from hotdraft.serving.graphs.recurring import GraphCounts, Recurring
+from hotdraft.serving.graphs.recurring import RECURS, GraphCounts, Recurring
 from hotdraft.serving.models.fused_runner import FusedRunner
 from hotdraft.serving.models.linear import ServedLinear
 from hotdraft.serving.models.runner import Computation, Runner, Window
@@ -95,10 +95,7 @@ class GraphedRunner:
         self._runner.clear(slot)
 
     def forward(self, window: Window, token_ids: Tensor, keep: int) -> Tensor:
-        shape = self._shape(window, token_ids, keep)
-        graph = (
-            None if shape is None else self._graphs.find(shape, lambda: self._recorded(shape, window, token_ids))
-        )
+        graph = self._find(window, token_ids, keep)
         if graph is None:
             return self._runner.forward(window, token_ids, keep)
         graph.feed(window, token_ids, self._padding.last)
@@ -107,9 +104,13 @@ class GraphedRunner:
 
     def record(self, window: Window, token_ids: Tensor, keep: int) -> None:
         """Ahead of the first forward of such a shape, whose slots nobody may use yet."""
+        self._find(window, token_ids, keep, recurs=1)
+
+    def _find(self, window: Window, token_ids: Tensor, keep: int, recurs: int = RECURS) -> _Graph | None:
         shape = self._shape(window, token_ids, keep)
-        if shape is not None:
-            self._graphs.find(shape, lambda: self._recorded(shape, window, token_ids), recurs=1)
+        if shape is None:
+            return None
+        return self._graphs.find(shape, lambda: self._recorded(shape, window, token_ids), recurs)
 
     def _shape(self, window: Window, token_ids: Tensor, keep: int) -> Shape | None:
         """None where there is no graph for it."""

@@ -46,7 +46,7 @@ class RoundGraphs:
         began = time.perf_counter()
         rounds = self.padding.every(self.padding.tokens, self.most_read)
         for key_length in self._key_lengths(self.padding):
-            self._record_prompts(self.target, key_length)
+            self._record_prompts(self.target, self.padding, key_length)
             for rows in self.padding.every(self.padding.rows, self.padding.num_slots):
                 for tokens in rounds:
                     if rows * tokens <= MOST_READ or tokens <= self._most_drafted:
@@ -58,18 +58,18 @@ class RoundGraphs:
     def _record_drafting(self, drafting: Drafting) -> None:
         vocabulary = vocabulary_of(drafting.runner.head)
         for key_length in self._key_lengths(drafting.padding):
-            self._record_prompts(drafting.runner, key_length)
+            self._record_prompts(drafting.runner, drafting.padding, key_length)
             for rows in drafting.padding.every(drafting.padding.rows, drafting.padding.num_slots):
                 for tokens in (1, 2, drafting.chain.missed(1)):
                     self._record(drafting.runner, rows, tokens, 1, key_length)
                 for k in range(1, drafting.max_k + 1):
                     drafting.chain.record(rows, key_length, k, vocabulary, self.device)
 
-    def _record_prompts(self, runner: GraphedRunner, key_length: int) -> None:
+    def _record_prompts(self, runner: GraphedRunner, padding: Padding, key_length: int) -> None:
         """Several together are short."""
-        most = self.padding.num_slots if key_length == self._key_lengths(self.padding)[0] else 1
-        for rows in self.padding.every(self.padding.rows, most):
-            for tokens in self.padding.every(self.padding.tokens, MOST_TOKENS):
+        most = padding.num_slots if key_length == padding.key_length(1) else 1
+        for rows in padding.every(padding.rows, most):
+            for tokens in padding.every(padding.tokens, MOST_TOKENS):
                 if tokens > EXACT_TOKENS and rows * tokens <= MOST_READ:
                     self._record(runner, rows, tokens, 1, key_length)
 

@@ -46,7 +46,7 @@ def test_it_is_the_fastest_of_all_there_are(how: str, seed: int) -> None:
     time: RoundTime = PaddedTime(VERIFYING, STEPS, GUESSED)
     if how == "ragged":
         time = RaggedTime(VERIFYING, STEPS, ROWS, 0.6, GUESSED)
-    guessed, drafted, speed = time.best(tokens, 0.1)
+    guessed, drafted, speed, _ = time.best(tokens, 0.1)
     found = tokens[np.arange(ROWS), guessed, drafted].sum() / time.seconds(guessed, drafted)
     assert found == pytest.approx(speed, rel=2e-3)
     assert found >= fastest(tokens, time) * (1 - 2e-3)
@@ -54,7 +54,7 @@ def test_it_is_the_fastest_of_all_there_are(how: str, seed: int) -> None:
 
 def test_nothing_is_proposed_where_nothing_is_faster() -> None:
     for time in (PaddedTime(VERIFYING, STEPS, GUESSED), RaggedTime(VERIFYING, STEPS, ROWS, 0.6, GUESSED)):
-        guessed, drafted, speed = time.best(yields(0), 100.0)
+        guessed, drafted, speed, _ = time.best(yields(0), 100.0)
         assert (guessed.any(), drafted.any(), speed) == (False, False, 100.0)
 
 

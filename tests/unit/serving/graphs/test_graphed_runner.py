@@ -175,6 +175,31 @@ def test_where_costs_are_measured_nothing_is_recorded_again(tiny_target: str, ti
     assert graphs.captures == captures
 
 
+def test_prompts_read_together_are_recorded_also_of_a_draft_that_holds_less_than_its_target(
+    tiny_target: str, tiny_draft: str
+) -> None:
+    graphs = RecordedGraphs()
+    of = build_decoder(
+        load(tiny_target),
+        load(tiny_draft),
+        num_slots=4,
+        max_model_len=400,
+        max_k=4,
+        log_top_k=8,
+        instructions="none",
+        graphs=graphs,
+        draft_window=32,
+    )
+    assert of.round_graphs is not None
+    of.round_graphs.record()
+    captures = graphs.captures
+    for turn in range(RECURS):
+        for row in range(3):
+            of.load(row, [(31 * turn + 7 * at + row) % 200 for at in range(20)])
+        of.prefill_together(slice(0, 3), with_proposer=True)
+    assert graphs.captures == captures
+
+
 def test_logits_of_all_graphs_share_their_memory(tiny_target: str, tiny_draft: str) -> None:
     of = decoder(tiny_target, tiny_draft, RecordedGraphs())
     assert of.round_graphs is not None

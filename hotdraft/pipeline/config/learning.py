@@ -154,6 +154,11 @@ class PredistillConfig(TrainingSection):
     layer_choice: Literal["even", "importance"] = Field(
         "even", description="how that many are chosen: evenly spread, or those that change hidden states most"
     )
+    hidden_states: list[int] | None = Field(
+        None,
+        description="a draft of one new layer that reads the target's states behind so many of its layers, "
+        "`[8, 20, 30]` of 30 for example; it is cut from none then",
+    )
     feed_forward: int | None = Field(
         None, ge=8, description="of a cut draft: intermediate channels kept in each layer; all if unset"
     )
@@ -199,6 +204,12 @@ class PredistillConfig(TrainingSection):
                 "on_policy_fraction needs predistill.draft: a fresh cut has nothing to say. Make one without "
                 "first, then train it further"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if self.draft is not None and self.hidden_states is not None:
+            raise ValueError("hidden_states is of a new draft, and predistill.draft names an existing one")
         return self
 
 

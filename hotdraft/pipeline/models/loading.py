@@ -26,6 +26,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils.logging import disable_progress_bar
 
+import hotdraft.pipeline.models.hidden_state_draft  # noqa: F401  -- tells transformers of its architecture
 from hotdraft.pipeline.models.draft_vocabulary import VOCABULARY_FILE
 from hotdraft.pipeline.models.names import CUT_FILE, Cut, ModelError, local_folder, read_cut
 

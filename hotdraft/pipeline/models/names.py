@@ -30,6 +30,8 @@ class Cut:
     """Indices of the base's layers that the draft was initialised from, in order."""
     feed_forward: int | None = None
     """Intermediate channels kept in each layer; None is all of them."""
+    hidden_states: list[int] | None = None
+    """Behind how many of the base's layers a draft reads its states that was cut from no layer."""
 
 
 def cache_folder() -> Path:

@@ -56,12 +56,11 @@ def build_decoder(
     capacity = max_model_len + read + 1 + (graphs is not None)  # whose last position stays free
     slots = Slots(num_slots, capacity, target.device, reuse_prefixes=reuse_prefixes)
     draft_length = slots.key_length(most_held(max_model_len, draft_window) + capacity - max_model_len)
-    runner, draft_runner = make_runners(
+    runner, draft_runner, states = make_runners(
         target,
         draft,
         draft_vocabulary,
-        num_slots,
-        slots.max_length,
+        slots,
         draft_length,
         instructions=instructions,
         target_int8=target_int8,
@@ -77,16 +76,26 @@ def build_decoder(
         padding = Padding(num_slots, slots.max_length)
         verifying = graphed["verifying"] = GraphedFunction(verify, graphs)
         if draft_runner is not None:
+            drawing = graphed["drawing"] = GraphedFunction(draw, graphs)
+        if draft_runner is not None and states is None:  # one that reads states looks at which tokens are guesses
             of_draft = Padding(num_slots, draft_length)
             chain = graphed["drafting"] = DraftChain(draft_runner, graphs, of_draft, vocab_size)
             draft_runner = graphed["draft"] = GraphedRunner(draft_runner, graphs, of_draft)
-            drawing = graphed["drawing"] = GraphedFunction(draw, graphs)
             drafting = Drafting(draft_runner, chain, of_draft, max_k)
         runner = graphed["target"] = GraphedRunner(runner, graphs, padding)
         round_graphs = RoundGraphs(runner, padding, read + 1, drafting, target.device)
     proposer = None
     if draft_runner is not None:
-        proposer = DraftModel(draft_runner, slots, vocab_size, drawing, chain, draft_window, draft_length)
+        proposer = DraftModel(
+            draft_runner,
+            slots,
+            vocab_size,
+            drawing,
+            chain,
+            draft_window,
+            draft_length,
+            reads_target=states is not None,
+        )
     return SpeculativeDecoder(
         runner,
         proposer,
@@ -99,4 +108,5 @@ def build_decoder(
         verify=verifying,
         graphed=graphed,
         round_graphs=round_graphs,
+        states=states,
     )

@@ -24,6 +24,7 @@ from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.models.native_runner import NativeRunner
 from hotdraft.serving.models.runner import Runner, Window
 from hotdraft.serving.models.slots import Slots
+from hotdraft.serving.models.target_states import TargetStates
 from hotdraft.serving.models.track import Track
 from hotdraft.serving.proposers.plan import ProposalPlan
 from hotdraft.serving.proposers.proposer import Proposer
@@ -57,9 +58,11 @@ class SpeculativeDecoder:
         verify: Callable[..., Verified] = verify,
         graphed: Mapping[str, Graphed] = MappingProxyType({}),
         round_graphs: RoundGraphs | None = None,
+        states: TargetStates | None = None,
     ) -> None:
+        """`states` are what the proposer reads of the target."""
         self.slots = slots
-        self.target = Track(target, slots, lag=1)
+        self.target = Track(target, slots, lag=1, states=states)
         self.proposer = proposer
         self.device = slots.device
         self.vocab_size = vocab_size
@@ -77,6 +80,8 @@ class SpeculativeDecoder:
         """Whether greedy rounds go by plain numbers."""
         self._verify = verify
         self._readers: list[Track | Proposer] = [self.target] if proposer is None else [self.target, proposer]
+        self._read_whole = self._readers if states is not None else [self.target]
+        """By whom a prompt is read whole that the target is to read so: what reads its states waits for them."""
 
     @torch.inference_mode()
     def load(self, row: int, prompt_ids: Sequence[int], *, read_whole: bool = False) -> None:
@@ -87,7 +92,7 @@ class SpeculativeDecoder:
         """
         same = self.slots.load(row, prompt_ids)
         for reader in self._readers:
-            reader.load(row, np.zeros_like(same) if read_whole and reader is self.target else same)
+            reader.load(row, np.zeros_like(same) if read_whole and reader in self._read_whole else same)
 
     @torch.inference_mode()
     def prefill(
@@ -249,4 +254,4 @@ class SpeculativeDecoder:
         following = lengths + verdict.num_accepted
         column = columns.gather(1, (verdict.num_accepted + 1).clamp_max(columns.shape[1] - 1))
         sources = torch.where(verdict.came >= 0, lengths - 1 + column, following)
-        self.target.runner.move_keys(sources[:, 0], following[:, 0])
+        self.target.move_keys(sources[:, 0], following[:, 0])

@@ -18,6 +18,7 @@ from hotdraft.serving.graphs.recurring import RECURS, GraphCounts, Recurring
 from hotdraft.serving.models.fused_runner import FusedRunner
 from hotdraft.serving.models.linear import ServedLinear
 from hotdraft.serving.models.runner import Computation, Runner, Window
+from hotdraft.serving.models.target_states import TargetStates
 from hotdraft.serving.native.linear import NativeLinear
 
 MOST_KEPT = 1024
@@ -84,6 +85,9 @@ class GraphedRunner:
     @property
     def counts(self) -> GraphCounts:
         return self._graphs.counts
+
+    def record_states(self, states: TargetStates) -> None:
+        self._runner.record_states(states)
 
     def move(self, source: int, destination: int, length: int) -> None:
         self._runner.move(source, destination, length)

@@ -4,10 +4,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hotdraft.pipeline.models.hidden_state_draft import HiddenStateConfig
 from hotdraft.serving.models.attention import check_supported
 from hotdraft.serving.models.forms import Form, Forms
 from hotdraft.serving.models.linear import ServedLinear
 from hotdraft.serving.models.runner import Runner
+from hotdraft.serving.models.slots import Slots
+from hotdraft.serving.models.target_states import TargetStates
 from hotdraft.serving.models.trimmed_head import TrimmedHead
 from hotdraft.serving.native.linear import NativeLinear
 
@@ -16,20 +19,21 @@ def make_runners(
     target: PreTrainedModel,
     draft: PreTrainedModel | None,
     draft_vocabulary: Tensor | None,
-    num_slots: int,
-    max_length: int,
+    slots: Slots,
     draft_length: int | None = None,
     *,
     instructions: str = "auto",
     target_int8: bool = False,
     draft_int8: bool | None = None,
-) -> tuple[Runner, Runner | None]:
+) -> tuple[Runner, Runner | None, TargetStates | None]:
     """Runners of the target and, if there is one, the draft, whose head is trimmed to `draft_vocabulary` [N].
 
-    Slots hold `max_length` tokens, the draft's `draft_length` if given, and it has one more of them, for probes.
+    And what the draft reads of the target, if it reads any. The draft's slots hold `draft_length` tokens if given,
+    and it has one more of them, for probes.
     What the two have in common, embedding and head, is kept once. For `instructions` and 8-bit weights see `Forms`.
     Raises `ModelError` for attention that is not supported, and for 8-bit weights where there are none.
     """
+    num_slots, max_length = slots.num_slots, slots.max_length
     draft_length = draft_length or max_length
     check_supported(target.config.get_text_config(), max_length)
     if draft is not None:
@@ -41,7 +45,7 @@ def make_runners(
     target_head = _head(target_form, target_output)
     runner = target_form.runner(target, target_head, num_slots, max_length)
     if draft is None:
-        return runner, None
+        return runner, None, None
     if _equal(draft.get_input_embeddings(), target.get_input_embeddings()):
         draft.set_input_embeddings(target.get_input_embeddings())
     draft_form, output = forms.of_draft(draft, int8=draft_int8), draft.get_output_embeddings()
@@ -51,7 +55,11 @@ def make_runners(
         head = TrimmedHead(target_output if shared else output, draft_vocabulary, draft_form.linear)
     elif not shared or draft_form != target_form:
         head = _head(draft_form, output)
-    return runner, draft_form.runner(draft, head, num_slots + 1, draft_length)
+    states = None
+    if isinstance(draft.config, HiddenStateConfig):
+        states = TargetStates(draft.config, slots)
+        runner.record_states(states)
+    return runner, draft_form.runner(draft, head, num_slots + 1, draft_length, states), states
 
 
 def _head(form: Form, output: nn.Linear) -> ServedLinear | NativeLinear:

@@ -5,6 +5,7 @@ import logging
 from transformers import PreTrainedConfig
 
 from hotdraft.pipeline.config.serving import EngineConfig
+from hotdraft.pipeline.models.hidden_state_draft import HiddenStateConfig
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.replay.draft_window import most_held
 from hotdraft.serving.models.attention import check_supported
@@ -20,8 +21,29 @@ def check_servable(
     check_supported(target[1].get_text_config(), longest)
     if draft is not None:
         check_supported(draft[1].get_text_config(), most_held(longest, window))
+        _check_states(target, draft, engine)
     proposed = engine.most_proposed if draft is not None or engine.guesses else 0
     check_context_length(target, draft, max_model_len=longest, proposed=proposed, draft_window=window)
+
+
+def _check_states(
+    target: tuple[str, PreTrainedConfig], draft: tuple[str, PreTrainedConfig], engine: EngineConfig
+) -> None:
+    """Of a draft that reads the target's states, that these are there to be read."""
+    config, text = draft[1], target[1].get_text_config()
+    if not isinstance(config, HiddenStateConfig):
+        return
+    behind, there = max(config.target_layers or [0]), (text.num_hidden_layers, text.hidden_size)
+    if behind > there[0] or config.hidden_size != there[1]:
+        raise ModelError(
+            f"the draft {draft[0]!r} reads states of {config.hidden_size} numbers behind {behind} layers, and "
+            f"{target[0]!r} has {there[0]} layers of {there[1]}: it was made for another target"
+        )
+    if engine.draft_window is not None:
+        raise ModelError(
+            f"the draft {draft[0]!r} reads what its target made of the whole context: engine.draft_window must be "
+            f"null, not {engine.draft_window}"
+        )
 
 
 def check_context_length(

@@ -10,10 +10,12 @@ from transformers import PreTrainedModel
 
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.serving.models.fused_runner import FusedRunner
+from hotdraft.serving.models.hidden_state_runner import HiddenStateRunner
 from hotdraft.serving.models.linear import ServedLinear
 from hotdraft.serving.models.llama_like import is_llama_like
 from hotdraft.serving.models.native_runner import NativeRunner, why_not_native
 from hotdraft.serving.models.runner import Runner
+from hotdraft.serving.models.target_states import TargetStates
 from hotdraft.serving.models.transformers_runner import TransformersRunner
 from hotdraft.serving.models.trimmed_head import TrimmedHead
 from hotdraft.serving.native.bindings import Format, NativeError, ThreadPool, find_instructions, supports
@@ -26,7 +28,16 @@ class Form(Protocol):
 
     def linear(self, weights: Mapping[str, Tensor], bias: Tensor | None) -> ServedLinear | NativeLinear: ...
 
-    def runner(self, model: PreTrainedModel, head: nn.Module, num_slots: int, max_length: int) -> Runner: ...
+    def runner(
+        self,
+        model: PreTrainedModel,
+        head: nn.Module,
+        num_slots: int,
+        max_length: int,
+        states: TargetStates | None = None,
+    ) -> Runner:
+        """`states` are a target's, for a `HiddenStateDraft`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,16 @@ class TorchForm:
     def linear(self, weights: Mapping[str, Tensor], bias: Tensor | None) -> ServedLinear:
         return ServedLinear(weights, bias)
 
-    def runner(self, model: PreTrainedModel, head: nn.Module, num_slots: int, max_length: int) -> Runner:
+    def runner(
+        self,
+        model: PreTrainedModel,
+        head: nn.Module,
+        num_slots: int,
+        max_length: int,
+        states: TargetStates | None = None,
+    ) -> Runner:
+        if states is not None:
+            return HiddenStateRunner(model, head, num_slots, max_length, states, why_not_native=self.why_not_native)
         kind = FusedRunner if is_llama_like(model) else TransformersRunner
         return kind(model, head, num_slots, max_length, why_not_native=self.why_not_native)
 
@@ -56,7 +76,14 @@ class NativeForm:
     def linear(self, weights: Mapping[str, Tensor], bias: Tensor | None) -> NativeLinear:
         return NativeLinear(weights, bias, self.format, self.memory, keeps=self.keeps_weights)
 
-    def runner(self, model: PreTrainedModel, head: nn.Module, num_slots: int, max_length: int) -> Runner:
+    def runner(
+        self,
+        model: PreTrainedModel,
+        head: nn.Module,
+        num_slots: int,
+        max_length: int,
+        states: TargetStates | None = None,
+    ) -> Runner:
         assert isinstance(head, NativeLinear | TrimmedHead), "made by `linear`"
         return NativeRunner(
             model,
@@ -67,6 +94,7 @@ class NativeForm:
             memory=self.memory,
             pool=self.pool,
             keeps_weights=self.keeps_weights,
+            states=states,
         )
 
 

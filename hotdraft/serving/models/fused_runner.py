@@ -19,6 +19,7 @@ from hotdraft.serving.models.attention import causal_mask, folded_attention, gro
 from hotdraft.serving.models.linear import ServedLinear
 from hotdraft.serving.models.llama_like import rotations
 from hotdraft.serving.models.runner import Computation, Window
+from hotdraft.serving.models.target_states import TargetStates
 
 TORCH = TorchOperations()
 
@@ -52,7 +53,7 @@ class FusedRunner:
             "fused", operations.name, str(model.dtype).removeprefix("torch."), why_not_native
         )
         self._embed = model.model.embed_tokens
-        self._norm = _RMSNorm(model.model.norm, operations)
+        self._norm = RMSNorm(model.model.norm, operations)
         self._groups = groups_of(model.config)
         self._max_length = max_length
         self._layers = [
@@ -67,8 +68,17 @@ class FusedRunner:
         # [slots, 1, 2H]: where the positions of each slot's key and value heads begin
         self._starts = torch.arange(0, num_slots * 2 * heads * max_length, max_length, device=model.device)
         self._starts = self._starts.view(num_slots, 1, 2 * heads)
+        self._states: TargetStates | None = None
+
+    def record_states(self, states: TargetStates) -> None:
+        self._states = states
 
     def forward(self, window: Window, token_ids: Tensor, keep: int) -> Tensor:
+        return self.head(self._norm(self._run(window, self._embed(token_ids))[:, -keep:]))
+
+    def _run(self, window: Window, hidden: Tensor, first_inputs: Tensor | None = None) -> Tensor:
+        """What the layers make of `hidden` [B, Q, E]. The first one's product is of `first_inputs` where they are
+        given, and of its normalised input otherwise."""
         positions = window.positions
         rows, read = (window.rows, window.rows) if window.slots is None else (window.slots, slice(None))
         step = _Step(
@@ -80,10 +90,14 @@ class FusedRunner:
         )
         seen = self._kv[:, read, :, :, : window.key_length]
         keys, values = seen[:, :, 0].unbind(0), seen[:, :, 1].unbind(0)
-        hidden = self._embed(token_ids)
-        for layer, store, key, value in zip(self._layers, self._stores, keys, values, strict=True):
-            hidden = layer.forward(hidden, store, key, value, step)
-        return self.head(self._norm(hidden[:, -keep:]))
+        inputs = first_inputs
+        layers = zip(self._layers, self._stores, keys, values, strict=True)
+        for number, (layer, store, key, value) in enumerate(layers, 1):
+            hidden = layer.forward(hidden, store, key, value, step, inputs)
+            inputs = None
+            if self._states is not None:
+                self._states.record(window, number, hidden)
+        return hidden
 
     def move(self, source: int, destination: int, length: int) -> None:
         self._kv[:, destination, :, :, :length] = self._kv[:, source, :, :, :length]
@@ -96,7 +110,7 @@ class FusedRunner:
         self._kv[:, slot].zero_()
 
 
-class _RMSNorm:
+class RMSNorm:
     """On a CPU the layer norm of [x, -x], whose mean is 0: that is one kernel, where RMS norm is ten."""
 
     def __init__(self, norm: Any, operations: LayerOperations = TORCH) -> None:
@@ -118,10 +132,10 @@ class _Layer:
         self.head_dim: int = attention.head_dim
         self.scaling: float = attention.scaling
         self.head_norms = (
-            (_RMSNorm(attention.q_norm), _RMSNorm(attention.k_norm)) if hasattr(attention, "q_norm") else None
+            (RMSNorm(attention.q_norm), RMSNorm(attention.k_norm)) if hasattr(attention, "q_norm") else None
         )
-        self.input_norm = _RMSNorm(layer.input_layernorm, operations)
-        self.mlp_norm = _RMSNorm(layer.post_attention_layernorm, operations)
+        self.input_norm = RMSNorm(layer.input_layernorm, operations)
+        self.mlp_norm = RMSNorm(layer.post_attention_layernorm, operations)
         self.activation = None if isinstance(mlp.act_fn, nn.SiLU | SiLUActivation) else mlp.act_fn
         self._operations = operations
         self.qkv = _stacked(name, layer, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -130,13 +144,24 @@ class _Layer:
         self.down = _stacked(name, layer, "mlp.down_proj")
         self.linears = [self.qkv, self.output, self.gate_up, self.down]
 
-    def forward(self, hidden: Tensor, store: Tensor, key: Tensor, value: Tensor, step: _Step) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        store: Tensor,
+        key: Tensor,
+        value: Tensor,
+        step: _Step,
+        inputs: Tensor | None = None,
+    ) -> Tensor:
         """hidden [B, Q, E]; store [slots * 2H * max_length, D], of which key and value [B, H, K, D] are views.
 
-        With `step.rows` they are of all slots.
+        With `step.rows` they are of all slots. Queries, keys and values are made of `inputs`, by default of the
+        normalised `hidden`.
         """
         batch, length, _ = hidden.shape
-        heads = self.qkv(self.input_norm(hidden)).view(batch, length, -1, self.head_dim)
+        heads = self.qkv(self.input_norm(hidden) if inputs is None else inputs).view(
+            batch, length, -1, self.head_dim
+        )
         queries = heads.shape[2] - 2 * key.shape[1]
         if self.head_norms is not None:
             parts = heads[:, :, : -key.shape[1]].tensor_split([queries], 2)

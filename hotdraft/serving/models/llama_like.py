@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hotdraft.pipeline.models.hidden_state_draft import MODEL_TYPE
 from hotdraft.serving.models.attention import FULL, attention_windows
 
-MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3", MODEL_TYPE})
 ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotations that depend on the position alone."""
 

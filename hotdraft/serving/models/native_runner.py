@@ -14,8 +14,10 @@ from transformers import PreTrainedModel
 from hotdraft.serving.models.attention import groups_of
 from hotdraft.serving.models.llama_like import is_llama_like, rotations
 from hotdraft.serving.models.runner import Computation, Window
+from hotdraft.serving.models.target_states import TargetStates
 from hotdraft.serving.models.trimmed_head import TrimmedHead
 from hotdraft.serving.native.bindings import (
+    OWN_STATES,
     DraftingStruct,
     Format,
     LinearStruct,
@@ -78,7 +80,9 @@ class NativeRunner:
         memory: WeightMemory,
         pool: ThreadPool,
         keeps_weights: bool = False,
+        states: TargetStates | None = None,
     ) -> None:
+        """`states` are what a model reads that is given some."""
         self.head: nn.Module = head
         self._library = native_library()
         self._pool = pool
@@ -92,16 +96,28 @@ class NativeRunner:
             for index, layer in enumerate(model.model.layers)
             for stacked in _linears(f"model.layers.{index}", layer, format, memory, keeps_weights)
         ]
+        if states is not None:
+            self.linears.append(NativeLinear.of({"model.fc": model.model.fc}, format, memory, keeps=keeps_weights))
         tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
         reads_head = tied and linear is head and linear.struct.format in (Format.FLOAT32, Format.BFLOAT16)
         self._held = _held(model, max_length, with_embedding=not reads_head)
-        self._linears = (POINTER(LinearStruct) * (len(self.linears) + 1))(
-            *(ctypes.pointer(linear.struct) for linear in [*self.linears, linear])
-        )
+        in_order = [*self.linears, linear]
+        if states is not None:
+            in_order[-2:] = in_order[:-3:-1]  # what the states go through comes after the head
+        self._linears = (POINTER(LinearStruct) * len(in_order))(*(ctypes.pointer(one.struct) for one in in_order))
         self._model = _described(model, max_length, self._held, self._linears)
         size = self._library.hd_slot_bytes(byref(self._model))
         self._keys_values = torch.zeros(num_slots, size, dtype=torch.uint8)
         self._model.keys_values = self._keys_values.data_ptr()
+        self._states = states
+        if states is not None:
+            self._own = torch.zeros(num_slots, OWN_STATES, model.config.hidden_size)
+            self._model.own = self._own.data_ptr()
+            self._model.reads = ctypes.pointer(states.struct())
+
+    def record_states(self, states: TargetStates) -> None:
+        self._states = states
+        self._model.records = ctypes.pointer(states.struct())
 
     @property
     def stalls(self) -> int:
@@ -229,6 +245,9 @@ def _held(model: PreTrainedModel, max_length: int, *, with_embedding: bool) -> d
     }
     if with_embedding:
         held["embedding"] = model.model.embed_tokens.weight.detach().contiguous()
+    if hasattr(layers[0], "hidden_norm"):
+        norm = layers[0].hidden_norm.weight.detach().float()
+        held["state_norm"] = F.pad(norm, (0, -len(norm) % WIDTH)).contiguous()
     if hasattr(layers[0].self_attn, "q_norm"):
         by_head = [norm for layer in layers for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm)]
         held["head_norms"] = torch.stack([norm.weight.detach().float() for norm in by_head]).contiguous()

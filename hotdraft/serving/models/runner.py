@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from torch import Tensor, nn
 
 from hotdraft.serving.models.linear import ServedLinear
 from hotdraft.serving.native.linear import NativeLinear
+
+if TYPE_CHECKING:
+    from hotdraft.serving.models.target_states import TargetStates
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class Window:
     before its position, and its own."""
     slots: Tensor | None = None
     """int64 [B]: the rows' slots, in memory that a graph reads; None: as `rows` says. For a `FusedRunner`."""
+    guesses: int = 0
+    """So many of a row's last tokens may be none that were committed."""
     leaves_gaps: bool = False
     """Whether nobody looks at the logits of tokens that do not matter, which need be no numbers then."""
 
@@ -78,6 +83,10 @@ class Runner(Protocol):
 
         Of tokens that do not matter they may be any numbers.
         """
+        ...
+
+    def record_states(self, states: "TargetStates") -> None:
+        """Have every forward leave there what the layers made of its tokens."""
         ...
 
     def move(self, source: int, destination: int, length: int) -> None:

@@ -8,6 +8,7 @@ from hotdraft.pipeline.replay.draft_window import first_read, lengths_read, most
 from hotdraft.pipeline.system.transfer import sent
 from hotdraft.serving.models.runner import Runner, Window
 from hotdraft.serving.models.slots import Slots
+from hotdraft.serving.models.target_states import TargetStates
 
 MIN_SHARED = 16
 """Tokens of a common beginning from which on it is copied instead of read again."""
@@ -21,8 +22,17 @@ class Track:
     what is held of it becomes longer than `most_held`: as many tokens follow, at least, as are read again.
     """
 
-    def __init__(self, runner: Runner, slots: Slots, lag: int, window: int | None = None) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        slots: Slots,
+        lag: int,
+        window: int | None = None,
+        states: TargetStates | None = None,
+    ) -> None:
+        """`states` are what the runner leaves beside its keys."""
         self.runner = runner
+        self._kept: list[Runner | TargetStates] = [runner] if states is None else [runner, states]
         self.lengths = [0] * slots.num_slots
         """Tokens of each slot up to which the runner holds keys."""
         self.firsts = [0] * slots.num_slots
@@ -50,7 +60,7 @@ class Track:
         if count < MIN_SHARED:
             count, first = 0, first_read(length, self._window)
         elif source != row:
-            self.runner.move(source, row, count)
+            self._copy(source, row, count)
         self.begin(row, first, count)
 
     def reusable(self, same: np.ndarray) -> np.ndarray:
@@ -125,11 +135,21 @@ class Track:
 
     def move(self, source: int, destination: int) -> None:
         """Copy a slot over another."""
-        self.runner.move(source, destination, self.lengths[source] - self.firsts[source])
+        self._copy(source, destination, self.lengths[source] - self.firsts[source])
         self.firsts[destination], self.lengths[destination] = self.firsts[source], self.lengths[source]
         self._made_by[destination] = self._made_by[source]
 
+    def move_keys(self, sources: Tensor, destinations: Tensor) -> None:
+        """In each of the first B slots, copy what is at one of sources int64 [B] over destinations [B]."""
+        for kept in self._kept:
+            kept.move_keys(sources, destinations)
+
     def discard(self, slot: int) -> None:
         """Zero a slot's keys, which may not be numbers. Those of a request that goes on there build on that."""
-        self.runner.clear(slot)
+        for kept in self._kept:
+            kept.clear(slot)
         self._made_by[slot] = None
+
+    def _copy(self, source: int, destination: int, length: int) -> None:
+        for kept in self._kept:
+            kept.move(source, destination, length)

@@ -32,6 +32,17 @@ class LinearStruct(ctypes.Structure):
     ]
 
 
+class StatesStruct(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("count", "size", "max_length", "slots")),
+        *((name, c_void_p) for name in ("layers", "values", "committed")),
+    ]
+
+
+OWN_STATES = 64
+"""`HD_OWN` of `native.h`."""
+
+
 class ModelStruct(ctypes.Structure):
     _fields_ = [
         *((name, c_int32) for name in ("layers", "hidden", "intermediate", "heads", "kv_heads")),
@@ -40,6 +51,8 @@ class ModelStruct(ctypes.Structure):
         *((name, c_void_p) for name in ("norms", "head_norms", "cos", "sin", "embedding")),
         ("linears", POINTER(POINTER(LinearStruct))),
         ("keys_values", c_void_p),
+        *((name, POINTER(StatesStruct)) for name in ("records", "reads")),
+        *((name, c_void_p) for name in ("state_norm", "own")),
     ]
 
 

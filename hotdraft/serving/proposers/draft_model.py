@@ -50,11 +50,17 @@ class DraftModel(Track):
         chain: DraftChain | None = None,
         window: int | None = None,
         longest: int | None = None,
+        *,
+        reads_target: bool = False,
     ) -> None:
-        """Greedy tokens come of `chain` at once, where there is one. The runner's slots hold `longest` tokens."""
+        """Greedy tokens come of `chain` at once, where there is one. The runner's slots hold `longest` tokens.
+
+        With `reads_target` what it drafted is read again once the target has read it.
+        """
         super().__init__(runner, slots, lag=2, window=window)
         self.longest = longest or slots.max_length
         self._chain = chain
+        self._reads_target = reads_target
         self._draw_token = draw
         self._vocab_size = vocab_size
         fits = self.vocabulary is not None or getattr(runner, "num_outputs", None) == vocab_size
@@ -155,9 +161,11 @@ class DraftModel(Track):
         answers = AnswerTokens(*slots.answers(rows), self._vocab_size)
         drawing = Drawing(sampling, answers, self.vocabulary, draw if sampling.is_greedy else self._draw_token)
         others: list[tuple[Tensor, Tensor]] = []
+        guesses = max(map(len, plan.guesses))
         for step in range(max(plan.drafted)):
             counts = (num_drafted > step).int() * fed.shape[1]
-            logits = self.runner.forward(Window(slice(0, rows), positions, key_length, counts), fed, 1)
+            window = Window(slice(0, rows), positions, key_length, counts, guesses=0 if step else guesses)
+            logits = self.runner.forward(window, fed, 1)
             fed, positions = drawing.draw(logits), ends + step
             if plan.most_alternatives:
                 others.append(next_best(logits[..., : self._vocab_size], fed, RANKS, self.vocabulary))
@@ -174,7 +182,7 @@ class DraftModel(Track):
             if not plan.drafted[row]:
                 continue
             # the last token that it drafted it has not read, nor an alternative
-            self.lengths[row] = self._before[row] + count - (count == proposed)
+            self.lengths[row] = self._before[row] + (0 if self._reads_target else count - (count == proposed))
             guessed = len(plan.guesses[row])
             if self._confidences is not None and count >= guessed:
                 self._by_confidence.observe(self._confidences[row][: proposed - guessed], count - guessed)

@@ -12,11 +12,13 @@ from typing import Any
 from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.draft_folder import new_folder, save_plain
+from hotdraft.pipeline.models.hidden_state_draft import MODEL_TYPE
 from hotdraft.pipeline.models.loading import (
     choose_device,
     choose_dtype,
     fingerprint,
     load_causal_lm,
+    load_config_of,
     load_tokenizer,
 )
 from hotdraft.pipeline.models.names import local_folder, read_cut
@@ -62,6 +64,11 @@ def vllm_command(
     k = min(MOST_DRAFTED, engine.max_k) if engine.k == "auto" else engine.k
     if k == 0:
         raise ConfigError("engine.k 0: vLLM drafts at least 1 token a step: set another k")
+    if load_config_of(config.draft).model_type == MODEL_TYPE:
+        raise ConfigError(
+            f"draft {config.draft}: it reads its target's hidden states, which only hotdraft's own engine gives "
+            "it: set engine.kind hotdraft, or name a draft of another kind"
+        )
     speculative = {"method": "draft_model", "model": str(plain_folder(config)), "num_speculative_tokens": k}
     told = {
         "--host": server.host,

@@ -1,6 +1,6 @@
-"""Where a draft comes from: some of its target's layers, or a smaller model that exists.
+"""Where a draft comes from: some of its target's layers, a layer that reads their states, or a model that exists.
 
-A cut keeps the target's embedding and output head and leaves them as they are; only its layers and the
+The first two keep the target's embedding and output head and leave them as they are; only layers and the
 norm after them are trained.
 """
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hotdraft.pipeline.config.learning import PredistillConfig
+from hotdraft.pipeline.models.layer_stack import layer_stack
 from hotdraft.pipeline.models.loading import (
     check_same_vocabulary,
     from_state,
@@ -21,7 +22,8 @@ from hotdraft.pipeline.models.loading import (
 )
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.training.drafts.feed_forward import check_narrowable, choose_channels, narrowed
-from hotdraft.training.drafts.layer_choice import check_layers, choose_layers, even_layers, layer_stack
+from hotdraft.training.drafts.hidden_state_init import hidden_state_config, new_hidden_state_draft
+from hotdraft.training.drafts.layer_choice import check_layers, choose_layers, even_layers
 from hotdraft.training.drafts.model_size import meta_model, read_config
 
 BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
@@ -41,9 +43,11 @@ def check_draft(target: str, settings: PredistillConfig) -> PreTrainedConfig:
     count = getattr(config, "num_hidden_layers", None)
     if count is None:
         raise ModelError(f"{target!r} ({type(config).__name__}) is no plain language model that can be cut")
-    check_layers(settings, count)
     model = meta_model(config)
     layer_stack(model)
+    if settings.hidden_states is not None:
+        return hidden_state_config(config, settings)
+    check_layers(settings, count)
     if settings.feed_forward is not None:
         check_narrowable(model, settings.feed_forward)
     layers = settings.layers if isinstance(settings.layers, list) else even_layers(count, settings.layers)
@@ -55,12 +59,16 @@ def make_draft(
 ) -> tuple[PreTrainedModel, list[int] | None]:
     """The draft to train, on the target's device and in its dtype, and the layers it was cut from.
 
-    An existing model was cut from none: None. `batches` are ids of text without padding, int64 [B, T],
-    on which importance is measured; equal batches give equal drafts. `check_draft` comes first: here an
-    existing model's vocabulary is not looked at again. Raises `ModelError` as that does.
+    An existing model was cut from none: None; what reads hidden states is new: []. `batches` are ids of text
+    without padding, int64 [B, T], on which importance is measured; equal batches give equal drafts. `check_draft`
+    comes first: here an existing model's vocabulary is not looked at again. Raises `ModelError` as that does.
     """
     if settings.draft is not None:
         return load_existing(settings.draft, target), None
+    if settings.hidden_states is not None:
+        draft = new_hidden_state_draft(target, settings)
+        freeze_shared(draft)
+        return draft, []
     layers = choose_layers(target, settings, batches)
     channels = None
     if settings.feed_forward is not None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hotdraft.pipeline.config.learning import PredistillConfig
+from hotdraft.pipeline.models.layer_stack import layer_stack
 from hotdraft.pipeline.models.names import ModelError
 
 
@@ -88,17 +89,3 @@ def block_influence(model: PreTrainedModel, batches: Iterable[Tensor]) -> Tensor
 def read_text(model: PreTrainedModel, ids: Tensor) -> None:
     """Run the layers, and not the output head, on `ids` (int64 [B, T]) for what hooks see of it."""
     model.base_model(input_ids=ids.to(model.device), use_cache=False)
-
-
-def layer_stack(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
-    """Name and modules of the model's layers. Raises `ModelError` where that cannot be told."""
-    count = model.config.num_hidden_layers
-    stacks = [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == count
-    ]
-    if len(stacks) != 1:
-        names = [name for name, _ in stacks]
-        raise ModelError(f"cannot tell which of {names} holds the {count} layers of {type(model).__name__}")
-    return stacks[0]

@@ -25,6 +25,7 @@ from hotdraft.pipeline.models.adapter_folder import (
     write_card,
     write_probe,
 )
+from hotdraft.pipeline.models.hidden_state_draft import probe_inputs
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.replay.sample import ReplaySample
 
@@ -153,7 +154,8 @@ def save_lora(folder: Path, model: PeftModel, card: AdapterCard, sample: ReplayS
         for module in model.modules():
             if isinstance(module, Linear4bit):
                 module.train()  # in eval mode it would pack its weight and compute in bfloat16
-    write_probe(folder, input_ids, model(input_ids=input_ids, logits_to_keep=positions).logits[0])
+    given = probe_inputs(model.get_base_model(), len(tokens))  # type: ignore[arg-type]  # of `build_lora`
+    write_probe(folder, input_ids, model(input_ids=input_ids, logits_to_keep=positions, **given).logits[0])
 
 
 def structural_copy(model: PreTrainedModel) -> PreTrainedModel:

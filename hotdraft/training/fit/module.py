@@ -1,7 +1,7 @@
 """The Lightning module: a draft learns the target's logged distributions."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,8 @@ from hotdraft.training.scoring.position_scores import PositionScores, position_s
 
 WARMUP_STEPS = 5
 LOG_EVERY_STEPS = 10
+LATER = 0.8
+"""Weight of each step of a round by the one before it: fewer rounds come as far (Li et al., 2025)."""
 
 
 class NonFiniteLossError(ValueError):
@@ -83,8 +85,9 @@ class DistillationModule(lightning.LightningModule):
             measure=measure,
             greedy_temperature=self._greedy_temperature,
         )
-        scores: PositionScores = self.draft(batch, read)
-        loss = scores.loss / self._summed(batch.step_weight)
+        by_step: Sequence[PositionScores] = self.draft(batch, read)
+        scores = by_step[0]
+        loss = _joined(by_step) / self._summed(batch.step_weight)
         if measure:  # what is no number stays none, and to look at every step is to wait for every step
             self._check(loss)
         first = batch_idx % self._accumulate == 0
@@ -107,12 +110,18 @@ class DistillationModule(lightning.LightningModule):
         return batch.on(device)
 
     def validation_step(self, batch: PackedBatch, batch_idx: int) -> None:
-        scores: PositionScores = self.draft(
+        by_step: Sequence[PositionScores] = self.draft(
             batch, partial(position_scores, batch=batch, loss=self._loss, measure=True)
         )
+        scores = by_step[0]
         assert scores.overlap is not None
         assert scores.agreement is not None
-        sums = [scores.loss, scores.overlap @ batch.weight, scores.agreement @ batch.weight, batch.weight.sum()]
+        sums = [
+            _joined(by_step),
+            scores.overlap @ batch.weight,
+            scores.agreement @ batch.weight,
+            batch.weight.sum(),
+        ]
         self._looked.append(torch.stack([value.double() for value in sums]))
 
     def on_validation_epoch_end(self) -> None:
@@ -153,3 +162,10 @@ class DistillationModule(lightning.LightningModule):
     def _summed(self, value: Tensor) -> Tensor:
         """The sum of `value` over all processes."""
         return self.trainer.strategy.reduce(value.clone(), reduce_op="sum")
+
+
+def _joined(by_step: Sequence[PositionScores]) -> Tensor:
+    """The mean loss over the steps of a round, by their weights."""
+    weights = [LATER**step for step in range(len(by_step))]
+    losses = [weight * scores.loss for weight, scores in zip(weights, by_step, strict=True)]
+    return torch.stack(losses).sum() / sum(weights)

@@ -92,7 +92,7 @@ def greedy_answers(draft: DraftForward, samples: list[ReplaySample], tokens: int
     rows = [_first_position(sample) for sample in samples]
     for _ in range(tokens):
         batch = pack(rows).on(device)
-        chosen: Tensor = draft(batch, lambda hidden, head: head(hidden).argmax(-1))
+        chosen: Tensor = draft(batch, lambda hidden, head: head(hidden).argmax(-1))[0]  # of a round's first step
         rows = [
             replace(row, prompt_ids=np.append(row.prompt_ids, token))
             for row, token in zip(rows, chosen.cpu().numpy(), strict=True)

@@ -24,6 +24,7 @@ from hotdraft.pipeline.replay.draft_window import in_window
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.training.fit.lora import merged_model
 from hotdraft.training.scoring.evaluate import expected_acceptance_by_position
+from hotdraft.training.scoring.target_states import give_target
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ def load_draft(name: str, config: HotdraftConfig) -> ServedDraft:
     if device.type == "cuda" and config.distill.memory_fraction is not None:
         torch.cuda.set_per_process_memory_fraction(config.distill.memory_fraction, device.index)
     base = load_causal_lm(name, dtype=choose_dtype(config.dtype, device), device=device)
+    give_target(base, config.target)
     ranking = read_vocabulary(local_folder(name), base.config.get_text_config().vocab_size)
     engine = config.engine
     return ServedDraft(base, fingerprint(name), engine.draft_vocab_size, ranking, engine.served_window)

@@ -12,7 +12,8 @@ from hotdraft.pipeline.models.loading import shared_modules
 from hotdraft.pipeline.system.disk import replay_bytes
 from hotdraft.training.drafts.model_size import Widths, linear_layers, weights
 from hotdraft.training.fit.lora import target_modules
-from hotdraft.training.scoring.forward import CHUNK_LOGITS
+from hotdraft.training.scoring.forward import CHUNK_LOGITS, STEPS
+from hotdraft.training.scoring.target_states import MOST_BYTES
 
 RUNTIME = {"cuda": 1_000_000_000, "cpu": 900_000_000}
 """A CUDA context with its libraries' workspaces; on a CPU the interpreter with all that is imported."""
@@ -136,6 +137,9 @@ def _state(run: Run) -> dict[str, int]:
         outside = FLOAT32 * sum(p.numel() for module in shared_modules(run.draft) for p in module.parameters())
         layers = 3 * (frozen + FLOAT32 * trainable) // Widths.of(run.draft.config).layers
         parts["gathered by FSDP"] = outside + layers
+    if settings.hidden_states is not None:
+        parts["target"] = size * run.target.num_parameters()
+        parts["target's states"] = MOST_BYTES
     if run.device == "cpu":
         parts["recorded answers"] = run.recorded_tokens * (READ_POSITION + READ_KEPT * run.config.recorder.top_k)
     return parts
@@ -148,7 +152,8 @@ def _step(run: Run) -> dict[str, int]:
     trains_head = full and all(parameter.requires_grad for parameter in run.draft.parameters())
     residual = FLOAT32 if trains_head else size
     layer = tokens * layer_bytes(widths, size, residual=residual, adapted=not full)
-    activations = widths.layers * layer
+    steps = 1 if settings.hidden_states is None else STEPS
+    activations = steps * widths.layers * layer
     if settings.activation_checkpointing:
         activations = widths.layers * tokens * widths.hidden * residual + layer
     chunk = min(tokens * widths.vocabulary, max(CHUNK_LOGITS, widths.vocabulary))

@@ -63,6 +63,8 @@ def tables(plan: MemoryPlan, available: Available) -> Group:
 def _title(plan: MemoryPlan) -> str:
     run, widths = plan.run, Widths.of(plan.run.draft.config)
     origin = run.settings.draft or f"{widths.layers} layers of {run.config.target}"
+    if run.settings.hidden_states is not None:
+        origin = f"one layer on states of {run.config.target}"
     return (
         f"draft: {millions(run.draft.num_parameters())} parameters ({origin}, feed-forward {widths.feed_forward}), "
         f"of which {millions(run.trainable)} train (method {run.settings.method})\n"

@@ -173,6 +173,12 @@ def table_rows(figures: Figures, counted: str) -> list[list[str]]:
 def _origin(origin: Cut | str) -> str:
     if isinstance(origin, str):
         return f"`{public_name(origin)}`, trained further."
+    if origin.hidden_states is not None:
+        behind = ", ".join(map(str, origin.hidden_states))
+        return (
+            f"One layer that reads the states of `{public_name(origin.base)}` behind {behind} of its layers, with "
+            "its embedding and output head. Only hotdraft runs it."
+        )
     layers = ", ".join(map(str, origin.layers))
     kept = "" if origin.feed_forward is None else f", {origin.feed_forward} channels of the feed-forward in each"
     return f"Layers {layers} of `{public_name(origin.base)}`{kept}, with its embedding and output head."

@@ -49,6 +49,7 @@ from hotdraft.training.predistill.finished_draft import FinishedDraft, Predistil
 from hotdraft.training.predistill.run_record import begin_or_resume
 from hotdraft.training.predistill.train_draft import train_draft
 from hotdraft.training.scoring.evaluate import expected_acceptance_by_position
+from hotdraft.training.scoring.target_states import give_target
 
 EXPERIMENT = "hotdraft-predistillation"
 MAX_EVALUATED = 400
@@ -88,6 +89,7 @@ def predistill(
         dtype=draft.dtype,
     )
     del target
+    give_target(draft, config.target)
 
     checkpoints = _checkpoints(config)
     made_by = recipe(config)
@@ -99,7 +101,11 @@ def predistill(
 
     samples = data.held_out_samples(MAX_EVALUATED)
     figures, by_position = evaluate(draft, samples, settings.batch_tokens)
-    cut = None if layers is None else Cut(config.target, made_by["target"], layers, settings.feed_forward)
+    cut = (
+        None
+        if layers is None
+        else Cut(config.target, made_by["target"], layers, settings.feed_forward, settings.hidden_states)
+    )
     facts = CardFacts(
         target=config.target,
         target_fingerprint=made_by["target"],
@@ -199,7 +205,8 @@ def _new_run(config: HotdraftConfig, name: str) -> str:
 
 def _measures(settings: PredistillConfig) -> bool:
     by_importance = isinstance(settings.layers, int) and settings.layer_choice == "importance"
-    return settings.draft is None and (by_importance or settings.feed_forward is not None)
+    is_cut = settings.draft is None and settings.hidden_states is None
+    return is_cut and (by_importance or settings.feed_forward is not None)
 
 
 def _texts(rows: ReplayRows) -> list[Tensor]:

@@ -27,6 +27,7 @@ from hotdraft.training.planning.plan_check import check_step
 from hotdraft.training.planning.plan_time import Step
 from hotdraft.training.predistill.train_draft import fit_in_processes
 from hotdraft.training.scoring.target_scores import ScoredText, score
+from hotdraft.training.scoring.target_states import give_target
 
 TRIAL = {
     "max_steps": 2,
@@ -79,7 +80,9 @@ def _prepare(
     batch = texts[: max(1, int(np.searchsorted(ends, settings.batch_tokens, side="right")))]
     vocab_size = min(model.config.get_text_config().vocab_size for model in (target, draft))
     buffer.append([*score(target, batch, run.config.recorder.top_k, settings.batch_tokens, vocab_size)])
-    return draft.cpu()
+    draft = draft.cpu()
+    give_target(draft, run.config.target)
+    return draft
 
 
 def _fit(

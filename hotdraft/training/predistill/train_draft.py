@@ -19,6 +19,7 @@ from hotdraft.training.fit.lora import build_lora, card_of, merged_model, save_l
 from hotdraft.training.fit.processes import check_devices, in_processes, strategy_of
 from hotdraft.training.fit.run import FitOptions, RunPlace, train
 from hotdraft.training.fit.validation import BEST, Validation
+from hotdraft.training.scoring.target_states import give_target, target_given
 
 PARAMETER_PREFIX = "draft.model."
 """What a `DistillationModule` puts before the names of its model's parameters."""
@@ -110,7 +111,15 @@ def fit_in_processes(
     folder = checkpoints.with_name("start")
     draft.save_pretrained(folder)
     frozen = {name for name, parameter in draft.named_parameters() if not parameter.requires_grad}
-    work = partial(_fit_in_process, folder=folder, frozen=frozen, dtype=draft.dtype, settings=settings, fit=fit)
+    work = partial(
+        _fit_in_process,
+        folder=folder,
+        frozen=frozen,
+        dtype=draft.dtype,
+        target=target_given(draft),
+        settings=settings,
+        fit=fit,
+    )
     try:
         return in_processes(work, settings.devices, device.type)
     finally:
@@ -123,10 +132,13 @@ def _fit_in_process(
     folder: Path,
     frozen: set[str],
     dtype: torch.dtype,
+    target: str | None,
     settings: PredistillConfig,
     fit: Fit,
 ) -> dict[str, float]:
     draft = load_causal_lm(str(folder), dtype=dtype, device=device)
+    if target is not None:
+        give_target(draft, target)
     for name, parameter in draft.named_parameters():
         parameter.requires_grad_(name not in frozen)
     return fit(trainable(draft, settings), dtype)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.training.batches.packing import grouped, pack
 from hotdraft.training.batches.sampling import sampled_target
-from hotdraft.training.scoring.forward import OutputHead, hidden_states
+from hotdraft.training.scoring.forward import OutputHead, states_by_step
 from hotdraft.training.scoring.kept_prompts import KeptPrompts
 from hotdraft.training.scoring.losses import expected_acceptance
 
@@ -29,10 +29,10 @@ def expected_acceptance_by_position(
 ) -> list[np.ndarray]:
     """Chance [N] that a drafted token is accepted, at each of the N output positions of each sample.
 
-    At the temperature and behind the filters each request was served with; samples are packed to about
-    `batch_tokens` tokens, `PASS_TOKENS` at least, a longer one gets a forward of its own. `vocabulary` (int64 [N])
-    is what the draft's head covers: nothing else can be drafted; None is everything. Not for NF4 models that will
-    train again: see `training.fit.lora`.
+    At the temperature and behind the filters each request was served with, the mean over `states_by_step`. Samples
+    are packed to about `batch_tokens` tokens, `PASS_TOKENS` at least, a longer one gets a forward of its own.
+    `vocabulary` (int64 [N]) is what the draft's head covers: nothing else can be drafted; None is everything. Not
+    for NF4 models that will train again: see `training.fit.lora`.
     """
     model.eval()
     head, prompts = OutputHead(model, vocabulary), KeptPrompts(1)
@@ -44,13 +44,15 @@ def _by_position(
     model: PreTrainedModel, head: OutputHead, prompts: KeptPrompts, group: Sequence[ReplaySample]
 ) -> list[np.ndarray]:
     batch = pack(group).on(model.device)
-    hidden = hidden_states(model, batch, prompts)
     sampling = batch.sampling
     top, tail = sampled_target(batch.top_logprobs, batch.tail_logprob, sampling, head.vocab_size)
-    parts = []
-    for rows in head.chunks(len(hidden)):
-        targets = (head.places(batch.top_ids[rows]), top[rows], tail[rows])
-        parts.append(expected_acceptance(head(hidden[rows]), *targets, sampling.at(rows)))
-    chances = torch.cat(parts).double().cpu().numpy()
+    by_step = []
+    for hidden in states_by_step(model, batch, prompts):
+        parts = []
+        for rows in head.chunks(len(hidden)):
+            targets = (head.places(batch.top_ids[rows]), top[rows], tail[rows])
+            parts.append(expected_acceptance(head(hidden[rows]), *targets, sampling.at(rows)))
+        by_step.append(torch.cat(parts))
+    chances = torch.stack(by_step).mean(0).double().cpu().numpy()
     ends = np.cumsum(np.bincount(batch.request.cpu().numpy()))[:-1]
     return np.split(chances, ends)

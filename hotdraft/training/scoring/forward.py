@@ -4,7 +4,7 @@ Apart, the logits of a large vocabulary need never exist all at once.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
+from hotdraft.pipeline.models.hidden_state_draft import HiddenStateDraft
 from hotdraft.training.batches.packing import PackedBatch
 from hotdraft.training.scoring.kept_prompts import KeptPrompts
 from hotdraft.training.scoring.packed_attention import attend_within_requests
@@ -22,6 +23,9 @@ T = TypeVar("T")
 CHUNK_LOGITS = 2**24
 """Logits alive at a time: 64 MB in float32. Fewer would make the matrix products of the head too small to
 be efficient, more would only cost memory."""
+
+STEPS = 3
+"""Of a round that a draft learns to go by its own states in."""
 
 NO_MASS = -1e4
 """A logit beside which every other has all the mass; not infinite, as its products with 0 must be 0."""
@@ -45,13 +49,29 @@ def hidden_states(model: nn.Module, batch: PackedBatch, prompts: KeptPrompts | N
             use_cache=True,
         )
         return output[0].squeeze(0)
+    return _read_whole(causal, batch, use_cache=False)[0]
+
+
+def states_by_step(model: nn.Module, batch: PackedBatch, prompts: KeptPrompts | None = None) -> Sequence[Tensor]:
+    """`hidden_states` [N, H] of each step of a round that a draft differs in.
+
+    One that reads the target's states has its own to go by after its first token, and learns to.
+    """
+    causal = _causal_lm(model)
+    if isinstance(causal, HiddenStateDraft):
+        return list(_read_whole(causal, batch, steps=STEPS))
+    return [hidden_states(model, batch, prompts)]
+
+
+def _read_whole(causal: PreTrainedModel, batch: PackedBatch, **options: object) -> Tensor:
+    """[steps, N, H]."""
     output = causal.base_model(
         input_ids=batch.input_ids,
         attention_mask=torch.tensor([[[batch.lengths]]]),
         position_ids=batch.position_ids,
-        use_cache=False,
+        **options,
     )
-    return output[0].squeeze(0).index_select(0, batch.supervised)
+    return output[0].index_select(1, batch.supervised)
 
 
 class OutputHead:
@@ -131,9 +151,9 @@ class DraftForward(nn.Module):
         self._head = OutputHead(model, vocabulary)
         self._prompts = prompts
 
-    def forward(self, batch: PackedBatch, read: Callable[[Tensor, OutputHead], T]) -> T:
-        """What `read` makes of the states [N, H] and the head."""
-        return read(hidden_states(self.model, batch, self._prompts), self._head)
+    def forward(self, batch: PackedBatch, read: Callable[[Tensor, OutputHead], T]) -> Sequence[T]:
+        """What `read` makes of the states [N, H] and the head, for each of `states_by_step`."""
+        return [read(states, self._head) for states in states_by_step(self.model, batch, self._prompts)]
 
 
 def disable_dropout(model: nn.Module) -> None:

@@ -11,6 +11,7 @@ import torch
 from scipy.stats import chisquare
 from torch.nn.functional import one_hot
 
+from hotdraft.pipeline.config.learning import PredistillConfig
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
 from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.decoding.choice import Choice, Outlook, ProposalChoice
@@ -23,6 +24,7 @@ from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
 from hotdraft.serving.models.attention import ATTENTION, register_attention
 from hotdraft.serving.proposers.text_memory import TextMemory
 from hotdraft.serving.updates.hot_swap import HotSwapper
+from hotdraft.training.drafts.hidden_state_init import new_hidden_state_draft
 from tests.integration.adapters import write_adapter
 from tests.integration.conftest import disturbed
 from tests.integration.lossless.stepping import run, stage, swap
@@ -50,6 +52,18 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     target = tiny_llama(layers=2, seed=1, vocab_size=VOCABULARY)
     for model, name in ((target, "target"), (disturbed(target), "draft")):
         model.save_pretrained(folder / name)
+    return str(folder / "target"), str(folder / "draft")
+
+
+@pytest.fixture(scope="module")
+def hidden_state_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("states")
+    target = tiny_llama(layers=2, seed=1, vocab_size=VOCABULARY)
+    target.save_pretrained(folder / "target")
+    draft = new_hidden_state_draft(target, PredistillConfig(hidden_states=[1, 2]))
+    with torch.no_grad():
+        draft.model.norm.weight.mul_(0.2)  # who knows nothing had better not be sure
+    draft.save_pretrained(folder / "draft")
     return str(folder / "target"), str(folder / "draft")
 
 
@@ -194,8 +208,40 @@ def test_tokens_come_as_often_as_the_target_says(
     seeded: bool,
     guessing: bool,
 ) -> None:
+    check(pair, tmp_path, k, trimmed, params, seeded, guessing)
+
+
+@pytest.mark.parametrize(
+    ("k", "trimmed", "params", "seeded", "guessing"),
+    [
+        (3, False, PLAIN, False, False),
+        (3, True, PENALISED, False, False),
+        ("auto", True, FILTERED, False, True),
+    ],
+)
+def test_so_they_do_of_a_draft_that_reads_the_targets_states(
+    hidden_state_pair: tuple[str, str],
+    tmp_path: Path,
+    k: int | Literal["auto"],
+    trimmed: bool,
+    params: SamplingParams,
+    seeded: bool,
+    guessing: bool,
+) -> None:
+    check(hidden_state_pair, tmp_path, k, trimmed, params, seeded, guessing)
+
+
+def check(
+    pair: tuple[str, str],
+    folder: Path,
+    k: int | Literal["auto"],
+    trimmed: bool,
+    params: SamplingParams,
+    seeded: bool,
+    guessing: bool,
+) -> None:
     target, draft = pair
-    adapters = [write_adapter(tmp_path / f"a{seed}", draft, seed=seed, rank=RANK) for seed in (1, 2)]
+    adapters = [write_adapter(folder / f"a{seed}", draft, seed=seed, rank=RANK) for seed in (1, 2)]
     found, rate = frequencies(
         target, draft, k, trimmed, adapters, params, seeded, guessing, first_seed=30_000 if k else 0
     )

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hotdraft.pipeline.config.learning import LoraSection
+from hotdraft.pipeline.models.hidden_state_draft import HiddenStateConfig, HiddenStateDraft
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.serving.decoding import decoder
 from hotdraft.serving.decoding.build import build_decoder
@@ -124,6 +125,8 @@ def begun(kind: str, proposing: str) -> SpeculativeDecoder:
     with DEVICE:
         make = {"llama": tiny_llama, "neox": tiny_neox}[kind]
         target, draft = make(2, 1), make(1, 2)
+        if "states" in proposing:
+            draft = HiddenStateDraft(HiddenStateConfig.beside(target.config, [1, 2]))
         vocabulary = torch.arange(64) if "trimmed" in proposing else None
     for model in (target, draft):
         model.set_attn_implementation("hotdraft")
@@ -145,6 +148,7 @@ def a_round(kind: str, proposing: str, params: dict[str, Any], *, log: bool, wai
         "plain": ProposalPlan.uniform(2, 0),
         "text": ProposalPlan([(5, 6, 7, 8), ()], [0, 0]),
         "text and draft": ProposalPlan([(5, 6), ()], [1, 3]),
+        "text and states": ProposalPlan([(5, 6), ()], [1, 3]),
         "alternatives": ProposalPlan([(5,), ()], [1, 2], alternatives=[2, 1]),
     }.get(proposing, ProposalPlan.uniform(2, 3))
     before = waits()
@@ -179,7 +183,7 @@ def training_steps(batch: Any, *, kept: bool, fault: Callable[[Tensor], object] 
         # autograd's own threads know nothing of fakes
         with Crossings() as crossings, torch.autograd.set_multithreading_enabled(False):
             for _ in range(2):
-                loss = draft(batch, read).loss.sum()
+                loss = draft(batch, read)[0].loss.sum()
                 fault(loss.view(1, 1))
                 loss.backward()
                 nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
@@ -226,7 +230,16 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "bias": {"temperature": 0.8, "logit_bias": ((3, 1.5), (9, -100.0))},
     "logprobs": {"temperature": 0.8, "logprobs": 3},
 }
-PROPOSING = ("plain", "draft", "trimmed draft", "text", "text and draft", "alternatives")
+PROPOSING = (
+    "plain",
+    "draft",
+    "trimmed draft",
+    "text",
+    "text and draft",
+    "alternatives",
+    "states",
+    "text and states",
+)
 ROUNDS = {
     f"{kind}, {proposing}, {how}{', recorded' * log}": (kind, proposing, params, log)
     for kind, proposing, (how, params), log in product(

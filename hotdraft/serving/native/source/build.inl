@@ -5,4 +5,5 @@ typedef int32_t Alias32 __attribute__((may_alias));
 #include "tiles.inl"
 #include "worker.inl"
 #include "attention.inl"
+#include "states.inl"
 #include "forward.inl"

@@ -18,7 +18,7 @@ struct Batch {
 // Buffers of a forward of up to `MAX_TOKENS`; zero where nothing was written.
 constexpr int MAX_TOKENS = 128;
 struct Scratch {
-    float *hidden, *qkv, *attended, *activated;  // [MAX_TOKENS][width], widths rounded up to 64
+    float *hidden, *qkv, *attended, *activated, *fed;  // [MAX_TOKENS][width], widths rounded up to 64
     char **own;                                  // of each thread: `own_bytes`
 };
 

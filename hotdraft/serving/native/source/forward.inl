@@ -25,8 +25,8 @@ inline void prepare(const Rows &rows, int64_t inputs, float epsilon, char *to, f
     }
 }
 
-struct Forward : Attention {
-    using Attention::Attention;
+struct Forward : States {
+    using States::States;
 
     // `use(output panel, token, products with bias)` for each panel of 16 outputs, or of each pair of them.
     template <class Use>
@@ -72,20 +72,21 @@ struct Forward : Attention {
         return static_cast<const char *>(layer.panels) + share_of(next).from * panel_bytes(hd_format(layer.format), layer.inputs);
     }
 
+    void embed(int64_t token_id, float *to) {
+        const int64_t begin = token_id * model.hidden;
+        if (!model.embedding) {
+            for (int64_t i = 0; i < model.hidden; ++i) to[i] = model.half ? taken<Bfloat16>(token_id, i) : taken<Float32>(token_id, i);
+        } else if (model.half) {
+            const uint16_t *from = static_cast<const uint16_t *>(model.embedding) + begin;
+            for (int64_t i = 0; i < model.hidden; ++i) to[i] = widened(from[i]);
+        } else {
+            __builtin_memcpy(to, static_cast<const float *>(model.embedding) + begin, 4 * model.hidden);
+        }
+    }
+
     void embed() {
         const Share share(batch.count, thread, team.size);
-        for (int64_t t = share.from; t < share.to; ++t) {
-            float *to = scratch.hidden + t * widths.hidden;
-            const int64_t token_id = batch.token_ids[t], begin = token_id * model.hidden;
-            if (!model.embedding) {
-                for (int64_t i = 0; i < model.hidden; ++i) to[i] = model.half ? taken<Bfloat16>(token_id, i) : taken<Float32>(token_id, i);
-            } else if (model.half) {
-                const uint16_t *from = static_cast<const uint16_t *>(model.embedding) + begin;
-                for (int64_t i = 0; i < model.hidden; ++i) to[i] = widened(from[i]);
-            } else {
-                __builtin_memcpy(to, static_cast<const float *>(model.embedding) + begin, 4 * model.hidden);
-            }
-        }
+        for (int64_t t = share.from; t < share.to; ++t) embed(batch.token_ids[t], scratch.hidden + t * widths.hidden);
         barrier(team);
     }
 
@@ -125,9 +126,28 @@ struct Forward : Attention {
 
     Rows rows(const float *data, int64_t width, const float *norm = nullptr) const { return {data, width, batch.count, nullptr, norm}; }
 
+    // Each token's embedding beside the state of the token before it, which goes on through the layer.
+    void feed(const hd_states &states) {
+        const Share share(batch.count, thread, team.size);
+        for (int64_t t = share.from; t < share.to; ++t) take_states(states, t);
+        barrier(team);
+        linear(4 * model.layers + 1, rows(scratch.fed, widths.fed), storing(scratch.hidden, widths.hidden));
+        barrier(team);
+        for (int64_t t = share.from; t < share.to; ++t) {
+            float *state = scratch.hidden + t * widths.hidden, *fed = scratch.fed + t * widths.fed;
+            const int64_t position = batch.positions[t];
+            if (position && !is_committed(states, batch.slots[t], position)) __builtin_memcpy(state, own(t, position - 1), 4 * model.hidden);
+            embed(batch.token_ids[t], row);
+            normalise(row, model.norms, fed);
+            normalise(state, model.state_norm, fed + model.hidden);
+            for (int64_t i = 2 * model.hidden; i < widths.fed; ++i) fed[i] = 0;
+        }
+        barrier(team);
+    }
+
     void layer(int64_t index) {
         const float *norms = model.norms + 2 * index * widths.hidden;
-        linear(4 * index, rows(scratch.hidden, widths.hidden, norms), storing(scratch.qkv, widths.qkv));
+        linear(4 * index, model.reads ? rows(scratch.fed, widths.fed) : rows(scratch.hidden, widths.hidden, norms), storing(scratch.qkv, widths.qkv));
         barrier(team);
         if (model.half) {
             remember<Bfloat16>(index);
@@ -142,6 +162,7 @@ struct Forward : Attention {
         barrier(team);
         linear(4 * index + 3, rows(scratch.activated, widths.activated), adding_to(scratch.hidden, widths.hidden));
         barrier(team);
+        if (model.records) record(*model.records, index + 1);
     }
 
     void head() {
@@ -161,8 +182,9 @@ struct Forward : Attention {
 
 void forward(const hd_model &model, const Batch &batch, const Scratch &scratch, Team &team, int32_t thread) {
     Forward forward(model, batch, scratch, team, thread);
-    forward.embed();
+    model.reads ? forward.feed(*model.reads) : forward.embed();
     for (int64_t index = 0; index < model.layers; ++index) forward.layer(index);
+    if (model.reads) forward.keep_own(*model.reads);
     if (batch.num_outputs) forward.head();
 }
 

@@ -17,6 +17,13 @@ static inline int64_t panel_bytes(hd_format format, int64_t inputs) {
     }
 }
 
+// Of what goes into a draft that reads states: those of a token, and then the token beside what came of them.
+static inline int64_t fed_width(const hd_model &model) {
+    if (!model.reads) return 0;
+    const int64_t states = int64_t(model.reads->count) * model.reads->size, both = 2 * int64_t(model.hidden);
+    return rounded(states > both ? states : both, GROUP);
+}
+
 // Where a weight lies in panels of 4 or of 2 bytes each, `unit` neighbouring inputs beside each other.
 static inline int64_t place_in_panels(int64_t unit, int64_t panel, int64_t output, int64_t input) {
     const int64_t inside = output % LANES * unit + input % unit;

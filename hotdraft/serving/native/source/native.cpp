@@ -22,12 +22,18 @@ struct Tokens {
 
     // `place` of its logits, negative for a token whose logits are not wanted.
     void add(int64_t id, int64_t position, int64_t key, int32_t slot, int32_t place) {
+        if (model.reads && follows_guess(position, slot)) compute();
         if (place >= 0) outputs.push_back(int32_t(ids.size())), places.push_back(place);
         ids.push_back(id);
         positions.push_back(position);
         keys.push_back(key);
         slots.push_back(slot);
         if (ids.size() == MAX_TOKENS) compute();
+    }
+
+    // Whether it is to be given a state that this batch has yet to come to.
+    bool follows_guess(int64_t position, int32_t slot) const {
+        return !ids.empty() && slots.back() == slot && slot < model.reads->slots - 1 && position >= model.reads->committed[slot];
     }
 
     void compute() {

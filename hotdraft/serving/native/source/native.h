@@ -19,6 +19,17 @@ struct hd_linear {
     const float *bias;  // [outputs rounded up to 32], or null
 };
 
+// What a target's layers make of the tokens in its slots, for a draft that is given it.
+struct hd_states {
+    int32_t count, size, max_length, slots;  // states of a token, and numbers of each; the last slot is a probe's
+    const int32_t *layers;                   // [count]: behind so many of the target's layers, ascending
+    uint16_t *values;                        // [slots][max_length][count][size], bfloat16 of mean square 1
+    const int64_t *committed;                // [slots - 1]: tokens of each slot that are no guesses
+};
+
+constexpr float HD_UNIT_EPSILON = 1e-6f;  // added to the mean square that a state is divided by the root of
+constexpr int HD_OWN = 64;  // tokens that are guessed behind committed ones, at most
+
 struct hd_model {
     int32_t layers, hidden, intermediate, heads, kv_heads, head_dim, max_length, half;
     float epsilon, head_epsilon, scaling, reserved;
@@ -26,8 +37,13 @@ struct hd_model {
     const float *head_norms;  // [layers][2][head_dim] of queries and keys, or null
     const float *cos, *sin;   // [max_length][head_dim], sin negated in the first half
     const void *embedding;    // [vocabulary][hidden], bfloat16 where `half`, float32 otherwise; null: the head's weights
-    const hd_linear *const *linears;  // [layers][4]: queries-keys-values, output, gate-up by turns of 16, down; the head
+    const hd_linear *const *linears;  // [layers][4]: queries-keys-values, output, gate-up by turns of 16, down; the head;
+                                      // of a model that reads states what these go through
     void *keys_values;        // hd_slot_bytes each, bfloat16 where `half`, float32 otherwise
+    const hd_states *records; // of a target, or null
+    const hd_states *reads;   // of a draft of one layer: each token comes with the states of the one before it; or null
+    const float *state_norm;  // [hidden rounded up to 64]: of these, where norms has the one of its embedding
+    float *own;               // [slots][HD_OWN][hidden]: the draft's own states, which stand for those of guesses
 };
 
 struct hd_pool;

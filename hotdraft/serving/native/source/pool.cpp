@@ -96,7 +96,7 @@ const Scratch &Pool::scratch(const hd_model &model) {
     const int64_t wanted[] = {rounded(model.hidden, GROUP),
                               rounded(int64_t(model.heads + 2 * model.kv_heads) * model.head_dim, GROUP),
                               rounded(int64_t(model.heads) * model.head_dim, GROUP), rounded(model.intermediate, GROUP),
-                              instructions.own_bytes(model)};
+                              fed_width(model), instructions.own_bytes(model)};
     if (std::memcmp(wanted, widths_, sizeof wanted) == 0) return scratch_;
     // Of another model: what lies beyond a row's width must be zero again.
     std::memcpy(widths_, wanted, sizeof wanted);
@@ -106,9 +106,9 @@ const Scratch &Pool::scratch(const hd_model &model) {
         memory_.emplace_back(bytes + VECTOR);
         return aligned(memory_.back().data());
     };
-    float **shared[] = {&scratch_.hidden, &scratch_.qkv, &scratch_.attended, &scratch_.activated};
-    for (int part = 0; part < 4; ++part) *shared[part] = reinterpret_cast<float *>(take(4 * MAX_TOKENS * wanted[part]));
-    for (int32_t thread = 0; thread < team_.size; ++thread) own_.push_back(take(wanted[4]));
+    float **shared[] = {&scratch_.hidden, &scratch_.qkv, &scratch_.attended, &scratch_.activated, &scratch_.fed};
+    for (int part = 0; part < 5; ++part) *shared[part] = reinterpret_cast<float *>(take(4 * MAX_TOKENS * wanted[part]));
+    for (int32_t thread = 0; thread < team_.size; ++thread) own_.push_back(take(wanted[5]));
     scratch_.own = own_.data();
     return scratch_;
 }

@@ -42,5 +42,5 @@ class Pool {
     std::vector<std::vector<char>> memory_;
     std::vector<char *> own_;
     Scratch scratch_{};
-    int64_t widths_[5] = {};
+    int64_t widths_[6] = {};
 };

@@ -6,14 +6,16 @@ struct Share {
 };
 
 struct Widths {
-    int64_t hidden, qkv, attended, activated, widest;
+    int64_t hidden, qkv, attended, activated, fed, widest;
     explicit Widths(const hd_model &model)
         : hidden(rounded(model.hidden, GROUP)),
           qkv(rounded(int64_t(model.heads + 2 * model.kv_heads) * model.head_dim, GROUP)),
           attended(rounded(int64_t(model.heads) * model.head_dim, GROUP)),
-          activated(rounded(model.intermediate, GROUP)) {
+          activated(rounded(model.intermediate, GROUP)),
+          fed(fed_width(model)) {
         widest = hidden > attended ? hidden : attended;
         widest = widest > activated ? widest : activated;
+        widest = widest > fed ? widest : fed;
     }
 };
 

@@ -61,7 +61,7 @@ def test_rows_may_draft_as_many_tokens_as_they_like(tiny_target: str) -> None:
     reference = greedy_reference(tiny_target, PROMPTS)
     slots = Slots(len(PROMPTS), 105, torch.device("cpu"))
     oracle = Oracle(slots, [prompt + answer for prompt, answer in zip(PROMPTS, reference, strict=True)])
-    runner, _ = make_runners(load(tiny_target), None, None, slots.num_slots, slots.max_length)
+    runner, _, _ = make_runners(load(tiny_target), None, None, slots)
     decoder = SpeculativeDecoder(runner, oracle, slots, vocab_size=257, max_model_len=100, max_k=4, log_top_k=8)
     start(decoder, PROMPTS)
     greedy = batch([GREEDY] * len(PROMPTS))

@@ -1,6 +1,7 @@
 """Graphs change no token, and what cannot be one is computed as before."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from torch import Tensor
 
 from hotdraft.gpu_check.checks.decoding import EagerGraphs
+from hotdraft.pipeline.config.learning import PredistillConfig
+from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.decoding.costs import profile_costs, rows_to_measure
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
@@ -17,6 +20,8 @@ from hotdraft.serving.graphs.recurring import RECURS, GraphCounts
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.models.runner import Window
 from hotdraft.serving.proposers.plan import ProposalPlan
+from hotdraft.training.drafts.hidden_state_init import new_hidden_state_draft
+from tests.models import save
 from tests.unit.serving.decoders import GREEDY, PROMPTS, batch, load, run, start
 from tests.unit.serving.graphs.recorded import RecordedGraphs
 
@@ -87,6 +92,29 @@ def test_answers_are_those_without_graphs(
     assert answers(graphed, params, rows) == answers(decoder(path, tiny_draft), params, rows)
     assert graphs.captures == captures, "what was recorded serves the next requests too"
     assert graphs.replays > replays
+
+
+@pytest.mark.parametrize("params", [[GREEDY] * 4, DRAWN], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("target", ["tiny_target", "tiny_neox_target"])
+def test_a_draft_reads_what_the_targets_graphs_leave_of_their_states(
+    target: str, params: Sequence[SamplingParams], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    path = request.getfixturevalue(target)
+    layers = load(path).config.num_hidden_layers
+    states = PredistillConfig(hidden_states=[1, layers])
+    draft = save(new_hidden_state_draft(load_causal_lm(path), states), tmp_path)
+    graphs = RecordedGraphs()
+    graphed, plain = decoder(path, draft, graphs), decoder(path, draft)
+    found, proposed = [], []
+    for one in (graphed, plain):
+        start(one, PROMPTS)
+        for k in [4, 0, 2] * 6:
+            outcome = one.round(ProposalPlan.uniform(4, k), batch(params), log=False)
+            found.append((outcome.token_ids.tolist(), outcome.proposed_ids.tolist()))
+            proposed.append(outcome.num_proposed.sum())
+    assert found[: len(found) // 2] == found[len(found) // 2 :]
+    assert graphs.replays > graphs.captures > 0
+    assert sum(proposed) > 0
 
 
 def test_a_prompt_that_is_read_meanwhile_is_left_alone(tiny_target: str, tiny_draft: str) -> None:

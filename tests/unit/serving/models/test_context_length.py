@@ -8,12 +8,15 @@ import pytest
 import torch
 from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel, PreTrainedConfig
 
+from hotdraft.pipeline.config.learning import PredistillConfig
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.models.context_length import check_context_length
-from tests.models import save
+from hotdraft.training.drafts.hidden_state_init import new_hidden_state_draft
+from tests.models import save, tiny_llama
 from tests.unit.serving.clients import ask, greedy, request
 
 POSITIONS = 70
@@ -114,3 +117,17 @@ def test_a_draft_with_a_window_needs_positions_for_that_alone(caplog: pytest.Log
 def test_a_model_without_a_limit_is_not_asked(tmp_path: Path) -> None:
     bloom = AutoConfig.for_model("bloom")
     check_context_length(("t", bloom), ("d", bloom), max_model_len=10**6, proposed=4)
+
+
+def test_a_draft_that_reads_states_goes_with_its_target_and_has_no_window(
+    config: HotdraftConfig, tiny_target: str, tmp_path: Path
+) -> None:
+    target = load_causal_lm(tiny_target)
+    last = target.config.num_hidden_layers
+    draft = save(new_hidden_state_draft(target, PredistillConfig(hidden_states=[last])), tmp_path / "draft")
+    build(config, tiny_target, draft)
+    with pytest.raises(ModelError, match=r"engine\.draft_window must be null, not 64"):
+        build(config, tiny_target, draft, draft_window=64)
+    smaller = save(tiny_llama(last - 1, seed=1), tmp_path / "smaller")
+    with pytest.raises(ModelError, match=rf"behind {last} layers, and .* has {last - 1} layers of 32: .* another"):
+        build(config, smaller, draft)

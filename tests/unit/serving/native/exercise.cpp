@@ -25,27 +25,32 @@ struct Model {
     std::vector<std::unique_ptr<Aligned>> held;
     std::vector<hd_linear> linears;
     std::vector<const hd_linear *> pointers;
-    std::vector<float> norms, head_norms, cos, sin, bias;
+    std::vector<float> norms, head_norms, cos, sin, bias, own;
     hd_model model{};
 
-    Model(hd_format format, bool half) {
+    // `reads` makes a draft of it, of one layer.
+    Model(hd_format format, bool half, const hd_states *reads = nullptr) {
+        const int layers = reads ? 1 : LAYERS;
         norms = floats((2 * LAYERS + 1) * ROUNDED_HIDDEN);
         for (int norm = 0; norm < 2 * LAYERS + 1; ++norm)
             std::fill_n(norms.begin() + norm * ROUNDED_HIDDEN + HIDDEN, ROUNDED_HIDDEN - HIDDEN, 0.f);
         head_norms = floats(LAYERS * 2 * HEAD_DIM), cos = floats(LENGTH * HEAD_DIM), sin = floats(LENGTH * HEAD_DIM);
         bias = floats(128 * 4);
-        linears.reserve(4 * LAYERS + 1);
-        for (int layer = 0; layer < LAYERS; ++layer) {
-            add(format, HIDDEN, (HEADS + 2 * KV_HEADS) * HEAD_DIM, bias.data());
+        linears.reserve(4 * layers + 2);
+        for (int layer = 0; layer < layers; ++layer) {
+            add(format, reads ? 2 * HIDDEN : HIDDEN, (HEADS + 2 * KV_HEADS) * HEAD_DIM, bias.data());
             add(format, HEADS * HEAD_DIM, HIDDEN, nullptr);
             add(format, HIDDEN, 2 * 112, nullptr);  // gate and up by turns of 16
             add(format, INTERMEDIATE, HIDDEN, nullptr);
         }
         add(format, HIDDEN, VOCABULARY, nullptr);
+        if (reads) add(format, reads->count * reads->size, HIDDEN, nullptr);
         for (const hd_linear &linear : linears) pointers.push_back(&linear);
         held.push_back(std::make_unique<Aligned>(4 * VOCABULARY * HIDDEN));
-        model = {LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, LENGTH, half, 1e-5f, 1e-5f, 0.2f, 0,
-                 norms.data(), head_norms.data(), cos.data(), sin.data(), held.back()->data, pointers.data(), nullptr};
+        own = std::vector<float>(SLOTS * HD_OWN * HIDDEN);
+        model = {layers, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, LENGTH, half, 1e-5f, 1e-5f, 0.2f, 0,
+                 norms.data(), head_norms.data(), cos.data(), sin.data(), held.back()->data, pointers.data(), nullptr,
+                 nullptr, reads, norms.data() + ROUNDED_HIDDEN, own.data()};
         auto *embedding = static_cast<uint16_t *>(held.back()->data);
         for (int i = 0; i < 2 * VOCABULARY * HIDDEN; ++i) embedding[i] = uint16_t(0x3c00 + random() % 0x300);
         held.push_back(std::make_unique<Aligned>(SLOTS * hd_slot_bytes(&model)));
@@ -68,6 +73,42 @@ struct Model {
         linears.push_back({format, inputs, outputs, 0, held.back()->data, with_bias});
     }
 };
+
+// What a draft that reads a target's states drafts, behind guesses and without, and in a probe's slot.
+std::vector<float> run_reading(const char *instructions, hd_format format, bool half, int threads) {
+    const int32_t behind[] = {1, LAYERS};
+    const int64_t committed[] = {20, 7};
+    constexpr int ROWS = 2, FED = 4, MOST = 3;
+    std::vector<uint16_t> values((ROWS + 1) * LENGTH * 2 * HIDDEN, 0x3f80);
+    const hd_states states{2, HIDDEN, LENGTH, ROWS + 1, behind, values.data(), committed};
+    Model target(format, half), draft(format, half, &states);
+    target.model.records = &states;
+    hd_pool *pool = hd_pool_create(instructions, threads);
+    std::vector<int64_t> ids(ROWS * 20), positions(ROWS * 20);
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = int64_t(i * 37 % VOCABULARY), positions[i] = int64_t(i % 20);
+    std::vector<float> all(ROWS * VOCABULARY);
+    hd_forward(&target.model, pool, 0, ROWS, 20, nullptr, ids.data(), positions.data(), nullptr, 1, all.data());
+    for (const uint16_t state : values) all.push_back(float(state));
+    std::vector<float> logits((ROWS + 1) * VOCABULARY);
+    hd_forward(&draft.model, pool, 0, ROWS, 18, nullptr, ids.data(), positions.data(), nullptr, 1, logits.data());
+    hd_forward(&draft.model, pool, ROWS, 1, 20, nullptr, ids.data(), positions.data(), nullptr, 1, logits.data() + ROWS * VOCABULARY);
+    all.insert(all.end(), logits.begin(), logits.end());
+    // the last two that are committed, and two guesses
+    for (int row = 0; row < ROWS; ++row)
+        for (int i = 0; i < FED; ++i) positions[row * FED + i] = committed[row] - 2 + i;
+    std::vector<int64_t> drafted(ROWS * MOST);
+    std::vector<uint8_t> sound(ROWS), confidences(ROWS * MOST);
+    std::vector<int32_t> ks(ROWS, MOST), reads(ROWS, FED);
+    const std::vector<float> rates(HD_CONFIDENCES, 1.f), floors(ROWS, 0.f);
+    std::vector<float> chances(ROWS * MOST);
+    const hd_drafting drafting{MOST, 0, ks.data(), reads.data(), rates.data(), floors.data(), nullptr, drafted.data(), confidences.data(), sound.data(), nullptr, chances.data()};
+    hd_draft(&draft.model, pool, ROWS, FED, ids.data(), positions.data(), &drafting);
+    all.insert(all.end(), drafted.begin(), drafted.end());
+    all.insert(all.end(), chances.begin(), chances.end());
+    all.insert(all.end(), draft.own.begin(), draft.own.end());
+    hd_pool_destroy(pool);
+    return all;
+}
 
 // All that comes out of a prompt, of drafts and of rounds of several rows.
 std::vector<float> run(const char *instructions, hd_format format, bool half, int threads) {
@@ -119,10 +160,12 @@ int main() {
         for (const hd_format format : {HD_FLOAT32, HD_BFLOAT16, HD_W8A16}) {
             if (!hd_supports(instructions, format)) continue;
             const bool half = format != HD_FLOAT32;
-            const std::vector<float> alone = run(instructions, format, half, 1), shared = run(instructions, format, half, 3);
-            if (std::memcmp(alone.data(), shared.data(), 4 * alone.size()) == 0) continue;
-            std::printf("%s, format %d: three threads compute something else than one\n", instructions, int(format));
-            ++wrong;
+            for (const auto part : {run, run_reading}) {
+                const std::vector<float> alone = part(instructions, format, half, 1), shared = part(instructions, format, half, 3);
+                if (std::memcmp(alone.data(), shared.data(), 4 * alone.size()) == 0) continue;
+                std::printf("%s, format %d: three threads compute something else than one\n", instructions, int(format));
+                ++wrong;
+            }
         }
     }
     return wrong;

@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 
+from hotdraft.pipeline.config.learning import PredistillConfig
 from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm, save_cut
 from hotdraft.serving.vllm import launch, versions
 from hotdraft.serving.vllm.launch import vllm_command
 from hotdraft.serving.vllm.versions import VllmVersionError
+from hotdraft.training.drafts.hidden_state_init import new_hidden_state_draft
+from tests.models import save
 
 
 def a_vllm(monkeypatch: pytest.MonkeyPatch, **installed: str) -> None:
@@ -90,6 +94,10 @@ def test_what_vllm_cannot_do_is_said_before_it_starts(
     keys = {"api_keys": ["a", "b"]}
     with pytest.raises(ConfigError, match="one key"):
         vllm_command(configured(tiny_target, tiny_draft, tmp_path, server=keys), Path("my.yaml"), {}, [])
+    states = PredistillConfig(hidden_states=[1])
+    reader = save(new_hidden_state_draft(load_causal_lm(tiny_target), states), tmp_path / "reader")
+    with pytest.raises(ConfigError, match=r"hidden states, which only hotdraft's own engine"):
+        vllm_command(configured(tiny_target, reader, tmp_path), Path("my.yaml"), {}, [])
     with pytest.raises(ConfigError, match="set another k"):
         vllm_command(configured(tiny_target, tiny_draft, tmp_path, engine={"k": 0}), Path("my.yaml"), {}, [])
 
@@ -99,7 +107,6 @@ def test_a_cut_draft_is_written_once_as_vllm_reads_it(
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm, save_cut
     from hotdraft.pipeline.models.names import Cut
 
     a_vllm(monkeypatch, vllm="0.32.0")

@@ -1,0 +1,107 @@
+"""What the target's layers make of requests, for a draft that learns to read it: kept in memory, never on disk.
+
+A token's states take many times what is recorded of it. So each request is read again by the target, once, and as
+many are kept as `MOST_BYTES` hold: the window of a job and what it rehearses come again and again.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from hotdraft.pipeline.models.hidden_state_draft import HiddenStateDraft, at_unit_size
+from hotdraft.pipeline.models.layer_stack import layer_stack
+from hotdraft.pipeline.models.loading import load_causal_lm
+from hotdraft.pipeline.system.transfer import moved
+from hotdraft.training.scoring.packed_attention import attend_within_requests
+
+MOST_BYTES = 2**29
+
+
+class TargetStates:
+    """`ReadTarget` of the model `name`, which is loaded when it is first asked for.
+
+    What was not asked for longest is forgotten first.
+    """
+
+    def __init__(self, name: str, draft: HiddenStateDraft, most_bytes: int = MOST_BYTES) -> None:
+        self.name = name
+        self._draft = draft
+        self._most_bytes = most_bytes
+        self._target: PreTrainedModel | None = None
+        self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
+        """By the tokens of a request, its states [T, S] in bfloat16."""
+        self._bytes = 0
+
+    @torch.no_grad()
+    def __call__(self, input_ids: Tensor, lengths: Sequence[int]) -> Tensor:
+        requests = input_ids[0].split(list(lengths))
+        names = [tokens.cpu().numpy().tobytes() for tokens in requests]
+        missing = {name: tokens for name, tokens in zip(names, requests, strict=True) if name not in self._kept}
+        read = self._read(list(missing.values())) if missing else []
+        found = {name: self._kept[name] for name in names if name in self._kept}
+        found |= dict(zip(missing, read, strict=True))
+        for name in names:
+            self._keep(name, found[name])
+        return torch.cat([found[name] for name in names])[None]
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Copies of a draft read the same target."""
+        return self
+
+    def _read(self, requests: Sequence[Tensor]) -> list[Tensor]:
+        lengths = [len(tokens) for tokens in requests]
+        places = torch.cat([torch.arange(length) for length in lengths])
+        target = self._loaded()
+        _, stack = layer_stack(target)
+        parts: list[Tensor] = []
+
+        def take(_: nn.Module, __: Any, output: Any) -> None:
+            states = output[0] if isinstance(output, tuple) else output
+            parts.append(at_unit_size(states[0].float()).bfloat16())
+
+        hooks = [stack[layer - 1].register_forward_hook(take) for layer in self._draft.config.target_layers]
+        try:
+            with torch.autocast(target.device.type, enabled=False):
+                target.base_model(
+                    input_ids=torch.cat(list(requests))[None],
+                    attention_mask=torch.tensor([[[lengths]]]),
+                    position_ids=moved(places[None], target.device),
+                    use_cache=False,
+                )
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return [part.clone() for part in torch.cat(parts, -1).split(lengths)]
+
+    def _keep(self, name: bytes, states: Tensor) -> None:
+        if name not in self._kept:
+            self._kept[name] = states
+            self._bytes += states.nbytes
+        self._kept.move_to_end(name)
+        while self._bytes > self._most_bytes:
+            self._bytes -= self._kept.popitem(last=False)[1].nbytes
+
+    def _loaded(self) -> PreTrainedModel:
+        if self._target is None:
+            embedding = (
+                self._draft.get_input_embeddings().weight
+            )  # never trained, so of the dtype they are served in
+            self._target = load_causal_lm(self.name, dtype=embedding.dtype, device=embedding.device)  # type: ignore[arg-type]
+            attend_within_requests(self._target)
+        return self._target
+
+
+def give_target(draft: PreTrainedModel, name: str) -> None:
+    """Have a draft that reads a target's states read those of the model `name`; others read none."""
+    if isinstance(draft, HiddenStateDraft):
+        draft.read_from(TargetStates(name, draft))
+
+
+def target_given(draft: PreTrainedModel) -> str | None:
+    """The name that `give_target` was told."""
+    read = draft.model.read_target if isinstance(draft, HiddenStateDraft) else None
+    return read.name if isinstance(read, TargetStates) else None

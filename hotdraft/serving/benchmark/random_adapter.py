@@ -16,6 +16,7 @@ from hotdraft.pipeline.models.adapter_folder import (
     write_card,
     write_probe,
 )
+from hotdraft.pipeline.models.hidden_state_draft import probe_inputs
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
 
 PROBE_TOKENS, PROBE_POSITIONS = 32, 8
@@ -45,7 +46,8 @@ def write_random_adapter(
     save_file(lora, folder / WEIGHTS_FILE)
     (folder / CONFIG_FILE).write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
     ids = torch.randint(model.config.get_text_config().vocab_size, (1, PROBE_TOKENS), generator=generator)
-    write_probe(folder, ids, model(input_ids=ids, logits_to_keep=PROBE_POSITIONS).logits[0])
+    given = probe_inputs(model, PROBE_TOKENS)
+    write_probe(folder, ids, model(input_ids=ids, logits_to_keep=PROBE_POSITIONS, **given).logits[0])
     write_card(
         folder,
         AdapterCard(

@@ -9,11 +9,15 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hotdraft.commands.adapters.exported import Format, write_export
+from hotdraft.pipeline.config.learning import PredistillConfig
 from hotdraft.pipeline.models.adapter_folder import AdapterBase, AdapterError, load_adapter, merged_weights
+from hotdraft.pipeline.models.hidden_state_draft import probe_inputs
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.store.adapter_version import AdapterVersion
+from hotdraft.training.drafts.hidden_state_init import new_hidden_state_draft
 from tests.integration.adapters import write_adapter
+from tests.models import save
 
 IDS = torch.arange(3, 40)[None]
 
@@ -37,13 +41,13 @@ def exported(adapter: Path, draft: str, out: Path, kind: Format) -> dict:
     return yaml.safe_load(card.split("---")[1])
 
 
-def expected(adapter: Path, draft: str) -> torch.Tensor:
+def expected(adapter: Path, draft: str, **given: torch.Tensor) -> torch.Tensor:
     model = load_causal_lm(draft, dtype=torch.bfloat16)
     weights = model.state_dict()
     loaded = load_adapter(adapter, AdapterBase.of(model, fingerprint(draft)))
     model.load_state_dict(weights | dict(merged_weights(weights, loaded)))
     with torch.inference_mode():
-        return model(IDS).logits
+        return model(IDS, **given).logits
 
 
 def test_merged_it_is_the_model_that_served(adapter: Path, tiny_draft: str, tmp_path: Path) -> None:
@@ -97,3 +101,18 @@ def test_nothing_is_written_over_and_nothing_of_another_draft_is_exported(
     with pytest.raises(AdapterError, match="another base"):
         exported(adapter, tiny_target, tmp_path / "out", "merged")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_draft_that_reads_states_is_exported_for_hotdraft_alone(tiny_target: str, tmp_path: Path) -> None:
+    target = load_causal_lm(tiny_target)
+    draft = save(new_hidden_state_draft(target, PredistillConfig(hidden_states=[1, 2])), tmp_path / "draft")
+    adapter = write_adapter(tmp_path / "adapter", draft, scale=0.2)
+    with pytest.raises(ModelError, match=r"which llama\.cpp does not give it"):
+        exported(adapter, draft, tmp_path / "gguf", "gguf")
+    exported(adapter, draft, tmp_path / "merged", "merged")
+    merged = load_causal_lm(str(tmp_path / "merged"), dtype=torch.bfloat16)
+    states = probe_inputs(merged, IDS.shape[1])
+    with torch.inference_mode():
+        live = merged(IDS, **states).logits
+        assert torch.equal(live, expected(adapter, draft, **states))
+        assert not torch.equal(live, load_causal_lm(draft, dtype=torch.bfloat16)(IDS, **states).logits)

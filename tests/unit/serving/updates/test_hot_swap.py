@@ -9,19 +9,22 @@ import pytest
 import torch
 from peft import PeftModel
 
-from hotdraft.pipeline.config.learning import LoraSection
+from hotdraft.pipeline.config.learning import LoraSection, PredistillConfig
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.adapter_folder import AdapterCard, AdapterError
 from hotdraft.pipeline.models.draft_vocabulary import save_vocabulary
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
 from hotdraft.pipeline.replay.sample import ReplaySample
+from hotdraft.serving.benchmark.random_adapter import write_random_adapter
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.models.linear import ServedLinear, cpu_has_bfloat16
 from hotdraft.serving.models.trimmed_head import TrimmedHead
 from hotdraft.serving.updates.hot_swap import HotSwapper, SwapError
+from hotdraft.training.drafts.hidden_state_init import new_hidden_state_draft
 from hotdraft.training.fit.lora import build_lora, save_lora, target_modules
 from tests.integration.adapters import write_adapter
+from tests.models import save
 from tests.unit.serving.clients import ask, greedy, request
 
 RANK = 4
@@ -284,3 +287,28 @@ def test_a_request_after_a_swap_is_drafted_for_as_if_no_other_version_had_been(e
     drafts = client.deltas[-1].stats.accepted_tokens
     again = ask(engine, request("again", prompt, max_tokens=9))
     assert again.wait().stats.accepted_tokens == drafts
+
+
+@pytest.mark.parametrize("instructions", ["auto", "none"])
+def test_a_draft_that_reads_states_is_swapped_and_probed_with_what_they_go_through(
+    config: HotdraftConfig, tiny_target: str, tmp_path: Path, instructions: str
+) -> None:
+    target = load_causal_lm(tiny_target)
+    draft = save(new_hidden_state_draft(target, PredistillConfig(hidden_states=[1, 2])), tmp_path / "draft")
+    settings = config.engine.model_copy(update={"instructions": instructions})
+    engine = build_engine(config.model_copy(update={"draft": draft, "engine": settings}), None)
+    engine.start()
+    swapper = HotSwapper(engine, fingerprint(draft))
+    write_random_adapter(tmp_path / "random", draft, RANK, torch.float32, seed=1, scale=0.05)
+    for number, folder in enumerate((write_adapter(tmp_path / "written", draft), tmp_path / "random"), 1):
+        before = weights(engine)
+        swapper.swap(swapper.stage(number, folder), "manual")
+        assert not torch.equal(weights(engine)["model.fc.weight"], before["model.fc.weight"])
+    last = linears(engine)[-1]
+    assert last.names == ("model.fc.weight",)
+    staged = swapper.stage(3, tmp_path / "written")
+    staged.weights[-1].copy_(last.prepare({"model.fc.weight": torch.ones_like(before["model.fc.weight"])}))
+    with pytest.raises(SwapError, match="version 3: the live draft's output is"):
+        swapper.swap(staged, "manual")
+    assert swapper.live_version == 2
+    engine.stop()

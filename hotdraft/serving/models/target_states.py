@@ -48,7 +48,8 @@ class TargetStates:
     def before(self, window: Window) -> Tensor:
         """[B, Q, S]: what the target made of the token before each that a window reads; zeros before the first."""
         slots = _slots_of(window, self.values)[:, None]
-        return self.values[slots, (window.positions - 1).clamp_min(0)] * (window.positions > 0)[..., None]
+        before = self.values[slots, (window.positions - 1).clamp_min(0)]
+        return before.masked_fill((window.positions == 0)[..., None], 0)
 
     def committed(self, window: Window) -> Tensor:
         """bool [B, Q]: which tokens of a window are no guesses, so that the target has read those before them."""

@@ -39,7 +39,7 @@ class StatesStruct(ctypes.Structure):
     ]
 
 
-OWN_STATES = 64
+OWN_STATES = 2
 """`HD_OWN` of `native.h`."""
 
 

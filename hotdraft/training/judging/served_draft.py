@@ -24,7 +24,7 @@ from hotdraft.pipeline.replay.draft_window import in_window
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.training.fit.lora import merged_model
 from hotdraft.training.scoring.evaluate import expected_acceptance_by_position
-from hotdraft.training.scoring.target_states import give_target
+from hotdraft.training.scoring.target_reader import give_target
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from hotdraft.pipeline.system.disk import replay_bytes
 from hotdraft.training.drafts.model_size import Widths, linear_layers, weights
 from hotdraft.training.fit.lora import target_modules
 from hotdraft.training.scoring.forward import CHUNK_LOGITS, STEPS
-from hotdraft.training.scoring.target_states import MOST_BYTES
+from hotdraft.training.scoring.target_reader import MOST_BYTES
 
 RUNTIME = {"cuda": 1_000_000_000, "cpu": 900_000_000}
 """A CUDA context with its libraries' workspaces; on a CPU the interpreter with all that is imported."""

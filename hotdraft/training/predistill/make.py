@@ -49,7 +49,7 @@ from hotdraft.training.predistill.finished_draft import FinishedDraft, Predistil
 from hotdraft.training.predistill.run_record import begin_or_resume
 from hotdraft.training.predistill.train_draft import train_draft
 from hotdraft.training.scoring.evaluate import expected_acceptance_by_position
-from hotdraft.training.scoring.target_states import give_target
+from hotdraft.training.scoring.target_reader import give_target
 
 EXPERIMENT = "hotdraft-predistillation"
 MAX_EVALUATED = 400

@@ -26,8 +26,8 @@ from hotdraft.training.planning.memory_plan import MemoryPlan, Run
 from hotdraft.training.planning.plan_check import check_step
 from hotdraft.training.planning.plan_time import Step
 from hotdraft.training.predistill.train_draft import fit_in_processes
+from hotdraft.training.scoring.target_reader import give_target
 from hotdraft.training.scoring.target_scores import ScoredText, score
-from hotdraft.training.scoring.target_states import give_target
 
 TRIAL = {
     "max_steps": 2,

@@ -19,7 +19,7 @@ from hotdraft.training.fit.lora import build_lora, card_of, merged_model, save_l
 from hotdraft.training.fit.processes import check_devices, in_processes, strategy_of
 from hotdraft.training.fit.run import FitOptions, RunPlace, train
 from hotdraft.training.fit.validation import BEST, Validation
-from hotdraft.training.scoring.target_states import give_target, target_given
+from hotdraft.training.scoring.target_reader import give_target, target_given
 
 PARAMETER_PREFIX = "draft.model."
 """What a `DistillationModule` puts before the names of its model's parameters."""

@@ -28,7 +28,7 @@ struct hd_states {
 };
 
 constexpr float HD_UNIT_EPSILON = 1e-6f;  // added to the mean square that a state is divided by the root of
-constexpr int HD_OWN = 64;  // tokens that are guessed behind committed ones, at most
+constexpr int HD_OWN = 2;  // a draft's own states that are kept of a slot: each guess goes by the one before it
 
 struct hd_model {
     int32_t layers, hidden, intermediate, heads, kv_heads, head_dim, max_length, half;

@@ -35,7 +35,9 @@ struct States : Attention {
         for (int64_t t = share.from; t < share.to; ++t) {
             const float *x = scratch.hidden + t * widths.hidden, scale = scale_of(x, HD_UNIT_EPSILON);
             uint16_t *to = states_of(states, batch.slots[t], batch.keys[t]) + which * states.size;
-            for (int64_t i = 0; i < model.hidden; ++i) to[i] = narrowed(x[i] * scale);
+            int64_t i = 0;
+            for (; i + LANES <= model.hidden; i += LANES) *reinterpret_cast<LooseHalves *>(to + i) = narrowed(load(x + i) * scale);
+            for (; i < model.hidden; ++i) to[i] = narrowed(x[i] * scale);
         }
     }
 
@@ -45,7 +47,9 @@ struct States : Attention {
         const int64_t position = batch.positions[t], size = int64_t(states.count) * states.size;
         const bool is_known = position && is_committed(states, batch.slots[t], position);
         const uint16_t *from = is_known ? states_of(states, batch.slots[t], position - 1) : nullptr;
-        for (int64_t i = 0; i < widths.fed; ++i) to[i] = from && i < size ? widened(from[i]) : 0;
+        int64_t i = 0;
+        for (; from && i + LANES <= size; i += LANES) store(to + i, widened(Halves(*reinterpret_cast<const LooseHalves *>(from + i))));
+        for (; i < widths.fed; ++i) to[i] = from && i < size ? widened(from[i]) : 0;
     }
 
     // What guesses behind the committed tokens will go by.

@@ -11,7 +11,7 @@ from hotdraft.pipeline.models.hidden_state_draft import HiddenStateDraft, at_uni
 from hotdraft.pipeline.models.layer_stack import layer_stack
 from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.training.drafts.hidden_state_init import new_hidden_state_draft
-from hotdraft.training.scoring.target_states import TargetStates, give_target, target_given
+from hotdraft.training.scoring.target_reader import TargetReader, give_target, target_given
 from tests.models import save, tiny_llama, tiny_neox
 
 REQUESTS = [[5, 6, 7], list(range(10, 50)), [9, 9, 9, 1]]
@@ -29,7 +29,7 @@ def draft_of(target: str) -> HiddenStateDraft:
     return draft
 
 
-def read(states: TargetStates, *requests: list[int]) -> list[torch.Tensor]:
+def read(states: TargetReader, *requests: list[int]) -> list[torch.Tensor]:
     lengths = [len(tokens) for tokens in requests]
     packed = torch.tensor([[token for tokens in requests for token in tokens]])
     return list(states(packed, lengths)[0].split(lengths))
@@ -48,7 +48,7 @@ def alone(target: str, tokens: list[int]) -> torch.Tensor:
 
 
 def test_packed_requests_have_the_states_that_each_has_alone(target: str) -> None:
-    for states, tokens in zip(read(TargetStates(target, draft_of(target)), *REQUESTS), REQUESTS, strict=True):
+    for states, tokens in zip(read(TargetReader(target, draft_of(target)), *REQUESTS), REQUESTS, strict=True):
         torch.testing.assert_close(states.float(), alone(target, tokens), atol=0.02, rtol=0.01)
 
 
@@ -56,10 +56,10 @@ def test_a_request_is_read_once_and_what_was_not_asked_for_longest_is_forgotten(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = 2 * draft_of(target).config.state_size  # bytes of a token's states
-    states = TargetStates(target, draft_of(target), most_bytes=size * 48)
+    states = TargetReader(target, draft_of(target), most_bytes=size * 48)
     counted: list[int] = []
-    real = TargetStates._read
-    monkeypatch.setattr(TargetStates, "_read", lambda self, asked: counted.append(len(asked)) or real(self, asked))
+    real = TargetReader._read
+    monkeypatch.setattr(TargetReader, "_read", lambda self, asked: counted.append(len(asked)) or real(self, asked))
     first = read(states, *REQUESTS)  # 47 tokens
     assert all(torch.equal(a, b) for a, b in zip(read(states, *REQUESTS), first, strict=True))
     read(states, REQUESTS[0])

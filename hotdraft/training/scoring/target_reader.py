@@ -21,7 +21,7 @@ from hotdraft.training.scoring.packed_attention import attend_within_requests
 MOST_BYTES = 2**29
 
 
-class TargetStates:
+class TargetReader:
     """`ReadTarget` of the model `name`, which is loaded when it is first asked for.
 
     What was not asked for longest is forgotten first.
@@ -87,10 +87,9 @@ class TargetStates:
 
     def _loaded(self) -> PreTrainedModel:
         if self._target is None:
-            embedding = (
-                self._draft.get_input_embeddings().weight
-            )  # never trained, so of the dtype they are served in
-            self._target = load_causal_lm(self.name, dtype=embedding.dtype, device=embedding.device)  # type: ignore[arg-type]
+            # of the embedding's dtype, which is never trained: that of the pair
+            embedding: Tensor = self._draft.get_input_embeddings().weight  # type: ignore[assignment]
+            self._target = load_causal_lm(self.name, dtype=embedding.dtype, device=embedding.device)
             attend_within_requests(self._target)
         return self._target
 
@@ -98,10 +97,10 @@ class TargetStates:
 def give_target(draft: PreTrainedModel, name: str) -> None:
     """Have a draft that reads a target's states read those of the model `name`; others read none."""
     if isinstance(draft, HiddenStateDraft):
-        draft.read_from(TargetStates(name, draft))
+        draft.read_from(TargetReader(name, draft))
 
 
 def target_given(draft: PreTrainedModel) -> str | None:
     """The name that `give_target` was told."""
     read = draft.model.read_target if isinstance(draft, HiddenStateDraft) else None
-    return read.name if isinstance(read, TargetStates) else None
+    return read.name if isinstance(read, TargetReader) else None

@@ -42,12 +42,13 @@ def k_setting(value: object) -> KSetting | None:
 class ControlFile:
     """Any number of processes may read and write it at once. A missing file says the defaults.
 
-    While it is broken what was read last holds, or the defaults where nothing was; what is set next mends it.
+    While it is broken what was read last holds; where nothing was, the loop rests, as it may have been told to. What
+    is set next mends it.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / "control.json"
-        self._last = Controls()
+        self._last = Controls(loop_enabled=False)
         self._broken = ""
         """What was last complained of."""
 

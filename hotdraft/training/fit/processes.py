@@ -24,7 +24,7 @@ class DeviceError(ValueError):
     """Devices or a strategy that this machine or the method does not allow."""
 
 
-class TrainingProcessError(RuntimeError):
+class TrainingProcessError(ChildProcessError):
     """One of the training processes failed, and the others were ended."""
 
 

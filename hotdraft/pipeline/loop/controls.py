@@ -42,8 +42,8 @@ def k_setting(value: object) -> KSetting | None:
 class ControlFile:
     """Any number of processes may read and write it at once. A missing file says the defaults.
 
-    While it is broken what was read last holds; where nothing was, the loop rests, as it may have been told to. What
-    is set next mends it.
+    While it is broken what was read last holds; where nothing was, the loop rests, as it may have been told to.
+    What is set next mends it.
     """
 
     def __init__(self, run_dir: Path) -> None:

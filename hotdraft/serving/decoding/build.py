@@ -76,11 +76,10 @@ def build_decoder(
         padding = Padding(num_slots, slots.max_length)
         verifying = graphed["verifying"] = GraphedFunction(verify, graphs)
         if draft_runner is not None:
-            drawing = graphed["drawing"] = GraphedFunction(draw, graphs)
-        if draft_runner is not None and states is None:  # one that reads states looks at which tokens are guesses
             of_draft = Padding(num_slots, draft_length)
             chain = graphed["drafting"] = DraftChain(draft_runner, graphs, of_draft, vocab_size)
             draft_runner = graphed["draft"] = GraphedRunner(draft_runner, graphs, of_draft)
+            drawing = graphed["drawing"] = GraphedFunction(draw, graphs)
             drafting = Drafting(draft_runner, chain, of_draft, max_k)
         runner = graphed["target"] = GraphedRunner(runner, graphs, padding)
         round_graphs = RoundGraphs(runner, padding, read + 1, drafting, target.device)

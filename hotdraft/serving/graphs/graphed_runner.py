@@ -121,7 +121,12 @@ class GraphedRunner:
         padding, (rows, tokens) = self._padding, token_ids.shape
         anywhere = window.rows.start != 0 or (keep < tokens and tokens > EXACT_TOKENS)
         kept = padding.tokens(keep)
-        if tokens > MOST_TOKENS or padding.rows(rows) * kept > MOST_KEPT or window.keys is not None:
+        if (
+            window.guesses
+            or tokens > MOST_TOKENS
+            or padding.rows(rows) * kept > MOST_KEPT
+            or window.keys is not None
+        ):
             return None
         if window.rows.stop > padding.num_slots:  # a probe's, which comes between rounds: it is not to record
             return None

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from hotdraft.serving.models.fused_runner import FusedRunner, RMSNorm
 from hotdraft.serving.models.linear import ServedLinear
 from hotdraft.serving.models.runner import Window
-from hotdraft.serving.models.target_states import TargetStates
+from hotdraft.serving.models.target_states import TargetStates, slots_of
 
 
 class HiddenStateRunner(FusedRunner):
@@ -31,24 +31,26 @@ class HiddenStateRunner(FusedRunner):
         self.linears.append(self._fc)
         layer = model.model.layers[0]
         self._token_norm, self._state_norm = RMSNorm(layer.input_layernorm), RMSNorm(layer.hidden_norm)
-        self._own = torch.zeros(num_slots, model.config.hidden_size, dtype=model.dtype, device=model.device)
-        """Of the token that each slot's last forward ended with."""
+        self._own = torch.zeros(num_slots, 2, model.config.hidden_size, dtype=model.dtype, device=model.device)
+        """By the parity of their positions: each guess goes by the one before it."""
 
     def forward(self, window: Window, token_ids: Tensor, keep: int) -> Tensor:
-        committed, count = self._reads.committed(window), token_ids.shape[1]
-        together = max(count - window.guesses, 1)
-        made = []
-        for start, end in zip([0, *range(together, count)], range(together, count + 1), strict=True):
-            part = slice(start, end)
-            keys = None if window.keys is None else window.keys[:, part]
-            of_part = replace(window, positions=window.positions[:, part], keys=keys)
-            made.append(self._read(of_part, token_ids[:, part], committed[:, part]))
+        count = token_ids.shape[1]
+        together = count - window.guesses if count > 1 else 0
+        made = [self._read(window, token_ids, slice(0, together))] if together else []
+        made += [self._read(window, token_ids, slice(at, at + 1)) for at in range(together, count)]
         return self.head(self._norm(torch.cat(made, 1)[:, -keep:]))
 
-    def _read(self, window: Window, token_ids: Tensor, committed: Tensor) -> Tensor:
-        own = self._own[window.rows, None]
-        before = torch.where(committed[..., None], self._fc(self._reads.before(window).to(own.dtype)), own)
-        inputs = torch.cat([self._token_norm(self._embed(token_ids)), self._state_norm(before)], -1)
+    def _read(self, window: Window, token_ids: Tensor, part: slice) -> Tensor:
+        """One token, or several that are committed."""
+        positions, keys = window.positions[:, part], None if window.keys is None else window.keys[:, part]
+        window = replace(window, positions=positions, keys=keys)
+        slots, last = slots_of(window), positions[:, -1]
+        before = self._fc(self._reads.before(window).to(self._own.dtype))
+        if positions.shape[1] == 1:
+            own = self._own[slots, (last - 1) % 2, None]
+            before = torch.where(self._reads.committed(window)[..., None], before, own)
+        inputs = torch.cat([self._token_norm(self._embed(token_ids[:, part])), self._state_norm(before)], -1)
         state = self._run(window, before, inputs)
-        self._own[window.rows] = state[:, -1]
+        self._own[slots, last % 2] = state[:, -1]
         return state

@@ -43,11 +43,11 @@ class TargetStates:
             return
         first = self.layers.index(behind) * self.size
         part = self.values[:, :, first : first + self.size]
-        part[_slots_of(window, self.values)[:, None], window.written] = at_unit_size(states.float()).bfloat16()
+        part[slots_of(window)[:, None], window.written] = at_unit_size(states.float()).bfloat16()
 
     def before(self, window: Window) -> Tensor:
         """[B, Q, S]: what the target made of the token before each that a window reads; zeros before the first."""
-        slots = _slots_of(window, self.values)[:, None]
+        slots = slots_of(window)[:, None]
         before = self.values[slots, (window.positions - 1).clamp_min(0)]
         return before.masked_fill((window.positions == 0)[..., None], 0)
 
@@ -55,7 +55,7 @@ class TargetStates:
         """bool [B, Q]: which tokens of a window are no guesses, so that the target has read those before them."""
         if window.rows.start == self._slots.num_slots:
             return torch.ones_like(window.positions, dtype=torch.bool)
-        return window.positions < self._slots.device_lengths[window.rows]
+        return window.positions < self._slots.device_lengths[slots_of(window)]
 
     def move(self, source: int, destination: int, length: int) -> None:
         self.values[destination, :length] = self.values[source, :length]
@@ -68,7 +68,8 @@ class TargetStates:
         self.values[slot].zero_()
 
 
-def _slots_of(window: Window, values: Tensor) -> Tensor:
+def slots_of(window: Window) -> Tensor:
+    """int64 [B]: those of a window's rows."""
     if window.slots is not None:
         return window.slots
-    return torch.arange(window.rows.start, window.rows.stop, device=values.device)
+    return torch.arange(window.rows.start, window.rows.stop, device=window.positions.device)

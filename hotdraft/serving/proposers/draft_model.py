@@ -139,8 +139,10 @@ class DraftModel(Track):
             ends = ends + plan.num_guessed(slots.device)
             slots.write_ahead(plan.guessed_ids(slots.device))
         missed = max(self.unread(row) + len(plan.guesses[row]) for row in drafting)
-        if self._chain is not None:
-            missed = self._chain.missed(missed)
+        guesses = max(map(len, plan.guesses)) if self._reads_target else 0
+        chain = None if guesses else self._chain  # which knows no guesses
+        if chain is not None:
+            missed = chain.missed(missed)
         width = 2 + missed
         proposed = enumerate(plan.num_proposed)
         key_length = slots.key_length(max(slots.lengths[row] - self.firsts[row] + count for row, count in proposed))
@@ -150,18 +152,17 @@ class DraftModel(Track):
         fed = slots.tokens[:rows].gather(1, positions)
         if self._window is not None:
             positions, ends = positions - firsts, ends - firsts
-        if self._chain is not None and missed:  # by themselves, so that steps have one graph whatever was missed
+        if chain is not None and missed:  # by themselves, so that steps have one graph whatever was missed
             self.runner.forward(Window(slice(0, rows), positions[:, :missed], key_length), fed[:, :missed], 1)
             fed, positions = fed[:, missed:], positions[:, missed:]
         num_drafted = sent(plan.drafted, torch.int64, slots.device)
-        if self._chain is not None and sampling.is_greedy:
+        if chain is not None and sampling.is_greedy:
             k = max(plan.drafted)
-            token_ids, sound = self._chain.draft(fed, positions, ends, self.vocabulary, key_length, k)
+            token_ids, sound = chain.draft(fed, positions, ends, self.vocabulary, key_length, k)
             return Proposal(token_ids, num_drafted, None, sound)
         answers = AnswerTokens(*slots.answers(rows), self._vocab_size)
         drawing = Drawing(sampling, answers, self.vocabulary, draw if sampling.is_greedy else self._draw_token)
         others: list[tuple[Tensor, Tensor]] = []
-        guesses = max(map(len, plan.guesses))
         for step in range(max(plan.drafted)):
             counts = (num_drafted > step).int() * fed.shape[1]
             window = Window(slice(0, rows), positions, key_length, counts, guesses=0 if step else guesses)

@@ -30,8 +30,8 @@ class Window:
     slots: Tensor | None = None
     """int64 [B]: the rows' slots, in memory that a graph reads; None: as `rows` says. For a `FusedRunner`."""
     guesses: int = 0
-    """Of more than one token of each row, so many of the last may be none that were committed. For a draft that reads
-    its target's states."""
+    """Where each row has several tokens, so many of the last may be none that were committed. For a draft that
+    reads its target's states."""
     leaves_gaps: bool = False
     """Whether nobody looks at the logits of tokens that do not matter, which need be no numbers then."""
 

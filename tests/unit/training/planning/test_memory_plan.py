@@ -21,7 +21,8 @@ from hotdraft.training.planning.memory_plan import NF4, RUNTIME, Run, layer_byte
 from hotdraft.training.planning.plan_check import PlanError, check, check_step
 from hotdraft.training.planning.plan_table import plan_predistill, tables
 from hotdraft.training.planning.plan_time import Step, describe_time
-from hotdraft.training.scoring.forward import OutputHead, hidden_states
+from hotdraft.training.scoring.forward import STEPS, OutputHead, hidden_states
+from hotdraft.training.scoring.target_reader import MOST_BYTES
 
 YI_6B = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
@@ -302,6 +303,16 @@ def test_on_a_cpu_the_answers_are_read_into_its_memory(tiny_target):
 def test_a_device_that_is_not_here_needs_its_memory_told(target):
     with pytest.raises(ModelError, match="sees no CUDA device; with its memory given"):
         plan_predistill(settings(target))
+
+
+def test_a_draft_that_reads_states_trains_beside_its_target(target, capsys):
+    plan = plan_of(settings(target, hidden_states=[8, 20, 32]))
+    assert plan.training["target"] == plan.recording["target"]
+    assert plan.training["target's states"] == MOST_BYTES
+    layer = 8192 * layer_bytes(Widths.of(plan.run.draft.config), 2, residual=2, adapted=False)
+    assert plan.training["activations"] == STEPS * layer
+    Console(width=160).print(tables(plan, available_for(plan.run.config, memory_gb=80)))
+    assert f"one layer on states of {target}" in capsys.readouterr().out
 
 
 def test_a_draft_that_exists_trains_its_embedding_too(target, tiny_draft):

@@ -29,7 +29,7 @@ def expected_acceptance_by_position(
 ) -> list[np.ndarray]:
     """Chance [N] that a drafted token is accepted, at each of the N output positions of each sample.
 
-    At the temperature and behind the filters each request was served with, the mean over `states_by_step`. Samples
+    At the temperature and behind the filters each request was served with, `over_steps` of a round. Samples
     are packed to about `batch_tokens` tokens, `PASS_TOKENS` at least, a longer one gets a forward of its own.
     `vocabulary` (int64 [N]) is what the draft's head covers: nothing else can be drafted; None is everything. Not
     for NF4 models that will train again: see `training.fit.lora`.
@@ -53,6 +53,18 @@ def _by_position(
             targets = (head.places(batch.top_ids[rows]), top[rows], tail[rows])
             parts.append(expected_acceptance(head(hidden[rows]), *targets, sampling.at(rows)))
         by_step.append(torch.cat(parts))
-    chances = torch.stack(by_step).mean(0).double().cpu().numpy()
+    chances = torch.stack(by_step).double().cpu().numpy()
     ends = np.cumsum(np.bincount(batch.request.cpu().numpy()))[:-1]
-    return np.split(chances, ends)
+    return [over_steps(of_request) for of_request in np.split(chances, ends, axis=1)]
+
+
+def over_steps(chances: np.ndarray) -> np.ndarray:
+    """Chance [N] at a request's positions from those of each step of a round [S, N].
+
+    A step counts at a position by how often a round that begins so many positions before comes that far.
+    """
+    reached = np.ones_like(chances)
+    for step in range(1, len(chances)):
+        reached[step, 0] = 0
+        reached[step, 1:] = (reached * chances)[step - 1, :-1]
+    return (reached * chances).sum(0) / reached.sum(0)

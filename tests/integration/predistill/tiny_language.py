@@ -7,7 +7,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from hotdraft import LLM, ReplayBuffer, SamplingParams, distill
+
 THINGS = ("apples", "bread", "candles", "books", "tickets", "lamps", "chairs", "shoes")
+GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 PLACES = ("market", "station", "harbour", "library", "garden")
 
 
@@ -51,3 +54,20 @@ def trained(tokenizer: PreTrainedTokenizerFast, layers: int, text: str, folder: 
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+def rates_of_a_job(target: str, draft: str, prompts: list[str], folder: Path) -> list[float]:
+    """Acceptance rates before and after a job on what was served, while answers are the target's to the token."""
+    buffer = ReplayBuffer(str(folder / "traffic"))
+    with LLM(target, None, device="cpu", dtype="float32") as alone:
+        expected = [one.outputs[0].token_ids for one in alone.generate(prompts, GREEDY)]
+    with LLM(target, draft, device="cpu", dtype="float32", k=3) as llm:
+        llm.record_to(buffer)
+        first = llm.generate(prompts, GREEDY)
+        llm.record_to(None)
+        result = distill(target, draft, buffer, run_dir=folder / "jobs", device="cpu", max_steps=60)
+        llm.swap(result.adapter)
+        second = llm.generate(prompts, GREEDY)
+    for answers in (first, second):
+        assert [one.outputs[0].token_ids for one in answers] == expected
+    return [sum(one.acceptance_rate for one in answers) / len(answers) for answers in (first, second)]

@@ -6,7 +6,7 @@ import torch
 
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.sampling.logits import SamplingBatch
-from hotdraft.training.scoring.evaluate import by_request, expected_acceptance_by_position
+from hotdraft.training.scoring.evaluate import by_request, expected_acceptance_by_position, over_steps
 from tests.unit.served_probs import served_probs
 
 
@@ -87,3 +87,17 @@ def test_a_greedy_request_needs_its_tokens_in_the_head(make_llama, serve):
 
 def test_no_samples_no_scores(make_llama):
     assert len(acceptance_by_request(make_llama(0), [], batch_tokens=70)) == 0
+
+
+def test_steps_of_a_round_count_as_often_as_a_round_comes_that_far():
+    """Oracle: rounds of three drafted tokens that begin at every position, of which each is examined that comes."""
+    chances = np.random.default_rng(0).random((3, 40)).round()  # greedy: right or not
+    examined, accepted = np.zeros(40), np.zeros(40)
+    for start in range(40):
+        for step in range(min(3, 40 - start)):
+            examined[start + step] += 1
+            accepted[start + step] += chances[step, start + step]
+            if not chances[step, start + step]:
+                break
+    assert over_steps(chances) == pytest.approx(accepted / examined)
+    assert np.array_equal(over_steps(chances[:1]), chances[0])

@@ -21,10 +21,10 @@ from hotdraft.serving.decoding.token_tree import TokenTree
 from hotdraft.serving.graphs.recurring import Graphed
 from hotdraft.serving.graphs.round_graphs import RoundGraphs
 from hotdraft.serving.messages.request import SamplingParams
+from hotdraft.serving.models.hidden_states.target_states import TargetStates
 from hotdraft.serving.models.native_runner import NativeRunner
 from hotdraft.serving.models.runner import Runner, Window
 from hotdraft.serving.models.slots import Slots
-from hotdraft.serving.models.target_states import TargetStates
 from hotdraft.serving.models.track import Track
 from hotdraft.serving.proposers.plan import ProposalPlan
 from hotdraft.serving.proposers.proposer import Proposer

@@ -29,13 +29,8 @@ from hotdraft.serving.engine.sequence import Sequence
 from hotdraft.serving.engine.steps import Steps
 from hotdraft.serving.graphs.recurring import GraphCounts
 from hotdraft.serving.messages.events import SwapEvent
-from hotdraft.serving.messages.request import (
-    MAX_LOGPROBS,
-    FinishReason,
-    GenerationRequest,
-    OutputDelta,
-    ParameterError,
-)
+from hotdraft.serving.messages.limits import Limits
+from hotdraft.serving.messages.request import MAX_LOGPROBS, FinishReason, GenerationRequest, OutputDelta
 from hotdraft.serving.models.runner import Computation, Runner
 from hotdraft.serving.proposers.draft_model import DraftModel
 
@@ -74,7 +69,7 @@ class Engine:
         self.num_slots = decoder.slots.num_slots
         self.max_model_len = decoder.max_model_len
         self.max_logprobs = min(MAX_LOGPROBS, decoder.log_top_k)
-        """Likeliest tokens that a request may ask for at a position."""
+        self._limits = Limits(self.max_model_len, decoder.vocab_size, self.max_logprobs)
         self.k_choice = KChoice(decoder, k, prefill_chunk, guessing)
         self.scheduler = Scheduler(decoder, self.k_choice, max_queue=max_queue, prefill_chunk=prefill_chunk)
         self._failures = Failures()
@@ -185,26 +180,10 @@ class Engine:
     def submit(self, request: GenerationRequest, on_delta: Callable[[OutputDelta], None]) -> None:
         """Queue a request. `on_delta` is called in the output thread; the last call has a finish reason.
 
-        Raises ValueError for a prompt that is empty, leaves no room for `max_tokens` or has or biases a token the
-        models do not know and for more log-probs than `max_logprobs`, `QueueFullError` when too many
-        requests wait, and `ShuttingDownError` once the engine takes no more.
+        Raises ValueError for what `Limits` does not allow, `QueueFullError` when too many requests wait, and
+        `ShuttingDownError` once the engine takes no more.
         """
-        prompt, wanted = len(request.prompt_ids), request.params.max_tokens
-        if prompt == 0:
-            raise ValueError("the prompt is empty: at least one token is needed")
-        if prompt + wanted > self.max_model_len:
-            raise ValueError(
-                f"this model's maximum context length is {self.max_model_len} tokens, and the request has "
-                f"{prompt} in the prompt and up to {wanted} to generate"
-            )
-        if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < self.decoder.vocab_size:
-            raise ValueError(f"the prompt has token ids outside 0..{self.decoder.vocab_size - 1}")
-        if any(token_id >= self.decoder.vocab_size for token_id, _ in request.params.logit_bias):
-            raise ParameterError("logit_bias", f"has token ids outside 0..{self.decoder.vocab_size - 1}")
-        for field in ("logprobs", "prompt_logprobs"):
-            number = getattr(request.params, field)
-            if number is not None and number > self.max_logprobs:
-                raise ValueError(f"{field} must be at most {self.max_logprobs} on this server, not {number}")
+        self._limits.check(request)
         seed, domain, guessing = request.params.seed, request.domain, self.k_choice.guessing
         sequence = Sequence(
             Output(

@@ -16,9 +16,9 @@ from hotdraft.serving.graphs.graphs import Graphs
 from hotdraft.serving.graphs.padding import EXACT_TOKENS, MOST_TOKENS, Padding
 from hotdraft.serving.graphs.recurring import RECURS, GraphCounts, Recurring
 from hotdraft.serving.models.fused_runner import FusedRunner
+from hotdraft.serving.models.hidden_states.target_states import TargetStates
 from hotdraft.serving.models.linear import ServedLinear
 from hotdraft.serving.models.runner import Computation, Runner, Window
-from hotdraft.serving.models.target_states import TargetStates
 from hotdraft.serving.native.linear import NativeLinear
 
 MOST_KEPT = 1024

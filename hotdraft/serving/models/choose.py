@@ -7,10 +7,10 @@ from transformers import PreTrainedModel
 from hotdraft.pipeline.models.hidden_state_draft import HiddenStateConfig
 from hotdraft.serving.models.attention import check_supported
 from hotdraft.serving.models.forms import Form, Forms
+from hotdraft.serving.models.hidden_states.target_states import TargetStates
 from hotdraft.serving.models.linear import ServedLinear
 from hotdraft.serving.models.runner import Runner
 from hotdraft.serving.models.slots import Slots
-from hotdraft.serving.models.target_states import TargetStates
 from hotdraft.serving.models.trimmed_head import TrimmedHead
 from hotdraft.serving.native.linear import NativeLinear
 

@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.serving.models.fused_runner import FusedRunner
-from hotdraft.serving.models.hidden_state_runner import HiddenStateRunner
+from hotdraft.serving.models.hidden_states.runner import HiddenStateRunner
+from hotdraft.serving.models.hidden_states.target_states import TargetStates
 from hotdraft.serving.models.linear import ServedLinear
 from hotdraft.serving.models.llama_like import is_llama_like
 from hotdraft.serving.models.native_runner import NativeRunner, why_not_native
 from hotdraft.serving.models.runner import Runner
-from hotdraft.serving.models.target_states import TargetStates
 from hotdraft.serving.models.transformers_runner import TransformersRunner
 from hotdraft.serving.models.trimmed_head import TrimmedHead
 from hotdraft.serving.native.bindings import Format, NativeError, ThreadPool, find_instructions, supports

@@ -16,10 +16,10 @@ from transformers.activations import SiLUActivation
 from hotdraft.serving.kernels.choose import layer_operations
 from hotdraft.serving.kernels.layer_operations import LayerOperations, TorchOperations
 from hotdraft.serving.models.attention import causal_mask, folded_attention, groups_of
+from hotdraft.serving.models.hidden_states.target_states import TargetStates
 from hotdraft.serving.models.linear import ServedLinear
 from hotdraft.serving.models.llama_like import rotations
 from hotdraft.serving.models.runner import Computation, Window
-from hotdraft.serving.models.target_states import TargetStates
 
 TORCH = TorchOperations()
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hotdraft.serving.models.attention import groups_of
+from hotdraft.serving.models.hidden_states.target_states import TargetStates
 from hotdraft.serving.models.llama_like import is_llama_like, rotations
 from hotdraft.serving.models.runner import Computation, Window
-from hotdraft.serving.models.target_states import TargetStates
 from hotdraft.serving.models.trimmed_head import TrimmedHead
 from hotdraft.serving.native.bindings import (
     OWN_STATES,

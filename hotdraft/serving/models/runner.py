@@ -10,7 +10,7 @@ from hotdraft.serving.models.linear import ServedLinear
 from hotdraft.serving.native.linear import NativeLinear
 
 if TYPE_CHECKING:
-    from hotdraft.serving.models.target_states import TargetStates
+    from hotdraft.serving.models.hidden_states.target_states import TargetStates
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from hotdraft.pipeline.replay.draft_window import first_read, lengths_read, most_held
 from hotdraft.pipeline.system.transfer import sent
+from hotdraft.serving.models.hidden_states.target_states import TargetStates
 from hotdraft.serving.models.runner import Runner, Window
 from hotdraft.serving.models.slots import Slots
-from hotdraft.serving.models.target_states import TargetStates
 
 MIN_SHARED = 16
 """Tokens of a common beginning from which on it is copied instead of read again."""

@@ -9,9 +9,9 @@ from transformers.cache_utils import Cache, StaticLayer
 
 from hotdraft.pipeline.models.layer_stack import layer_stack
 from hotdraft.serving.models.attention import attention_windows, causal_mask, groups_of
+from hotdraft.serving.models.hidden_states.target_states import TargetStates
 from hotdraft.serving.models.linear import ServedLinear
 from hotdraft.serving.models.runner import Computation, Window
-from hotdraft.serving.models.target_states import TargetStates
 
 
 class TransformersRunner:

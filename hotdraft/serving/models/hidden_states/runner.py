@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hotdraft.serving.models.fused_runner import FusedRunner, RMSNorm
+from hotdraft.serving.models.hidden_states.target_states import TargetStates, slots_of
 from hotdraft.serving.models.linear import ServedLinear
 from hotdraft.serving.models.runner import Window
-from hotdraft.serving.models.target_states import TargetStates, slots_of
 
 
 class HiddenStateRunner(FusedRunner):

@@ -43,8 +43,10 @@ ENGINES: dict[str, dict[str, object]] = {
     "suffix": {"proposers": ["suffix"]},
     "plain": {"k": 0},
     "one k": {"proposers": ["draft"], "max_alternatives": 0},
+    "other": {"proposers": ["draft"], "draft_window": None},
 }
-"""`chain` drafts as `draft` does, without second choices; `one k` as many tokens for every request of a round."""
+"""`chain` drafts as `draft` does, without second choices; `one k` as many tokens for every request of a round;
+`other` with the draft of `--other-draft`."""
 EDITS = (
     "Replace the word 'team' by 'group'.",
     "Add a sentence about the budget at the end.",
@@ -65,7 +67,8 @@ def main() -> None:
         section = config.engine.model_copy(
             update={"k": "auto", "threads": arguments.threads, "num_slots": max(arguments.together, 1), **changes}
         )
-        draft = config.draft if "draft" in section.proposers and section.k != 0 else None
+        own = arguments.other_draft if name == "other" else config.draft
+        draft = own if "draft" in section.proposers and section.k != 0 else None
         engines[name] = build_engine(config.model_copy(update={"engine": section, "draft": draft}), None)
         engines[name].start()
         known = engines[name].k_choice.adaptive
@@ -212,6 +215,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--traffic", nargs="*", choices=["sql", "arithmetic", "mixed", "edits", "file"])
     parser.add_argument("--prompts", type=Path)
+    parser.add_argument("--other-draft", help="of the engine `other`: a folder")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 

@@ -88,7 +88,8 @@ def show_speed_up(config: HotdraftConfig, out: Path, outcome: PredistillResult, 
     ]
     if not requests:
         return
-    alone: dict[str, Any] = {"num_slots": 1, "k": "auto", "reuse_prefixes": False}
+    # text would guess what was answered a turn before
+    alone: dict[str, Any] = {"num_slots": 1, "k": "auto", "reuse_prefixes": False, "proposers": ["draft"]}
     engine = build_engine(
         config.model_copy(update={"draft": str(out), "engine": config.engine.model_copy(update=alone)}), None
     )

@@ -173,6 +173,12 @@ class RecorderConfig(Section):
     enabled: bool = Field(True, description="record requests to learn from")
     sample_rate: float = Field(1.0, gt=0, le=1, description="share of them that is recorded")
     top_k: int = Field(64, ge=1, description="target log-probs kept per output position")
+    states_mb: int = Field(
+        512,
+        ge=0,
+        description="of what the target's layers made of the newest recorded requests, in `<run_dir>/states`, for "
+        "a draft that learns to read it, see docs/drafts.md",
+    )
     queue_size: int = Field(1024, ge=1, description="finished requests waiting to be written; more are dropped")
     shard_requests: int = Field(16, ge=1, description="requests in a shard, at most")
     flush_seconds: float = Field(2.0, gt=0, description="age at which an unfinished shard is written")

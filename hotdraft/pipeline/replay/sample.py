@@ -56,6 +56,11 @@ class ReplaySample:
         """bool [N]: a token was proposed and refused, the positions with most to learn from."""
         return (self.drafted_ids >= 0) & ~self.accepted
 
+    @property
+    def read_tokens(self) -> np.ndarray:
+        """int64 [P + N - 1]: what the models read of it; nothing is predicted after its last token."""
+        return np.concatenate([self.prompt_ids, self.output_ids])[:-1].astype(np.int64)
+
 
 def tells_of_draft(examined: int, output_tokens: int) -> bool:
     """Whether an answer shows what its draft is worth: its tokens were not just what nothing else had guessed."""

@@ -80,6 +80,7 @@ class SpeculativeDecoder:
         """Whether greedy rounds go by plain numbers."""
         self._verify = verify
         self._readers: list[Track | Proposer] = [self.target] if proposer is None else [self.target, proposer]
+        self._states = states
         self._read_whole = self._readers if states is not None else [self.target]
         """By whom a prompt is read whole that the target is to read so: what reads its states waits for them."""
 
@@ -129,6 +130,12 @@ class SpeculativeDecoder:
         """Forget a slot whose keys may not be numbers: they are zeroed, and nothing of it is reused."""
         for reader in self._readers:
             reader.discard(row)
+
+    def states_of(self, row: int) -> np.ndarray | None:
+        """What the target's layers made of a row's tokens, where a draft reads it and the device is the host."""
+        if self._states is None or self.device.type != "cpu":
+            return None
+        return self._states.copied(row, self.target.lengths[row])
 
     def check(self) -> None:
         """Raise what keeps a made-up request in the first slot from its tokens; only while no slot is in use."""

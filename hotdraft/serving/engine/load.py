@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.draft_vocabulary import choose_vocabulary, read_vocabulary
+from hotdraft.pipeline.models.hidden_state_draft import MODEL_TYPE
 from hotdraft.pipeline.models.loading import (
     check_same_vocabulary,
     choose_device,
@@ -20,6 +21,7 @@ from hotdraft.pipeline.models.loading import (
 )
 from hotdraft.pipeline.models.names import ModelError, local_folder
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
+from hotdraft.pipeline.system.array_ring import served_states
 from hotdraft.pipeline.system.freed_memory import give_back
 from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.decoding.guessing import Guessing
@@ -96,6 +98,7 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callabl
             f"no memory for engine.num_slots {config.engine.num_slots} of engine.max_model_len "
             f"{config.engine.max_model_len} tokens: set one of them lower"
         ) from error
+    reads_states = draft is not None and draft.config.model_type == MODEL_TYPE
     del target, draft  # what the runners do not keep is freed
     give_back()
     return Engine(
@@ -107,8 +110,17 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callabl
         prefill_chunk=config.engine.prefill_chunk,
         eos_ids=eos_ids,
         sampling_defaults=sampling_defaults,
-        recorder=Recorder(buffer, config.recorder) if buffer is not None and config.recorder.enabled else None,
+        recorder=_recorder(config, buffer, keeps_states=reads_states),
     )
+
+
+def _recorder(config: HotdraftConfig, buffer: ReplayBuffer | None, *, keeps_states: bool) -> Recorder | None:
+    if buffer is None or not config.recorder.enabled:
+        return None
+    states = served_states(config) if keeps_states else None
+    if states is not None:
+        states.clear()  # of a draft that was served here before
+    return Recorder(buffer, config.recorder, states)
 
 
 def draft_vocabulary(config: HotdraftConfig, vocab_size: int) -> Tensor | None:

@@ -47,6 +47,8 @@ class Output:
         """When the request got its slot, by `time.perf_counter`."""
         self.finish_reason: FinishReason | None = None
         """Set once, when the client has been told; what is decoded after that is dropped."""
+        self.states: np.ndarray | None = None
+        """What the target's layers made of the request's tokens, where that is kept for training."""
         self._rounds = self._drafted = self._examined = self._accepted = 0
         self._guessed = self._accepted_guesses = 0
         self._draft_version = 0

@@ -120,7 +120,7 @@ class OutputThread:
         try:
             sample = output.sample()
             if sample is not None:
-                recorder.record(sample)
+                recorder.record(sample, output.states)
         except Exception as error:  # noqa: BLE001 -- its client has its answer all the same
             self._failures.add("record", error, "its sample is lost")
 

@@ -5,17 +5,27 @@ import queue
 import random
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
 
 from hotdraft.pipeline.config.serving import RecorderConfig
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.store.domains import DomainNames
+from hotdraft.pipeline.system.array_ring import ArrayRing
 
 logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 10.0
 """For a store that does not answer, when the server ends."""
+
+
+class Finished(NamedTuple):
+    sample: ReplaySample
+    states: np.ndarray | None
 
 
 class Recorder:
@@ -24,7 +34,8 @@ class Recorder:
     Clients choose domains, and whatever reads the buffer keeps something by domain: their names are bounded here.
     """
 
-    def __init__(self, buffer: ReplayBuffer, config: RecorderConfig) -> None:
+    def __init__(self, buffer: ReplayBuffer, config: RecorderConfig, states: ArrayRing | None = None) -> None:
+        """`states` is where a trainer looks for what the target's layers made of a request."""
         self.recorded = 0
         """Samples in committed shards."""
         self.dropped = 0
@@ -34,7 +45,10 @@ class Recorder:
         self._buffer = buffer
         self._config = config
         self._domains = DomainNames()
-        self._queue: queue.Queue[ReplaySample | None] = queue.Queue(config.queue_size)
+        self._states = states
+        self._states_problem = ""
+        """What was last complained of."""
+        self._queue: queue.Queue[Finished | None] = queue.Queue(config.queue_size)
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
@@ -42,10 +56,10 @@ class Recorder:
         """Whether a request that begins is one of those to record."""
         return random.random() < self._config.sample_rate
 
-    def record(self, sample: ReplaySample) -> None:
-        """Never blocks."""
+    def record(self, sample: ReplaySample, states: np.ndarray | None = None) -> None:
+        """Never blocks. `states` [T, S] are of its tokens, those that the target has read at least."""
         try:
-            self._queue.put_nowait(sample)
+            self._queue.put_nowait(Finished(sample, states))
         except queue.Full:
             self.dropped += 1
 
@@ -64,15 +78,30 @@ class Recorder:
     def _run(self) -> None:
         closing = False
         while not closing:
-            samples = [self._queue.get()]
+            finished = [self._queue.get()]
             deadline = time.monotonic() + self._config.flush_seconds
-            while samples[-1] is not None and len(samples) < self._config.shard_requests:
+            while finished[-1] is not None and len(finished) < self._config.shard_requests:
                 try:
-                    samples.append(self._queue.get(timeout=max(0.0, deadline - time.monotonic())))
+                    finished.append(self._queue.get(timeout=max(0.0, deadline - time.monotonic())))
                 except queue.Empty:
                     break
-            closing = samples[-1] is None
-            self._write([sample for sample in samples if sample is not None])
+            closing = finished[-1] is None
+            ended = [one for one in finished if one is not None]
+            self._keep_states(ended)  # before anybody sees the samples
+            self._write([one.sample for one in ended])
+        if self._states is not None:
+            self._states.clear()
+
+    def _keep_states(self, ended: Sequence[Finished]) -> None:
+        try:
+            for sample, states in ended:
+                if states is not None and self._states is not None:
+                    tokens = sample.read_tokens
+                    self._states.put(tokens.tobytes(), states[: len(tokens)])
+        except OSError as error:
+            if str(error) != self._states_problem:
+                logger.warning("states of requests cannot be kept, and a trainer has to make them again: %s", error)
+            self._states_problem = str(error)
 
     def _write(self, samples: list[ReplaySample]) -> None:
         if not samples:

@@ -164,6 +164,8 @@ class Scheduler:
         advances = [sequence.advance(outcome, row) for row, sequence in enumerate(plan.running)]
         for row in reversed(range(len(plan.running))):
             if advances[row][1] is not None:
+                output = plan.running[row].output
+                output.states = self._decoder.states_of(row) if output.is_recorded else None
                 self._release(row)
         return advances
 

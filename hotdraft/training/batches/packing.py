@@ -90,8 +90,7 @@ def pack(
     prompts: list[bytes] = []
     start = 0
     for index, sample in enumerate(samples):
-        # The last output token is a label only: nothing is predicted after it.
-        tokens = np.concatenate([sample.prompt_ids, sample.output_ids])[:-1][:max_length]
+        tokens = sample.read_tokens[:max_length]
         first = len(sample.prompt_ids) - 1
         length = len(tokens)
         count = length - first
@@ -104,7 +103,7 @@ def pack(
         columns["input_ids"].append(tokens)
         columns["position_ids"].append(np.arange(length))
         lengths.append(length)
-        prompts.append(tokens[:first].astype(np.int64).tobytes())
+        prompts.append(tokens[:first].tobytes())
         columns["supervised"].append(start + first + np.arange(count))
         columns["request"].append(np.full(count, index))
         columns["top_ids"].append(sample.target_top_ids[:count, :top_k])

@@ -22,6 +22,7 @@ from hotdraft.pipeline.models.loading import choose_device, choose_dtype, finger
 from hotdraft.pipeline.models.names import local_folder
 from hotdraft.pipeline.replay.draft_window import in_window
 from hotdraft.pipeline.replay.sample import ReplaySample
+from hotdraft.pipeline.system.array_ring import served_states
 from hotdraft.training.fit.lora import merged_model
 from hotdraft.training.scoring.evaluate import expected_acceptance_by_position
 from hotdraft.training.scoring.target_reader import give_target
@@ -80,7 +81,7 @@ def load_draft(name: str, config: HotdraftConfig) -> ServedDraft:
     if device.type == "cuda" and config.distill.memory_fraction is not None:
         torch.cuda.set_per_process_memory_fraction(config.distill.memory_fraction, device.index)
     base = load_causal_lm(name, dtype=choose_dtype(config.dtype, device), device=device)
-    give_target(base, config.target)
+    give_target(base, config.target, served_states(config))
     ranking = read_vocabulary(local_folder(name), base.config.get_text_config().vocab_size)
     engine = config.engine
     return ServedDraft(base, fingerprint(name), engine.draft_vocab_size, ranking, engine.served_window)

@@ -1,7 +1,8 @@
-"""What the target's layers make of requests, for a draft that learns to read it: kept in memory, never on disk.
+"""What the target's layers make of requests, for a draft that learns to read it.
 
-A token's states take many times what is recorded of it. So each request is read again by the target, once, and as
-many are kept as `MOST_BYTES` hold: the window of a job and what it rehearses come again and again.
+A token's states take many times what is recorded of it. A server on this machine leaves those of its last requests
+in a ring; of others the target reads each request again, once. As many are kept as `MOST_BYTES` hold: the window of
+a job and what it rehearses come again and again.
 """
 
 from collections import OrderedDict
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 from hotdraft.pipeline.models.hidden_state_draft import HiddenStateDraft, at_unit_size
 from hotdraft.pipeline.models.layer_stack import layer_stack
 from hotdraft.pipeline.models.loading import load_causal_lm
+from hotdraft.pipeline.system.array_ring import ArrayRing
 from hotdraft.pipeline.system.transfer import moved
 from hotdraft.training.scoring.packed_attention import attend_within_requests
 
@@ -27,8 +29,12 @@ class TargetReader:
     What was not asked for longest is forgotten first.
     """
 
-    def __init__(self, name: str, draft: HiddenStateDraft, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(
+        self, name: str, draft: HiddenStateDraft, served: ArrayRing | None = None, most_bytes: int = MOST_BYTES
+    ) -> None:
+        """`served` has states of requests that a server has answered."""
         self.name = name
+        self._served = served
         self._draft = draft
         self._most_bytes = most_bytes
         self._target: PreTrainedModel | None = None
@@ -40,10 +46,10 @@ class TargetReader:
     def __call__(self, input_ids: Tensor, lengths: Sequence[int]) -> Tensor:
         requests = input_ids[0].split(list(lengths))
         names = [tokens.cpu().numpy().tobytes() for tokens in requests]
-        missing = {name: tokens for name, tokens in zip(names, requests, strict=True) if name not in self._kept}
-        read = self._read(list(missing.values())) if missing else []
-        found = {name: self._kept[name] for name in names if name in self._kept}
-        found |= dict(zip(missing, read, strict=True))
+        found = {name: states for name in names if (states := self._find(name)) is not None}
+        missing = {name: tokens for name, tokens in zip(names, requests, strict=True) if name not in found}
+        if missing:
+            found |= dict(zip(missing, self._read(list(missing.values())), strict=True))
         for name in names:
             self._keep(name, found[name])
         return torch.cat([found[name] for name in names])[None]
@@ -51,6 +57,14 @@ class TargetReader:
     def __deepcopy__(self, memo: object) -> Self:
         """Copies of a draft read the same target."""
         return self
+
+    def _find(self, name: bytes) -> Tensor | None:
+        if name in self._kept or self._served is None:
+            return self._kept.get(name)
+        states = self._served.get(name)
+        if states is None or states.shape != (len(name) // 8, self._draft.config.state_size):
+            return None
+        return torch.from_numpy(states).view(torch.bfloat16).to(self._draft.device)
 
     def _read(self, requests: Sequence[Tensor]) -> list[Tensor]:
         lengths = [len(tokens) for tokens in requests]
@@ -94,10 +108,10 @@ class TargetReader:
         return self._target
 
 
-def give_target(draft: PreTrainedModel, name: str) -> None:
+def give_target(draft: PreTrainedModel, name: str, served: ArrayRing | None = None) -> None:
     """Have a draft that reads a target's states read those of the model `name`; others read none."""
     if isinstance(draft, HiddenStateDraft):
-        draft.read_from(TargetReader(name, draft))
+        draft.read_from(TargetReader(name, draft, served))
 
 
 def target_given(draft: PreTrainedModel) -> str | None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from ctypes import addressof, c_int32
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,6 +57,10 @@ class TargetStates:
         if window.rows.start == self._slots.num_slots:
             return torch.ones_like(window.positions, dtype=torch.bool)
         return window.positions < self._slots.device_lengths[slots_of(window)]
+
+    def copied(self, slot: int, length: int) -> np.ndarray:
+        """uint16 [length, S], the bits of bfloat16: of a slot's first tokens, on the host."""
+        return self.values[slot, :length].clone().view(torch.uint16).numpy()
 
     def move(self, source: int, destination: int, length: int) -> None:
         self.values[destination, :length] = self.values[source, :length]

@@ -1,3 +1,4 @@
+import errno
 import threading
 import time
 from collections.abc import Callable
@@ -8,6 +9,7 @@ import pytest
 from hotdraft.pipeline.config.serving import RecorderConfig
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.store.domains import MAX_DOMAINS, OTHER
+from hotdraft.pipeline.system.array_ring import ArrayRing
 from hotdraft.serving.engine.recorder import Recorder
 
 
@@ -124,3 +126,28 @@ def test_domains_without_end_are_folded_before_they_are_recorded(store):
     assert store.domains[:2] == ["tenant_0", "tenant_1"]
     assert store.domains[-1] == OTHER
     assert len(set(store.domains)) == MAX_DOMAINS + 1
+
+
+def test_states_are_there_before_their_sample_and_a_full_disk_costs_them_alone(
+    store, tmp_path, monkeypatch, caplog
+):
+    ring = ArrayRing(tmp_path / "states", 10_000)
+    states = np.arange(6, dtype=np.uint16).reshape(3, 2)
+    under_test = Recorder(store, RecorderConfig(flush_seconds=60.0, shard_requests=1), ring)
+    store.open.clear()
+    one = sample("one")
+    under_test.record(one, states)
+    assert eventually(lambda: ring.get(one.read_tokens.tobytes()) is not None)
+    assert np.array_equal(ring.get(one.read_tokens.tobytes()), states[:1]), "of what was read of it"
+    store.open.set()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(ring, "put", full)
+    for number in range(3):
+        under_test.record(sample(f"{number}"), states)
+    under_test.close()
+    assert store.shards == [["one"], ["0"], ["1"], ["2"]]
+    assert caplog.text.count("states of requests cannot be kept") == 1
+    assert ring.get(one.read_tokens.tobytes()) is None

@@ -1,0 +1,65 @@
+"""Arrays in a folder by key: one process puts them there, others look them up, and the oldest make room.
+
+What cannot be read is not there: whoever asks for it can do without.
+"""
+
+import hashlib
+import logging
+import shutil
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+
+from hotdraft.pipeline.config.settings import HotdraftConfig
+
+logger = logging.getLogger(__name__)
+
+
+class ArrayRing:
+    def __init__(self, folder: Path, most_bytes: int) -> None:
+        self._folder = folder
+        self._most_bytes = most_bytes
+        self._kept: deque[tuple[Path, int]] = deque()
+        """What this process put there, the oldest first, and how large each is."""
+        self._bytes = 0
+
+    def clear(self) -> None:
+        """Delete all there is, whoever put it there."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._kept.clear()
+        self._bytes = 0
+
+    def put(self, key: bytes, array: np.ndarray) -> None:
+        """Raises `OSError` if it cannot be written."""
+        path = self._path(key)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".tmp")
+        with partial.open("wb") as file:
+            np.save(file, array, allow_pickle=False)
+        partial.replace(path)
+        self._kept.append((path, array.nbytes))
+        self._bytes += array.nbytes
+        while self._bytes > self._most_bytes:
+            oldest, size = self._kept.popleft()
+            self._bytes -= size
+            if all(oldest != newer for newer, _ in self._kept):  # the same request may have come again
+                oldest.unlink(missing_ok=True)
+
+    def get(self, key: bytes) -> np.ndarray | None:
+        try:
+            return np.load(self._path(key), allow_pickle=False)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, EOFError) as error:
+            logger.warning("%s cannot be read: %s", self._path(key), error)
+            return None
+
+    def _path(self, key: bytes) -> Path:
+        return self._folder / f"{hashlib.sha256(key).hexdigest()}.npy"
+
+
+def served_states(config: HotdraftConfig) -> ArrayRing | None:
+    """Where a server leaves what its target's layers made of requests, for its trainer; None if it is not to."""
+    megabytes = config.recorder.states_mb
+    return ArrayRing(config.run_dir / "states", megabytes * 10**6) if megabytes else None

@@ -58,7 +58,8 @@ def predistill(
     from hotdraft.pipeline.traffic.sources import read_sources
 
     changed = {"sources": prompts or None, "draft": draft, "method": method and method.value}
-    overrides: dict[str, Any] = {"predistill": given(changed)}
+    said = given(changed)
+    overrides: dict[str, Any] = {"predistill": said} if said else {}
     settings = load_config(config, overrides)
     chosen = settings.predistill
     if out is None and not plan:

@@ -89,7 +89,7 @@ def _problem(keys: Keys, same: list[ErrorDetails], model: type[BaseModel], sourc
         return f"{where}: {key}: no such key{_perhaps(['.'.join(found) for found in _near(model, keys)])}"
     if same[0]["type"] == "missing":
         return f"{where}: {key}: missing, and it has no default"
-    says = " or ".join(dict.fromkeys(item["msg"] for item in same))
+    says = " or ".join(dict.fromkeys(item["msg"].removeprefix("Value error, ") for item in same))
     value = same[0]["input"]
     told = f", not {value!r}" if isinstance(value, str | int | float) and "key" not in key else ""
     return f"{where}: {key}: {says}{told}"

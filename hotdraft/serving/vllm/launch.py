@@ -57,18 +57,18 @@ def vllm_command(
 
     Raises `VllmVersionError` for a vLLM that hotdraft does not know, and `ConfigError` for what vLLM has no way of.
     """
-    installed()
     if config.draft is None:
         raise ConfigError("engine.kind vllm: name a draft: there is nothing to improve without one")
-    server, engine = config.server, config.engine
-    k = min(MOST_DRAFTED, engine.max_k) if engine.k == "auto" else engine.k
-    if k == 0:
-        raise ConfigError("engine.k 0: vLLM drafts at least 1 token a step: set another k")
     if load_config_of(config.draft).model_type == MODEL_TYPE:
         raise ConfigError(
             f"draft {config.draft}: it reads its target's hidden states, which only hotdraft's own engine gives "
             "it: set engine.kind hotdraft, or name a draft of another kind"
         )
+    installed()
+    server, engine = config.server, config.engine
+    k = min(MOST_DRAFTED, engine.max_k) if engine.k == "auto" else engine.k
+    if k == 0:
+        raise ConfigError("engine.k 0: vLLM drafts at least 1 token a step: set another k")
     speculative = {"method": "draft_model", "model": str(plain_folder(config)), "num_speculative_tokens": k}
     told = {
         "--host": server.host,

@@ -120,7 +120,7 @@ def write_draft_card(folder: Path, facts: CardFacts) -> None:
 def front_matter(facts: CardFacts) -> str:
     """The metadata that the hub reads; the licence is the one that the target's own card states, if any."""
     fields: dict[str, object] = {
-        "library_name": "transformers",
+        "library_name": "hotdraft" if facts.settings.hidden_states else "transformers",
         "pipeline_tag": "text-generation",
         "tags": TAGS,
     }
@@ -177,7 +177,7 @@ def _origin(origin: Cut | str) -> str:
         behind = ", ".join(map(str, origin.hidden_states))
         return (
             f"One layer that reads the states of `{public_name(origin.base)}` behind {behind} of its layers, with "
-            "its embedding and output head. Only hotdraft runs it."
+            "its embedding and output head. Only hotdraft runs it, with `engine.draft_window: null`."
         )
     layers = ", ".join(map(str, origin.layers))
     kept = "" if origin.feed_forward is None else f", {origin.feed_forward} channels of the feed-forward in each"

@@ -59,16 +59,16 @@ MISTAKES = {
         "target: m\nengine: {num_slots: many}\n",
     ),
     "a switch for a number": Mistake(
-        SHOW, "my.yaml:2: engine.num_slots: Value error, must not be true", "target: m\nengine: {num_slots: on}\n"
+        SHOW, "my.yaml:2: engine.num_slots: must not be true", "target: m\nengine: {num_slots: on}\n"
     ),
     "a store of versions that is none": Mistake(
         SHOW,
-        "my.yaml:2: tracking.uri: Value error, must be of a database (sqlite:///…, postgresql://…) or of an MLflow",
+        "my.yaml:2: tracking.uri: must be of a database (sqlite:///…, postgresql://…) or of an MLflow",
         "target: m\ntracking: {uri: 'foo://x'}\n",
     ),
     "a replay buffer on the web": Mistake(
         SHOW,
-        "my.yaml:2: replay.url: Value error, must be of a folder or a bucket",
+        "my.yaml:2: replay.url: must be of a folder or a bucket",
         "target: m\nreplay: {url: 'http://x/y'}\n",
     ),
     "a name of no letters": Mistake(
@@ -183,7 +183,7 @@ MISTAKES = {
         SHOW, "HOTDRAFT_SERVER__API_KEYS: server.api_keys", variables={"HOTDRAFT_SERVER__API_KEYS": ""}
     ),
     "an empty key by flag, as of a variable that is not set": Mistake(
-        (*SERVE, "--api-key", ""), "by flag: server.api_keys: Value error, holds an empty text"
+        (*SERVE, "--api-key", ""), "by flag: server.api_keys: holds an empty text"
     ),
     "a flag out of range": Mistake((*SHOW, "--port", "70000"), "by flag: server.port: "),
     "nothing to serve": Mistake(("serve",), "name a TARGET"),

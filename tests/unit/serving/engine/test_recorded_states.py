@@ -1,4 +1,4 @@
-"""A trainer finds what the target's layers made of the requests that a server recorded, and need not ask the target."""
+"""A trainer finds what the target's layers made of requests that were recorded, and need not ask the target."""
 
 from pathlib import Path
 

@@ -86,6 +86,10 @@ def test_a_vllm_that_hotdraft_does_not_know_is_refused_by_name(
 def test_what_vllm_cannot_do_is_said_before_it_starts(
     tiny_target: str, tiny_draft: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    states = PredistillConfig(hidden_states=[1])
+    reader = save(new_hidden_state_draft(load_causal_lm(tiny_target), states), tmp_path / "reader")
+    with pytest.raises(ConfigError, match=r"hidden states, which only hotdraft's own engine"):
+        vllm_command(configured(tiny_target, reader, tmp_path), Path("my.yaml"), {}, [])
     with pytest.raises(VllmVersionError, match="not installed"):
         vllm_command(configured(tiny_target, tiny_draft, tmp_path), Path("my.yaml"), {}, [])
     a_vllm(monkeypatch, vllm="0.30.0")
@@ -94,10 +98,6 @@ def test_what_vllm_cannot_do_is_said_before_it_starts(
     keys = {"api_keys": ["a", "b"]}
     with pytest.raises(ConfigError, match="one key"):
         vllm_command(configured(tiny_target, tiny_draft, tmp_path, server=keys), Path("my.yaml"), {}, [])
-    states = PredistillConfig(hidden_states=[1])
-    reader = save(new_hidden_state_draft(load_causal_lm(tiny_target), states), tmp_path / "reader")
-    with pytest.raises(ConfigError, match=r"hidden states, which only hotdraft's own engine"):
-        vllm_command(configured(tiny_target, reader, tmp_path), Path("my.yaml"), {}, [])
     with pytest.raises(ConfigError, match="set another k"):
         vllm_command(configured(tiny_target, tiny_draft, tmp_path, engine={"k": 0}), Path("my.yaml"), {}, [])
 

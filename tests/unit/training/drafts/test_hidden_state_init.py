@@ -50,3 +50,5 @@ def test_a_head_with_a_bias_cannot_be_shared():
 def test_an_existing_draft_is_what_it_is():
     with pytest.raises(ValidationError, match="hidden_states is of a new draft"):
         settings(draft="some")
+    with pytest.raises(ValidationError, match="layers are of a draft cut from the target"):
+        settings(layers=[0, 1])

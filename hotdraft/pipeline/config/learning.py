@@ -211,9 +211,7 @@ class PredistillConfig(TrainingSection):
         if self.draft is not None and self.hidden_states is not None:
             raise ValueError("hidden_states is of a new draft, and predistill.draft names an existing one")
         if self.hidden_states is not None and "layers" in self.model_fields_set:
-            raise ValueError(
-                "layers are of a draft cut from the target, and hidden_states makes another"
-            )
+            raise ValueError("layers are of a draft cut from the target, and hidden_states makes another")
         return self
 
 

@@ -211,6 +211,13 @@ def _attend(query: Tensor, keys: Sequence[tuple[Tensor, Tensor]], lengths: Seque
     return torch.cat(parts, 2).transpose(1, 2).flatten(2)
 
 
+def are_layers(found: object, count: int) -> bool:
+    """Whether `found` are numbers of layers that a draft may read states behind, of a target with `count`."""
+    if not isinstance(found, list) or not found or not all(type(one) is int for one in found):
+        return False
+    return found == sorted(set(found)) and 1 <= found[0] <= found[-1] <= count
+
+
 def at_unit_size(states: Tensor) -> Tensor:
     """states [..., H] by their root mean square: layers differ in it by orders of magnitude."""
     return F.rms_norm(states, states.shape[-1:], eps=EPSILON)

@@ -147,6 +147,10 @@ def load_causal_lm(
             model = from_state(config, state, dtype=dtype, attn_implementation=attn_implementation)
     except (OSError, KeyError, ValueError, SafetensorError) as error:
         raise ModelError(f"{name!r} is not a causal LM that transformers can load: {error}") from error
+    except RuntimeError as error:
+        if "mismatched" not in str(error):
+            raise
+        raise ModelError(f"the tensors of {name!r} are of other shapes than its config.json says") from error
     return model.to(device).eval()
 
 
@@ -186,10 +190,16 @@ def _complete_state(folder: Path, cut: Cut) -> dict[str, torch.Tensor]:
             f"the draft in {folder} was cut from {cut.base!r} with weights {cut.base_fingerprint[:12]}, "
             f"and those in {base} are {found[:12]}"
         )
+    own = dict(read_tensors(folder))
+    if cut.hidden_states is not None:  # of any family: what it shares is found by what it is, not by its name
+        loader: Any = AutoModelForCausalLM
+        modules: list[Any] = shared_modules(loader.from_pretrained(base, dtype="auto"))
+        names = ("model.embed_tokens.weight", "lm_head.weight")
+        return {name: module.weight.detach() for name, module in zip(names, modules, strict=True)} | own
     outside_layers = {
         key: tensor for key, tensor in read_tensors(base) if not any(part.isdigit() for part in key.split("."))
     }
-    return {**outside_layers, **dict(read_tensors(folder))}
+    return outside_layers | own
 
 
 def check_same_vocabulary(

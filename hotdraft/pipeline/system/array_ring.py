@@ -35,8 +35,7 @@ class ArrayRing:
         path = self._path(key)
         self._folder.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".tmp")
-        with partial.open("wb") as file:
-            np.save(file, array, allow_pickle=False)
+        partial.write_bytes(array.tobytes())
         partial.replace(path)
         self._kept.append((path, array.nbytes))
         self._bytes += array.nbytes
@@ -46,17 +45,24 @@ class ArrayRing:
             if all(oldest != newer for newer, _ in self._kept):  # the same request may have come again
                 oldest.unlink(missing_ok=True)
 
-    def get(self, key: bytes) -> np.ndarray | None:
+    def get(self, key: bytes, shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray | None:
+        """A writable one; None where there is none of that size."""
+        array = np.empty(shape, dtype)
         try:
-            return np.load(self._path(key), allow_pickle=False)
+            data = self._path(key).read_bytes()
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, EOFError) as error:
+        except OSError as error:
             logger.warning("%s cannot be read: %s", self._path(key), error)
             return None
+        if len(data) != array.nbytes:
+            logger.warning("%s has %d bytes, not %d", self._path(key), len(data), array.nbytes)
+            return None
+        array.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
+        return array
 
     def _path(self, key: bytes) -> Path:
-        return self._folder / f"{hashlib.sha256(key).hexdigest()}.npy"
+        return self._folder / f"{hashlib.sha256(key).hexdigest()}.bin"
 
 
 def served_states(config: HotdraftConfig) -> ArrayRing | None:

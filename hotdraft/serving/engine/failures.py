@@ -6,8 +6,9 @@ from typing import Literal, get_args
 
 logger = logging.getLogger(__name__)
 
-Place = Literal["prefill", "round", "target", "draft", "output", "record", "listener"]
-"""Reading a prompt, a round, either model's logits, telling a client, keeping a sample, telling listeners."""
+Place = Literal["prefill", "round", "target", "draft", "output", "record", "states", "listener"]
+"""Reading a prompt, a round, either model's logits, telling a client, keeping a sample and the target's states of
+it, telling listeners."""
 
 
 class Failures:

@@ -26,8 +26,10 @@ class OutputThread:
 
     def __init__(self, recorder: Recorder | None, failures: Failures) -> None:
         self.listeners: list[EngineListener] = []
-        self.recorder = recorder
         self._failures = failures
+        self.recorder = recorder
+        if recorder is not None:
+            recorder.failures = failures
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine-output", daemon=True)
         self._is_running = False
@@ -62,6 +64,8 @@ class OutputThread:
 
         def exchange() -> None:
             previous, self.recorder = self.recorder, recorder
+            if recorder is not None:
+                recorder.failures = self._failures
             before.set_result(previous)
 
         self._submit(exchange)

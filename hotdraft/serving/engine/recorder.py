@@ -16,6 +16,7 @@ from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.store.domains import DomainNames
 from hotdraft.pipeline.system.array_ring import ArrayRing
+from hotdraft.serving.engine.failures import Failures
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +41,14 @@ class Recorder:
         """Samples in committed shards."""
         self.dropped = 0
         """Samples lost to a full queue or a failed write."""
+        self.failures = Failures()
+        """Where what is lost beside samples is counted; an engine's has its own."""
         self.problem: str | None = None
         """Why the last shard could not be written; None once one could."""
         self._buffer = buffer
         self._config = config
         self._domains = DomainNames()
         self._states = states
-        self._states_problem = ""
-        """What was last complained of."""
         self._queue: queue.Queue[Finished | None] = queue.Queue(config.queue_size)
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
@@ -99,9 +100,7 @@ class Recorder:
                     tokens = sample.read_tokens
                     self._states.put(tokens.tobytes(), states[: len(tokens)])
         except OSError as error:
-            if str(error) != self._states_problem:
-                logger.warning("states of requests cannot be kept, and a trainer has to make them again: %s", error)
-            self._states_problem = str(error)
+            self.failures.add("states", error, "a trainer has to make them again")
 
     def _write(self, samples: list[ReplaySample]) -> None:
         if not samples:

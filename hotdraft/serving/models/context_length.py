@@ -5,7 +5,7 @@ import logging
 from transformers import PreTrainedConfig
 
 from hotdraft.pipeline.config.serving import EngineConfig
-from hotdraft.pipeline.models.hidden_state_draft import HiddenStateConfig
+from hotdraft.pipeline.models.hidden_state_draft import HiddenStateConfig, are_layers
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.replay.draft_window import most_held
 from hotdraft.serving.models.attention import check_supported
@@ -33,11 +33,15 @@ def _check_states(
     config, text = draft[1], target[1].get_text_config()
     if not isinstance(config, HiddenStateConfig):
         return
-    behind, there = max(config.target_layers or [0]), (text.num_hidden_layers, text.hidden_size)
-    if behind > there[0] or config.hidden_size != there[1]:
+    if not are_layers(config.target_layers, text.num_hidden_layers):
         raise ModelError(
-            f"the draft {draft[0]!r} reads states of {config.hidden_size} numbers behind {behind} layers, and "
-            f"{target[0]!r} has {there[0]} layers of {there[1]}: it was made for another target"
+            f"target_layers in the config.json of the draft {draft[0]!r} must be distinct numbers of the layers of "
+            f"{target[0]!r}, from 1 to {text.num_hidden_layers} in ascending order, not {config.target_layers!r}"
+        )
+    if config.hidden_size != text.hidden_size:
+        raise ModelError(
+            f"the draft {draft[0]!r} reads states of {config.hidden_size} numbers, and those of {target[0]!r} have "
+            f"{text.hidden_size}: it was made for another target"
         )
     if engine.draft_window is not None:
         raise ModelError(

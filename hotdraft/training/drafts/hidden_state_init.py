@@ -6,14 +6,14 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hotdraft.pipeline.config.learning import PredistillConfig
-from hotdraft.pipeline.models.hidden_state_draft import HiddenStateConfig, HiddenStateDraft
+from hotdraft.pipeline.models.hidden_state_draft import HiddenStateConfig, HiddenStateDraft, are_layers
 from hotdraft.pipeline.models.names import ModelError
 
 
 def hidden_state_config(target: PreTrainedConfig, settings: PredistillConfig) -> HiddenStateConfig:
     """Of the draft that `predistill.hidden_states` asks for. Raises `ModelError` for layers that are not there."""
     layers, count = settings.hidden_states or [], target.get_text_config().num_hidden_layers
-    if not layers or layers != sorted(set(layers)) or not 1 <= layers[0] <= layers[-1] <= count:
+    if not are_layers(layers, count):
         raise ModelError(
             f"predistill.hidden_states must be distinct numbers of layers from 1 to {count} in ascending order, at "
             f"least one, not {layers}"

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -61,10 +62,12 @@ class TargetReader:
     def _find(self, name: bytes) -> Tensor | None:
         if name in self._kept or self._served is None:
             return self._kept.get(name)
-        states = self._served.get(name)
-        if states is None or states.shape != (len(name) // 8, self._draft.config.state_size):
+        tokens = len(name) // torch.int64.itemsize
+        found = self._served.get(name, (tokens, self._draft.config.state_size), np.uint16)
+        if found is None:
             return None
-        return torch.from_numpy(states).view(torch.bfloat16).to(self._draft.device)
+        states = torch.from_numpy(found).view(torch.bfloat16)
+        return states.to(self._draft.device) if states.isfinite().all() else None
 
     def _read(self, requests: Sequence[Tensor]) -> list[Tensor]:
         lengths = [len(tokens) for tokens in requests]

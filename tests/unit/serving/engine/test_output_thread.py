@@ -53,7 +53,7 @@ class Diary:
     def on_swap(self, event: SwapEvent) -> None:
         self.note(f"swap to {event.version}")
 
-    def record(self, sample: ReplaySample) -> None:
+    def record(self, sample: ReplaySample, states: object = None) -> None:
         self.note(f"{sample.request_id} recorded: {len(sample.output_ids)} tokens")
 
     def client(self, name: str) -> Callable[[OutputDelta], None]:
@@ -193,7 +193,7 @@ def join(one: Round, other: Round) -> Round:
 
 def test_a_sample_that_cannot_be_kept_costs_its_client_nothing() -> None:
     class Full(Diary):
-        def record(self, sample: ReplaySample) -> None:
+        def record(self, sample: ReplaySample, states: object = None) -> None:
             raise ValueError("cannot be written")
 
     diary: Any = Full()

@@ -137,8 +137,9 @@ def test_states_are_there_before_their_sample_and_a_full_disk_costs_them_alone(
     store.open.clear()
     one = sample("one")
     under_test.record(one, states)
-    assert eventually(lambda: ring.get(one.read_tokens.tobytes()) is not None)
-    assert np.array_equal(ring.get(one.read_tokens.tobytes()), states[:1]), "of what was read of it"
+    key = one.read_tokens.tobytes()
+    assert eventually(lambda: ring.get(key, (1, 2), np.uint16) is not None)
+    assert np.array_equal(ring.get(key, (1, 2), np.uint16), states[:1]), "of what was read of it"
     store.open.set()
 
     def full(*_: object) -> None:
@@ -149,5 +150,6 @@ def test_states_are_there_before_their_sample_and_a_full_disk_costs_them_alone(
         under_test.record(sample(f"{number}"), states)
     under_test.close()
     assert store.shards == [["one"], ["0"], ["1"], ["2"]]
-    assert caplog.text.count("states of requests cannot be kept") == 1
-    assert ring.get(one.read_tokens.tobytes()) is None
+    assert under_test.failures.counts["states"] == 3
+    assert caplog.text.count("a trainer has to make them again") == 1
+    assert ring.get(key, (1, 2), np.uint16) is None

@@ -39,6 +39,8 @@ class Rows:
     def unread(self, row: int, *, with_proposer: bool) -> int:
         return self.left[row]
 
+    def states_of(self, row: int) -> None: ...
+
     def prefill(self, row: int, budget: int, **_: object) -> None:
         self.forwards.append([row])
         self.proposer_seconds += 0.25

@@ -1,5 +1,6 @@
 """A server whose requests would run past a model's positions does not start, and says what would do."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -129,5 +130,13 @@ def test_a_draft_that_reads_states_goes_with_its_target_and_has_no_window(
     with pytest.raises(ModelError, match=r"engine\.draft_window must be null, not 64"):
         build(config, tiny_target, draft, draft_window=64)
     smaller = save(tiny_llama(last - 1, seed=1), tmp_path / "smaller")
-    with pytest.raises(ModelError, match=rf"behind {last} layers, and .* has {last - 1} layers of 32: .* another"):
+    with pytest.raises(ModelError, match=rf"from 1 to {last - 1} in ascending order, not \[{last}\]"):
         build(config, smaller, draft)
+    narrow = save(tiny_llama(last, seed=1, heads=2), tmp_path / "narrow")
+    with pytest.raises(ModelError, match=r"states of 32 numbers, .* have 16: it was made for another target"):
+        build(config, narrow, draft)
+    told = json.loads(Path(draft, "config.json").read_text())
+    for spoiled in (None, [], "abc", 2, ["1"], [1.0], [0], [True], [2, 1]):
+        Path(draft, "config.json").write_text(json.dumps({**told, "target_layers": spoiled}))
+        with pytest.raises(ModelError, match=r"target_layers in the config\.json .* in ascending order, not "):
+            build(config, tiny_target, draft)

@@ -1,9 +1,13 @@
+import json
+
 import pytest
 import torch
 from pydantic import ValidationError
 
 from hotdraft.pipeline.config.learning import PredistillConfig
-from hotdraft.pipeline.models.names import ModelError
+from hotdraft.pipeline.models.hidden_state_draft import probe_inputs
+from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm, read_tensors, save_cut
+from hotdraft.pipeline.models.names import Cut, ModelError
 from hotdraft.training.drafts.draft_init import check_draft, make_draft
 from tests.models import save, tiny_llama, tiny_neox
 
@@ -52,3 +56,33 @@ def test_an_existing_draft_is_what_it_is():
         settings(draft="some")
     with pytest.raises(ValidationError, match="layers are of a draft cut from the target"):
         settings(layers=[0, 1])
+
+
+def tied_neox(layers, seed):
+    target = tiny_neox(layers, seed)
+    target.config.tie_word_embeddings = True
+    target.tie_weights()
+    return target
+
+
+@pytest.mark.parametrize("make", [tiny_llama, tiny_neox, tied_neox])
+def test_its_slim_form_takes_embedding_and_head_from_the_target_whatever_that_calls_them(make, tmp_path):
+    base = save(make(3, seed=1), tmp_path / "target")
+    draft, layers = make_draft(load_causal_lm(base), settings())
+    save_cut(tmp_path / "slim", draft, Cut(base, fingerprint(base), layers, None, [1, 3]))
+    kept = dict(read_tensors(tmp_path / "slim"))
+    assert not any("embed" in name or "lm_head" in name for name in kept)
+    again = load_causal_lm(str(tmp_path / "slim"))
+    states = probe_inputs(draft, 9)
+    ids = torch.arange(9)[None]
+    assert torch.equal(again(ids, **states).logits, draft(ids, **states).logits)
+
+
+def test_a_config_that_does_not_fit_its_tensors_is_said_in_one_line(tmp_path):
+    base = save(tiny_llama(3, seed=1), tmp_path / "target")
+    draft = save(make_draft(load_causal_lm(base), settings())[0], tmp_path / "draft")
+    told = json.loads((tmp_path / "draft" / "config.json").read_text())
+    for changes in ({"target_layers": [1]}, {"intermediate_size": 24}):
+        (tmp_path / "draft" / "config.json").write_text(json.dumps({**told, **changes}))
+        with pytest.raises(ModelError, match=r"of other shapes than its config\.json says"):
+            load_causal_lm(draft)

@@ -10,6 +10,7 @@ from hotdraft.pipeline.config.learning import PredistillConfig
 from hotdraft.pipeline.models.hidden_state_draft import HiddenStateDraft, at_unit_size
 from hotdraft.pipeline.models.layer_stack import layer_stack
 from hotdraft.pipeline.models.loading import load_causal_lm
+from hotdraft.pipeline.system.array_ring import ArrayRing
 from hotdraft.training.drafts.hidden_state_init import new_hidden_state_draft
 from hotdraft.training.scoring.target_reader import TargetReader, give_target, target_given
 from tests.models import save, tiny_llama, tiny_neox
@@ -91,3 +92,19 @@ def test_what_is_saved_comes_back(target: str, tmp_path: Path) -> None:
     again = load_causal_lm(str(tmp_path))
     give_target(again, target)
     torch.testing.assert_close(again(input_ids=ids).logits, before)
+
+
+def test_what_a_server_left_is_taken_if_it_is_whole(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, draft = [5, 6, 7], draft_of(target)
+    key = torch.tensor(tokens).numpy().tobytes()
+    left = torch.ones(3, draft.config.state_size, dtype=torch.bfloat16)
+    ring = ArrayRing(tmp_path / "ring", 10_000)
+    own = read(TargetReader(target, draft), tokens)[0]
+    for spoiled in (left[:2], left * torch.nan):
+        ring.put(key, spoiled.view(torch.uint16).numpy())
+        assert torch.equal(read(TargetReader(target, draft, ring), tokens)[0], own)
+    ring.put(key, left.view(torch.uint16).numpy())
+    monkeypatch.setattr(TargetReader, "_loaded", lambda self: pytest.fail("the target was asked"))
+    assert torch.equal(read(TargetReader(target, draft, ring), tokens)[0], left)

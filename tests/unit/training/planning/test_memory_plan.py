@@ -9,7 +9,7 @@ from rich.console import Console
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from hotdraft.pipeline.config.learning import LoraSection
+from hotdraft.pipeline.config.learning import LoraSection, PredistillConfig
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.replay.sample import ReplaySample
@@ -306,7 +306,8 @@ def test_a_device_that_is_not_here_needs_its_memory_told(target):
 
 
 def test_a_draft_that_reads_states_trains_beside_its_target(target, capsys):
-    plan = plan_of(settings(target, hidden_states=[8, 20, 32]))
+    reading = PredistillConfig(hidden_states=[8, 20, 32], batch_tokens=8192, num_slots=64)
+    plan = plan_of(settings(target).model_copy(update={"predistill": reading}))
     assert plan.training["target"] == plan.recording["target"]
     assert plan.training["target's states"] == MOST_BYTES
     layer = 8192 * layer_bytes(Widths.of(plan.run.draft.config), 2, residual=2, adapted=False)

@@ -212,6 +212,8 @@ class PredistillConfig(TrainingSection):
             raise ValueError("hidden_states is of a new draft, and predistill.draft names an existing one")
         if self.hidden_states is not None and "layers" in self.model_fields_set:
             raise ValueError("layers are of a draft cut from the target, and hidden_states makes another")
+        if self.hidden_states is not None and self.activation_checkpointing:
+            raise ValueError("activation_checkpointing is between layers, and hidden_states makes a draft of one")
         return self
 
 

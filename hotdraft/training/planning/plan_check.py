@@ -99,9 +99,8 @@ def _changes(run: Run, need: Need) -> tuple[list[Settings], list[Settings]]:
     if need == "disk":
         top_k = _halved("recorder.top_k", run.config.recorder.top_k)
         return [*top_k, *_halved("predistill.builtin_prompts", settings.builtin_prompts)], adapter
-    slower: list[Settings] = (
-        [] if settings.activation_checkpointing else [{"predistill.activation_checkpointing": True}]
-    )
+    is_open = not settings.activation_checkpointing and settings.hidden_states is None
+    slower: list[Settings] = [{"predistill.activation_checkpointing": True}] if is_open else []
     for halved in _halved("predistill.batch_tokens", settings.batch_tokens):
         times = settings.batch_tokens // halved["predistill.batch_tokens"]
         slower.append(halved | {"predistill.accumulate": settings.accumulate * times})

@@ -56,6 +56,8 @@ def test_an_existing_draft_is_what_it_is():
         settings(draft="some")
     with pytest.raises(ValidationError, match="layers are of a draft cut from the target"):
         settings(layers=[0, 1])
+    with pytest.raises(ValidationError, match="activation_checkpointing is between layers"):
+        settings(activation_checkpointing=True)
 
 
 def tied_neox(layers, seed):

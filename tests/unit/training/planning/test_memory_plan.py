@@ -314,6 +314,9 @@ def test_a_draft_that_reads_states_trains_beside_its_target(target, capsys):
     assert plan.training["activations"] == STEPS * layer
     Console(width=160).print(tables(plan, available_for(plan.run.config, memory_gb=80)))
     assert f"one layer on states of {target}" in capsys.readouterr().out
+    with pytest.raises(PlanError, match="training takes") as refused:
+        check(plan, room_for(total(plan.training) // 2))
+    assert "activation_checkpointing" not in str(refused.value)
 
 
 def test_a_draft_that_exists_trains_its_embedding_too(target, tiny_draft):

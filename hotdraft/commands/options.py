@@ -56,5 +56,5 @@ def serving_overrides(
     from hotdraft.pipeline.config.speculative import read_speculative
 
     flags = {**top, "server": given(server), "engine": given(engine)}
-    told = {key: value for key, value in given(flags).items() if value != {}}
+    told = given(flags)
     return merged(read_speculative(speculative), told) if speculative is not None else told

@@ -58,8 +58,7 @@ def predistill(
     from hotdraft.pipeline.traffic.sources import read_sources
 
     changed = {"sources": prompts or None, "draft": draft, "method": method and method.value}
-    said = given(changed)
-    overrides: dict[str, Any] = {"predistill": said} if said else {}
+    overrides: dict[str, Any] = given({"predistill": given(changed)})
     settings = load_config(config, overrides)
     chosen = settings.predistill
     if out is None and not plan:

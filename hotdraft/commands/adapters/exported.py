@@ -19,7 +19,7 @@ from hotdraft.pipeline.models.adapter_folder import (
 from hotdraft.pipeline.models.draft_folder import new_folder, save_plain
 from hotdraft.pipeline.models.gguf_file import write_gguf
 from hotdraft.pipeline.models.gguf_vocabulary import write_tokenizer
-from hotdraft.pipeline.models.hidden_state_draft import MODEL_TYPE
+from hotdraft.pipeline.models.hidden_state_draft import HiddenStateConfig
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm, load_tokenizer
 from hotdraft.pipeline.models.names import ModelError, public_name
 from hotdraft.pipeline.store.adapter_version import AdapterVersion
@@ -56,7 +56,7 @@ def write_export(adapter: Path, found: AdapterVersion, out: Path, kind: Format, 
     draft that cannot be written as GGUF.
     """
     model = load_causal_lm(draft, dtype=torch.bfloat16)
-    if kind == "gguf" and model.config.model_type == MODEL_TYPE:
+    if kind == "gguf" and isinstance(model.config, HiddenStateConfig):
         raise ModelError(
             f"{public_name(draft)} reads its target's hidden states, which llama.cpp does not give it: "
             "--format peft or merged, for hotdraft"

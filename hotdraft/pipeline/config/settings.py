@@ -155,8 +155,8 @@ def read(path: str | Path | None, overrides: Mapping[str, Any] | None = None) ->
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `values` that are not None: what somebody said, to lay over what others did."""
-    return {key: value for key, value in values.items() if value is not None}
+    """Those of `values` that are neither None nor an empty section: what was said, to lay over what others say."""
+    return {key: value for key, value in values.items() if value is not None and value != {}}
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -219,8 +219,8 @@ def are_layers(found: object, count: int) -> bool:
 
 
 def at_unit_size(states: Tensor) -> Tensor:
-    """states [..., H] by their root mean square: layers differ in it by orders of magnitude."""
-    return F.rms_norm(states, states.shape[-1:], eps=EPSILON)
+    """states [..., H] by their root mean square, in bfloat16: layers differ in it by orders of magnitude."""
+    return F.rms_norm(states.float(), states.shape[-1:], eps=EPSILON).bfloat16()
 
 
 def made_up_states(tokens: int, size: int) -> Tensor:

@@ -1,6 +1,11 @@
 """Where a model keeps its layers."""
 
-from torch import nn
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from hotdraft.pipeline.models.names import ModelError
@@ -18,3 +23,18 @@ def layer_stack(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
         names = [name for name, _ in stacks]
         raise ModelError(f"cannot tell which of {names} holds the {count} layers of {type(model).__name__}")
     return stacks[0]
+
+
+def hook_states(model: PreTrainedModel, take: Callable[[int, Tensor], object]) -> list[RemovableHandle]:
+    """Have every forward tell `take` the states [B, T, H] behind each layer, and how many layers that is."""
+
+    def hook(behind: int, _: nn.Module, __: object, output: Any) -> None:
+        take(behind, layer_output(output))
+
+    _, layers = layer_stack(model)
+    return [layer.register_forward_hook(partial(hook, number)) for number, layer in enumerate(layers, 1)]
+
+
+def layer_output(output: Any) -> Tensor:
+    """The states that a layer gave: some give others beside them."""
+    return output[0] if isinstance(output, tuple) else output

@@ -6,7 +6,6 @@ What cannot be read is not there: whoever asks for it can do without.
 import hashlib
 import logging
 import shutil
-from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -20,15 +19,13 @@ class ArrayRing:
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self._folder = folder
         self._most_bytes = most_bytes
-        self._kept: deque[tuple[Path, int]] = deque()
-        """What this process put there, the oldest first, and how large each is."""
-        self._bytes = 0
+        self._kept: dict[Path, int] = {}
+        """How large each is that this process put there, the oldest first."""
 
     def clear(self) -> None:
         """Delete all there is, whoever put it there."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._kept.clear()
-        self._bytes = 0
 
     def put(self, key: bytes, array: np.ndarray) -> None:
         """Raises `OSError` if it cannot be written."""
@@ -37,13 +34,12 @@ class ArrayRing:
         partial = path.with_suffix(".tmp")
         partial.write_bytes(array.tobytes())
         partial.replace(path)
-        self._kept.append((path, array.nbytes))
-        self._bytes += array.nbytes
-        while self._bytes > self._most_bytes:
-            oldest, size = self._kept.popleft()
-            self._bytes -= size
-            if all(oldest != newer for newer, _ in self._kept):  # the same request may have come again
-                oldest.unlink(missing_ok=True)
+        self._kept.pop(path, None)  # what comes again is new again
+        self._kept[path] = array.nbytes
+        while sum(self._kept.values()) > self._most_bytes:
+            oldest = next(iter(self._kept))
+            oldest.unlink(missing_ok=True)
+            del self._kept[oldest]
 
     def get(self, key: bytes, shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray | None:
         """A writable one; None where there is none of that size."""

@@ -80,9 +80,6 @@ class SpeculativeDecoder:
         """Whether greedy rounds go by plain numbers."""
         self._verify = verify
         self._readers: list[Track | Proposer] = [self.target] if proposer is None else [self.target, proposer]
-        self._states = states
-        self._read_whole = self._readers if states is not None else [self.target]
-        """By whom a prompt is read whole that the target is to read so: what reads its states waits for them."""
 
     @torch.inference_mode()
     def load(self, row: int, prompt_ids: Sequence[int], *, read_whole: bool = False) -> None:
@@ -93,7 +90,9 @@ class SpeculativeDecoder:
         """
         same = self.slots.load(row, prompt_ids)
         for reader in self._readers:
-            reader.load(row, np.zeros_like(same) if read_whole and reader in self._read_whole else same)
+            # what reads the target's states waits for them
+            anew = read_whole and (reader is self.target or self.target.states is not None)
+            reader.load(row, np.zeros_like(same) if anew else same)
 
     @torch.inference_mode()
     def prefill(
@@ -131,11 +130,15 @@ class SpeculativeDecoder:
         for reader in self._readers:
             reader.discard(row)
 
-    def states_of(self, row: int) -> np.ndarray | None:
-        """What the target's layers made of a row's tokens, where a draft reads it and the device is the host."""
-        if self._states is None or self.device.type != "cpu":
-            return None
-        return self._states.copied(row, self.target.lengths[row])
+    @property
+    def keeps_states(self) -> bool:
+        """Whether a draft reads what the target's layers make of tokens, and the device is the host."""
+        return self.target.states is not None and self.device.type == "cpu"
+
+    def states_of(self, row: int) -> np.ndarray:
+        """What the target's layers made of a row's tokens; only with `keeps_states`."""
+        assert self.target.states is not None, "nobody reads states"
+        return self.target.states.copied(row, self.target.lengths[row])
 
     def check(self) -> None:
         """Raise what keeps a made-up request in the first slot from its tokens; only while no slot is in use."""

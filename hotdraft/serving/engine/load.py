@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.draft_vocabulary import choose_vocabulary, read_vocabulary
-from hotdraft.pipeline.models.hidden_state_draft import MODEL_TYPE
 from hotdraft.pipeline.models.loading import (
     check_same_vocabulary,
     choose_device,
@@ -98,7 +97,6 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callabl
             f"no memory for engine.num_slots {config.engine.num_slots} of engine.max_model_len "
             f"{config.engine.max_model_len} tokens: set one of them lower"
         ) from error
-    reads_states = draft is not None and draft.config.model_type == MODEL_TYPE
     del target, draft  # what the runners do not keep is freed
     give_back()
     return Engine(
@@ -110,7 +108,7 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callabl
         prefill_chunk=config.engine.prefill_chunk,
         eos_ids=eos_ids,
         sampling_defaults=sampling_defaults,
-        recorder=_recorder(config, buffer, keeps_states=reads_states),
+        recorder=_recorder(config, buffer, keeps_states=decoder.keeps_states),
     )
 
 

@@ -165,7 +165,8 @@ class Scheduler:
         for row in reversed(range(len(plan.running))):
             if advances[row][1] is not None:
                 output = plan.running[row].output
-                output.states = self._decoder.states_of(row) if output.is_recorded else None
+                if self._decoder.keeps_states and output.is_recorded:
+                    output.states = self._decoder.states_of(row)
                 self._release(row)
         return advances
 

@@ -91,19 +91,19 @@ class NativeRunner:
         assert isinstance(linear, NativeLinear), "a native runner has a native head"
         self.num_outputs = linear.struct.outputs
         """Of the head: with a trimmed one, the tokens that it covers."""
-        self.linears = [
+        layers = [
             stacked
             for index, layer in enumerate(model.model.layers)
             for stacked in _linears(f"model.layers.{index}", layer, format, memory, keeps_weights)
         ]
+        read: list[NativeLinear] = []
         if states is not None:
-            self.linears.append(NativeLinear.of({"model.fc": model.model.fc}, format, memory, keeps=keeps_weights))
+            read.append(NativeLinear.of({"model.fc": model.model.fc}, format, memory, keeps=keeps_weights))
+        self.linears = [*layers, *read]
         tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
         reads_head = tied and linear is head and linear.struct.format in (Format.FLOAT32, Format.BFLOAT16)
         self._held = _held(model, max_length, with_embedding=not reads_head)
-        in_order = [*self.linears, linear]
-        if states is not None:
-            in_order[-2:] = in_order[:-3:-1]  # what the states go through comes after the head
+        in_order = [*layers, linear, *read]
         self._linears = (POINTER(LinearStruct) * len(in_order))(*(ctypes.pointer(one.struct) for one in in_order))
         self._model = _described(model, max_length, self._held, self._linears)
         size = self._library.hd_slot_bytes(byref(self._model))

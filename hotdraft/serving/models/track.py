@@ -32,6 +32,7 @@ class Track:
     ) -> None:
         """`states` are what the runner leaves beside its keys."""
         self.runner = runner
+        self.states = states
         self._kept: list[Runner | TargetStates] = [runner] if states is None else [runner, states]
         self.lengths = [0] * slots.num_slots
         """Tokens of each slot up to which the runner holds keys."""

@@ -1,13 +1,11 @@
 """Any causal LM with full attention or sliding windows, run by transformers over a static cache of ragged slots."""
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, StaticLayer
 
-from hotdraft.pipeline.models.layer_stack import layer_stack
+from hotdraft.pipeline.models.layer_stack import hook_states
 from hotdraft.serving.models.attention import attention_windows, causal_mask, groups_of
 from hotdraft.serving.models.hidden_states.target_states import TargetStates
 from hotdraft.serving.models.linear import ServedLinear
@@ -40,12 +38,11 @@ class TransformersRunner:
         self._window: Window | None = None
 
     def record_states(self, states: TargetStates) -> None:
-        def record(behind: int, _: nn.Module, __: object, output: Tensor | tuple[Tensor, ...]) -> None:
+        def record(behind: int, hidden: Tensor) -> None:
             assert self._window is not None, "layers run within a forward"
-            states.record(self._window, behind, output[0] if isinstance(output, tuple) else output)
+            states.record(self._window, behind, hidden)
 
-        for number, layer in enumerate(layer_stack(self._model)[1]):
-            layer.register_forward_hook(partial(record, number + 1))
+        hook_states(self._model, record)
 
     def forward(self, window: Window, token_ids: Tensor, keep: int) -> Tensor:
         self._window = window

@@ -12,7 +12,7 @@ from typing import Any
 from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.draft_folder import new_folder, save_plain
-from hotdraft.pipeline.models.hidden_state_draft import MODEL_TYPE
+from hotdraft.pipeline.models.hidden_state_draft import HiddenStateConfig
 from hotdraft.pipeline.models.loading import (
     choose_device,
     choose_dtype,
@@ -59,7 +59,7 @@ def vllm_command(
     """
     if config.draft is None:
         raise ConfigError("engine.kind vllm: name a draft: there is nothing to improve without one")
-    if load_config_of(config.draft).model_type == MODEL_TYPE:
+    if isinstance(load_config_of(config.draft), HiddenStateConfig):
         raise ConfigError(
             f"draft {config.draft}: it reads its target's hidden states, which only hotdraft's own engine gives "
             "it: set engine.kind hotdraft, or name a draft of another kind"

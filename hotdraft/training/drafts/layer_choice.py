@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hotdraft.pipeline.config.learning import PredistillConfig
-from hotdraft.pipeline.models.layer_stack import layer_stack
+from hotdraft.pipeline.models.layer_stack import layer_output, layer_stack
 from hotdraft.pipeline.models.names import ModelError
 
 
@@ -70,7 +70,7 @@ def block_influence(model: PreTrainedModel, batches: Iterable[Tensor]) -> Tensor
     def hook(index: int) -> Any:
         def compare(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             before = args[0] if args else kwargs["hidden_states"]
-            add(index, before, output[0] if isinstance(output, tuple) else output)
+            add(index, before, layer_output(output))
 
         return compare
 

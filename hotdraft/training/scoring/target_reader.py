@@ -7,15 +7,15 @@ a job and what it rehearses come again and again.
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from hotdraft.pipeline.models.hidden_state_draft import HiddenStateDraft, at_unit_size
-from hotdraft.pipeline.models.layer_stack import layer_stack
+from hotdraft.pipeline.models.layer_stack import hook_states
 from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.pipeline.system.array_ring import ArrayRing
 from hotdraft.pipeline.system.transfer import moved
@@ -73,14 +73,13 @@ class TargetReader:
         lengths = [len(tokens) for tokens in requests]
         places = torch.cat([torch.arange(length) for length in lengths])
         target = self._loaded()
-        _, stack = layer_stack(target)
         parts: list[Tensor] = []
 
-        def take(_: nn.Module, __: Any, output: Any) -> None:
-            states = output[0] if isinstance(output, tuple) else output
-            parts.append(at_unit_size(states[0].float()).bfloat16())
+        def take(behind: int, states: Tensor) -> None:
+            if behind in self._draft.config.target_layers:
+                parts.append(at_unit_size(states[0]))
 
-        hooks = [stack[layer - 1].register_forward_hook(take) for layer in self._draft.config.target_layers]
+        hooks = hook_states(target, take)
         try:
             with torch.autocast(target.device.type, enabled=False):
                 target.base_model(

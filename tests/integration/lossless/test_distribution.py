@@ -180,68 +180,45 @@ class Counts:
         self.swaps += 1
 
 
+CASES = [
+    (0, False, PLAIN, False, False),
+    (3, False, PLAIN, False, False),
+    ("auto", True, PLAIN, False, False),
+    (0, False, PENALISED, True, False),
+    (3, False, PENALISED, False, False),
+    (3, True, PENALISED, False, False),
+    (3, True, PENALISED, True, False),
+    ("auto", False, PLAIN, False, True),
+    ("auto", True, PLAIN, False, True),
+    ("auto", True, PENALISED, False, True),
+    ("auto", False, PLAIN, True, True),
+    ("auto", True, FILTERED, False, True),
+    ("auto", True, BIASED, False, True),
+    (3, False, BIASED, True, False),
+]
+READING_STATES = [
+    (3, False, PLAIN, False, False),
+    (3, True, PENALISED, False, False),
+    ("auto", True, FILTERED, False, True),
+]
+
+
 @pytest.mark.parametrize(
-    ("k", "trimmed", "params", "seeded", "guessing"),
-    [
-        (0, False, PLAIN, False, False),
-        (3, False, PLAIN, False, False),
-        ("auto", True, PLAIN, False, False),
-        (0, False, PENALISED, True, False),
-        (3, False, PENALISED, False, False),
-        (3, True, PENALISED, False, False),
-        (3, True, PENALISED, True, False),
-        ("auto", False, PLAIN, False, True),
-        ("auto", True, PLAIN, False, True),
-        ("auto", True, PENALISED, False, True),
-        ("auto", False, PLAIN, True, True),
-        ("auto", True, FILTERED, False, True),
-        ("auto", True, BIASED, False, True),
-        (3, False, BIASED, True, False),
-    ],
+    ("drafts", "k", "trimmed", "params", "seeded", "guessing"),
+    [*(("pair", *case) for case in CASES), *(("hidden_state_pair", *case) for case in READING_STATES)],
 )
 def test_tokens_come_as_often_as_the_target_says(
-    pair: tuple[str, str],
+    request: pytest.FixtureRequest,
     tmp_path: Path,
+    drafts: str,
     k: int | Literal["auto"],
     trimmed: bool,
     params: SamplingParams,
     seeded: bool,
     guessing: bool,
 ) -> None:
-    check(pair, tmp_path, k, trimmed, params, seeded, guessing)
-
-
-@pytest.mark.parametrize(
-    ("k", "trimmed", "params", "seeded", "guessing"),
-    [
-        (3, False, PLAIN, False, False),
-        (3, True, PENALISED, False, False),
-        ("auto", True, FILTERED, False, True),
-    ],
-)
-def test_so_they_do_of_a_draft_that_reads_the_targets_states(
-    hidden_state_pair: tuple[str, str],
-    tmp_path: Path,
-    k: int | Literal["auto"],
-    trimmed: bool,
-    params: SamplingParams,
-    seeded: bool,
-    guessing: bool,
-) -> None:
-    check(hidden_state_pair, tmp_path, k, trimmed, params, seeded, guessing)
-
-
-def check(
-    pair: tuple[str, str],
-    folder: Path,
-    k: int | Literal["auto"],
-    trimmed: bool,
-    params: SamplingParams,
-    seeded: bool,
-    guessing: bool,
-) -> None:
-    target, draft = pair
-    adapters = [write_adapter(folder / f"a{seed}", draft, seed=seed, rank=RANK) for seed in (1, 2)]
+    target, draft = request.getfixturevalue(drafts)
+    adapters = [write_adapter(tmp_path / f"a{seed}", draft, seed=seed, rank=RANK) for seed in (1, 2)]
     found, rate = frequencies(
         target, draft, k, trimmed, adapters, params, seeded, guessing, first_seed=30_000 if k else 0
     )

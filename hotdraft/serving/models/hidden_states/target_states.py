@@ -44,7 +44,7 @@ class TargetStates:
             return
         first = self.layers.index(behind) * self.size
         part = self.values[:, :, first : first + self.size]
-        part[slots_of(window)[:, None], window.written] = at_unit_size(states.float()).bfloat16()
+        part[slots_of(window)[:, None], window.written] = at_unit_size(states)
 
     def before(self, window: Window) -> Tensor:
         """[B, Q, S]: what the target made of the token before each that a window reads; zeros before the first."""

@@ -29,7 +29,7 @@ class Rows:
         self.forwards: list[list[int]] = []
         self.prompts: list[Any] = [None] * 3
         self.left = [0] * 3
-        self.is_behind = False
+        self.is_behind = self.keeps_states = False
         self.proposer_seconds = 0.0
 
     def load(self, row: int, prompt_ids: tuple[int, ...], *, read_whole: bool) -> None:
@@ -38,8 +38,6 @@ class Rows:
 
     def unread(self, row: int, *, with_proposer: bool) -> int:
         return self.left[row]
-
-    def states_of(self, row: int) -> None: ...
 
     def prefill(self, row: int, budget: int, **_: object) -> None:
         self.forwards.append([row])

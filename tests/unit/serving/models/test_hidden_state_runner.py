@@ -68,7 +68,7 @@ class Reference:
             self.target(torch.tensor([tokens]))
         for hook in hooks:
             hook.remove()
-        return torch.cat([at_unit_size(output).bfloat16() for output in outputs], -1)
+        return torch.cat([at_unit_size(output) for output in outputs], -1)
 
     @torch.no_grad()
     def drafted(self, tokens: list[int], k: int, guess: tuple[int, ...] = ()) -> list[int]:

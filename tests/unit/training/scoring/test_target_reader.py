@@ -45,7 +45,7 @@ def alone(target: str, tokens: list[int]) -> torch.Tensor:
             lambda _, __, output: found.append(output if isinstance(output, torch.Tensor) else output[0])
         )
     model(torch.tensor([tokens]))
-    return at_unit_size(torch.cat(found)).transpose(0, 1).flatten(1)
+    return at_unit_size(torch.cat(found)).float().transpose(0, 1).flatten(1)
 
 
 def test_packed_requests_have_the_states_that_each_has_alone(target: str) -> None:

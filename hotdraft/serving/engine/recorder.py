@@ -24,6 +24,10 @@ CLOSE_SECONDS = 10.0
 """For a store that does not answer, when the server ends."""
 
 
+WAITING_STATES = 64
+"""Finished requests that wait with their states, at most: those of a long one are megabytes."""
+
+
 class Finished(NamedTuple):
     sample: ReplaySample
     states: np.ndarray | None
@@ -59,6 +63,9 @@ class Recorder:
 
     def record(self, sample: ReplaySample, states: np.ndarray | None = None) -> None:
         """Never blocks. `states` [T, S] are of its tokens, those that the target has read at least."""
+        if states is not None and self._queue.qsize() >= WAITING_STATES:
+            self._lost_states(BufferError(f"{WAITING_STATES} requests wait to be written"))
+            states = None
         try:
             self._queue.put_nowait(Finished(sample, states))
         except queue.Full:
@@ -100,7 +107,10 @@ class Recorder:
                     tokens = sample.read_tokens
                     self._states.put(tokens.tobytes(), states[: len(tokens)])
         except OSError as error:
-            self.failures.add("states", error, "a trainer has to make them again")
+            self._lost_states(error)
+
+    def _lost_states(self, error: Exception) -> None:
+        self.failures.add("states", error, "a trainer has to make them again")
 
     def _write(self, samples: list[ReplaySample]) -> None:
         if not samples:

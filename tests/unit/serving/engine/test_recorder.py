@@ -10,7 +10,7 @@ from hotdraft.pipeline.config.serving import RecorderConfig
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.store.domains import MAX_DOMAINS, OTHER
 from hotdraft.pipeline.system.array_ring import ArrayRing
-from hotdraft.serving.engine.recorder import Recorder
+from hotdraft.serving.engine.recorder import WAITING_STATES, Recorder
 
 
 class Store:
@@ -153,3 +153,18 @@ def test_states_are_there_before_their_sample_and_a_full_disk_costs_them_alone(
     assert under_test.failures.counts["states"] == 3
     assert caplog.text.count("a trainer has to make them again") == 1
     assert ring.get(key, (1, 2), np.uint16) is None
+
+
+def test_while_the_store_hangs_few_wait_with_their_states_and_no_sample_is_lost(store, tmp_path):
+    under_test = Recorder(store, RecorderConfig(flush_seconds=60.0, shard_requests=1), ArrayRing(tmp_path, 10_000))
+    store.open.clear()
+    states = np.zeros((1, 2), np.uint16)
+    under_test.record(sample("first"), states)
+    assert eventually(lambda: under_test._queue.empty())
+    for number in range(WAITING_STATES + 5):
+        under_test.record(sample(f"{number}"), states)
+    assert sum(one.states is not None for one in under_test._queue.queue) == WAITING_STATES
+    assert under_test.failures.counts["states"] == 5
+    store.open.set()
+    under_test.close()
+    assert under_test.recorded == WAITING_STATES + 6

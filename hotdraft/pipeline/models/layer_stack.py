@@ -1,12 +1,13 @@
-"""Where a model keeps its layers."""
+"""What transformers' models call their parts: where the layers are, what one gives, how a cache is handed over."""
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from hotdraft.pipeline.models.names import ModelError
 
@@ -38,3 +39,12 @@ def hook_states(model: PreTrainedModel, take: Callable[[int, Tensor], object]) -
 def layer_output(output: Any) -> Tensor:
     """The states that a layer gave: some give others beside them."""
     return output[0] if isinstance(output, tuple) else output
+
+
+def with_cache(model: nn.Module, cache: Cache) -> dict[str, Any]:
+    """Arguments of a forward of `model` over what `cache` holds, which goes on in it.
+
+    From transformers 5.24 on models take a `cache`, which most called `past_key_values` before.
+    """
+    taken = inspect.signature(model.forward).parameters
+    return {"cache" if "cache" in taken else "past_key_values": cache, "use_cache": True}

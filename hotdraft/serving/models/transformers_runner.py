@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, StaticLayer
 
-from hotdraft.pipeline.models.layer_stack import hook_states
+from hotdraft.pipeline.models.layer_stack import hook_states, with_cache
 from hotdraft.serving.models.attention import attention_windows, causal_mask, groups_of
 from hotdraft.serving.models.hidden_states.target_states import TargetStates
 from hotdraft.serving.models.linear import ServedLinear
@@ -35,6 +35,7 @@ class TransformersRunner:
         self._groups = groups_of(config)
         self._windows = attention_windows(config)
         self._cache = _SlotCache(config.num_hidden_layers, num_slots, max_length)
+        self._with_cache = with_cache(model, self._cache)
         self._window: Window | None = None
 
     def record_states(self, states: TargetStates) -> None:
@@ -58,8 +59,7 @@ class TransformersRunner:
             # Models of one kind of layer know no other mask than a tensor.
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
             position_ids=window.positions,
-            past_key_values=self._cache,
-            use_cache=True,
+            **self._with_cache,
             logits_to_keep=keep,
         ).logits
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from hotdraft.pipeline.models.hidden_state_draft import HiddenStateDraft
+from hotdraft.pipeline.models.layer_stack import with_cache
 from hotdraft.training.batches.packing import PackedBatch
 from hotdraft.training.scoring.kept_prompts import KeptPrompts
 from hotdraft.training.scoring.packed_attention import attend_within_requests
@@ -45,8 +46,7 @@ def hidden_states(model: nn.Module, batch: PackedBatch, prompts: KeptPrompts | N
             input_ids=batch.input_ids[:, batch.supervised],
             attention_mask=torch.tensor([before, answered])[None, None],
             position_ids=batch.position_ids[:, batch.supervised],
-            past_key_values=cache,
-            use_cache=True,
+            **with_cache(causal.base_model, cache),
         )
         return output[0].squeeze(0)
     return _read_whole(causal, batch, use_cache=False)[0]

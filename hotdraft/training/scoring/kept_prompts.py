@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from hotdraft.pipeline.models.layer_stack import with_cache
 from hotdraft.pipeline.system.transfer import moved
 from hotdraft.training.batches.packing import PackedBatch
 
@@ -132,8 +133,7 @@ def _read_on(model: PreTrainedModel, turn: Mapping[bytes, _Prompt], step: int) -
         input_ids=moved(torch.cat(parts)[None], model.device),
         attention_mask=torch.tensor([before, lengths])[None, None],
         position_ids=moved(torch.cat(places)[None], model.device),
-        past_key_values=cache,
-        use_cache=True,
+        **with_cache(model.base_model, cache),
     )
     torch.clear_autocast_cache()  # else the copies of weights made here, without gradient, would be used again
     layers: list[Any] = cache.layers

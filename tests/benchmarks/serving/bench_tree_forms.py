@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from hotdraft.pipeline.config.settings import load_config
+from hotdraft.pipeline.models.layer_stack import with_cache
 from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.pipeline.models.names import resolve
 from hotdraft.serving.engine.load import draft_vocabulary
@@ -45,7 +46,7 @@ class Draft:
 
     def read(self, token_ids: list[int]) -> DynamicCache:
         cache = DynamicCache()
-        self._model(torch.tensor([token_ids]), past_key_values=cache)
+        self._model(torch.tensor([token_ids]), **with_cache(self._model, cache))
         return cache
 
     def tree(self, read: DynamicCache, length: int, last: int) -> dict[Node, float]:
@@ -58,7 +59,7 @@ class Draft:
             cache.crop(length - cache.get_seq_length())
             cache.batch_repeat_interleave(len(growing))
             paths = torch.tensor([[last, *path] for path in growing])
-            states = self._model(paths, past_key_values=cache).last_hidden_state[:, -1]
+            states = self._model(paths, **with_cache(self._model, cache)).last_hidden_state[:, -1]
             found = (states.float() @ self._head.T).softmax(-1).topk(WIDTH)
             new = {
                 (*path, token): before * chance

@@ -4,7 +4,7 @@ import random
 import re
 from collections.abc import Callable
 
-from hotdraft.pipeline.traffic.generators.vocabulary import WORDS
+from hotdraft.pipeline.traffic.generators.words import WORDS
 
 SLOT = re.compile(r"\{(\d+)-(\d+)\}|\{([a-z_]+)\d*\}")
 

@@ -3,8 +3,9 @@
 import random
 from dataclasses import dataclass
 
+from hotdraft.pipeline.traffic.generators.business_areas import AREAS
 from hotdraft.pipeline.traffic.generators.filling import distinct
-from hotdraft.pipeline.traffic.generators.vocabulary import AREAS, WORDS
+from hotdraft.pipeline.traffic.generators.words import WORDS
 from hotdraft.pipeline.traffic.prompts import Prompt
 
 SQL_TYPES = {"key": "INTEGER", "number": "INTEGER", "text": "TEXT", "date": "DATE"}

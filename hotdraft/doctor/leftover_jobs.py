@@ -26,6 +26,6 @@ def examine_jobs(config: HotdraftConfig, config_path: Path) -> Iterator[Finding]
         yield ok("jobs", f"job {newest.id}: {newest.state}")
     if (says := ControlFile(config.run_dir).broken()) is not None:
         mend = f"`hotdraft loop on --config {config_path}`, or off, writes it anew; it may have said more"
-        yield warning("controls", f"{says}: the loop is on, and k as configured, once a process starts", mend)
+        yield warning("controls", f"{says}: where a process starts the loop rests, and k is as configured", mend)
     for says in records.broken():
         yield warning("jobs", says, "delete the file once you have seen what is in it; nothing else needs it")

@@ -195,6 +195,8 @@ class DistillTrigger:
         return [f"acceptance of the newest {needed} requests fell by {before - recent:.3f}"]
 
     def _read(self) -> None:
+        if self._last_job is not None:  # a clock that was set back must not have us wait until it is as late again
+            self._last_job = min(self._last_job, self._clock())
         news, self._known = self._buffer.news(self._known)
         if len(news):
             self._count(news)

@@ -1,5 +1,6 @@
 """How this interpreter starts ``hotdraft`` in a child process."""
 
+import os
 import sys
 
 # -P: an ML project's own `hotdraft` or `datasets` folder must not stand before the installed ones.
@@ -13,4 +14,4 @@ def hotdraft_command(*arguments: str) -> list[str]:
 
 def on_leash(command: list[str], niceness: int = 0) -> list[str]:
     """`command`, which yields the CPU as `niceness` says and ends with the thread that starts it."""
-    return [*MODULE, "hotdraft.pipeline.processes.leash", str(niceness), *command]
+    return [*MODULE, "hotdraft.pipeline.processes.leash", str(os.getpid()), str(niceness), *command]

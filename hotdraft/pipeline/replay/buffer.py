@@ -13,11 +13,10 @@ import hashlib
 import time
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset
 
 from hotdraft.pipeline.config.origins import without_password
 from hotdraft.pipeline.config.section import ConfigError
@@ -32,6 +31,9 @@ from hotdraft.pipeline.replay.shard import Shard, read_rows
 from hotdraft.pipeline.replay.shard_writer import written
 from hotdraft.pipeline.replay.stats import ReplayStats, drafted_counts
 from hotdraft.pipeline.replay.upkeep import Upkeep, shard_stem
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 __all__ = ["SCHEMA", "ReplayBuffer", "ReplaySize", "is_held_out", "sample_from_row"]
 
@@ -72,6 +74,8 @@ class ReplayBuffer:
         self._shards: dict[str, Shard] = {}
         """What was listed last, opened."""
         self._ranges: dict[str, Ranges] | None = None
+        self._freed_in_vain = False
+        """Whether the disk was full still once the oldest shards had made room."""
 
     @classmethod
     def of(cls, config: HotdraftConfig) -> Self:
@@ -100,7 +104,8 @@ class ReplayBuffer:
         """Commit `samples` as one shard and return its name; then merge, and delete what is too much or too old.
 
         Raises only if `samples` cannot be committed, ValueError if they do not fit the schema. A full disk
-        costs the oldest shards. What else goes wrong is counted in `errors` and logged.
+        costs the oldest shards, unless others take what these leave. What else goes wrong is counted in `errors`
+        and logged.
         """
         table = table_of(samples)
         part = (table, index_of(table))
@@ -108,8 +113,12 @@ class ReplayBuffer:
         try:
             name = self._folder.write(stem, lambda file: written(file, [part]))
         except OSError as error:
-            self._keep(2 * table.nbytes + FREED_BYTES if error.errno in DISK_FULL else 0)
+            if (is_full := error.errno in DISK_FULL) and self._freed_in_vain:
+                raise
+            self._freed_in_vain = is_full
+            self._keep(2 * table.nbytes + FREED_BYTES if is_full else 0)
             name = self._folder.write(stem, lambda file: written(file, [part]))
+        self._freed_in_vain = False
         self._keep()
         return name
 
@@ -130,9 +139,11 @@ class ReplayBuffer:
     def news(self, known: Set[str]) -> tuple[pa.Table, set[str]]:
         """Index of what was committed to shards, the reservoir left out, and is not of `known`, and what there is.
 
-        `known` and the set are names of shards as they were first committed, whatever became of them.
+        `known` and the set are names of shards as they were first committed, whatever became of them. While one
+        cannot be read, all that was known stays so: what comes back is not new.
         """
         found: set[str] = set()
+        errors = self._folder.errors
         tables = [INDEX.empty_table()]
         for shard, start, end in self._counted():
             if is_reservoir(shard.name):
@@ -153,7 +164,7 @@ class ReplayBuffer:
                         fresh.append((fresh.pop()[0] if joined else first, last))
                 first = last
             tables += [shard.index.slice(begin, stop - begin) for begin, stop in fresh]
-        return pa.concat_tables(tables), found
+        return pa.concat_tables(tables), found | known if self._folder.errors > errors else found
 
     def fetch(self, shard: Shard, rows: Sequence[int]) -> pa.Table | None:
         """`rows`, ascending, of one shard, in the schema of shards; None if it was set aside.
@@ -167,8 +178,10 @@ class ReplayBuffer:
             raise OSError(f"{shard.name} in the replay buffer cannot be read for now")
         return None
 
-    def load(self) -> Dataset:
+    def load(self) -> "Dataset":
         """All samples in memory, ordered as `rows`; for `sample_from_row`."""
+        from datasets import Dataset  # what only writes, as a server does, can do without its 20 MB
+
         rows = self.rows()
         digest = hashlib.sha256("\n".join(rows["request_id"]).encode()).hexdigest()[:16]
         # without a fingerprint, `datasets` pickles all of the table to have one

@@ -39,7 +39,13 @@ class ShardFolder:
 
     def files(self, suffix: str = SUFFIX) -> dict[str, int]:
         """Bytes of each file by name, in the order of names; what is no file is set aside."""
-        entries = self.fs.ls(self.root, detail=True, refresh=True)
+        try:
+            with self._answering():
+                entries = self.fs.ls(self.root, detail=True, refresh=True)
+        except FileNotFoundError:  # an object store has no folders: one without files is not there
+            if self.is_local:
+                raise
+            entries = []
         found = {}
         for entry in sorted(entries, key=lambda entry: entry["name"]):
             name = entry["name"].rsplit("/", 1)[-1]
@@ -61,10 +67,21 @@ class ShardFolder:
         return None
 
     @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Raises OSError where a store cannot be reached: clients of object stores raise what they like then."""
+        try:
+            yield
+        except Exception as error:
+            if self.is_local or isinstance(error, (OSError, ShardError)):
+                raise
+            raise OSError(f"{type(error).__name__}: {error}") from error
+
+    @contextmanager
     def reading(self, name: str) -> Iterator[None]:
         """Sets `name` aside for a `ShardError`; counts that it cannot be read for now, and says so once."""
         try:
-            yield
+            with self._answering():
+                yield
         except FileNotFoundError:
             raise
         except ShardError as error:
@@ -89,6 +106,10 @@ class ShardFolder:
     def write(self, stem: str, fill: Callable[[IO[bytes]], int], suffix: str = SUFFIX) -> str:
         """Give what `fill` writes the name `<stem>.<the CRC that it gives><suffix>`; it appears as a whole."""
         temporary = self.path(f".{stem}-{uuid.uuid4().hex[:8]}{UNFINISHED}")
+        with self._answering():
+            return self._write(temporary, stem, fill, suffix)
+
+    def _write(self, temporary: str, stem: str, fill: Callable[[IO[bytes]], int], suffix: str) -> str:
         try:
             with open(temporary, "wb") if self.is_local else self.fs.open(temporary, "wb") as file:
                 crc = fill(file)

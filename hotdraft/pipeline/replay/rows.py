@@ -51,6 +51,7 @@ class ReplayRows:
 
     def following(self, table: pa.Table) -> "ReplayRows":
         """Those of `table`, which stays in memory, and then these, which must be all of their source."""
+        assert self._is_all, "a part of its source cannot be found again behind others"
         source = _InMemory(table, self._source)
         places = [Place(_NO_SHARD, 0, len(table)), *self._places]
         return ReplayRows(source, pa.concat_tables([index_of(table), self._whole]), places)

@@ -6,6 +6,7 @@ holds the same rows and does not count. Likewise the reservoir tells of the shar
 which count no more, see `pipeline.replay.counted`.
 """
 
+import logging
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,8 @@ from hotdraft.pipeline.replay.index import INDEX
 from hotdraft.pipeline.replay.reservoir import kept
 from hotdraft.pipeline.replay.shard import Origin, Shard, is_merged, read_rows
 from hotdraft.pipeline.replay.shard_writer import written
+
+logger = logging.getLogger(__name__)
 
 SHARE = 32
 """The largest merged shard, and so what retention deletes at once, is this part of the buffer. So are the reservoir
@@ -97,6 +100,8 @@ class Upkeep:
             total -= sizes[name]
         if going and self._reservoir_requests and not needed_bytes:
             self._refill(going, sizes)  # before they are gone: they count no more from here on
+        if going and needed_bytes:
+            logger.warning("the disk is full: the oldest %d of %d shards make room", len(going), len(sizes))
         for name in going:
             self._folder.remove(name)
 
@@ -104,9 +109,16 @@ class Upkeep:
         return self._max_age_seconds is not None and name < shard_stem(time.time() - self._max_age_seconds)
 
     def _refill(self, going: Sequence[str], sizes: dict[str, int]) -> None:
-        """Offer the rows of `going` to the reservoir, which is written anew."""
+        """Offer the rows of `going` to the reservoir, which is written anew.
+
+        It stays as it is if that fails or it cannot be read for now; `going` goes all the same, as disks are
+        bounded.
+        """
         reservoirs = sorted(filter(is_reservoir, sizes), reverse=True)
+        errors = self._folder.errors
         held = [shard for name in reservoirs if (shard := self._folder.open(name, sizes[name]))]
+        if self._folder.errors > errors:
+            return
         shards = [*held, *(shard for name in going if (shard := self._folder.open(name, sizes[name])))]
         if not (count := sum(shard.rows for shard in shards)):
             return
@@ -120,7 +132,11 @@ class Upkeep:
             stem = shard_stem(time.time()).replace("shard", RESERVOIR)
             taken = [Origin(name, 0) for shard in shards[len(held) :] for name in shard.origin_names]
             origins = [Origin(stem, len(rows)), *taken]
-            self._folder.write(stem, lambda file: written(file, self._parts(shards, index, rows), origins))
+            try:
+                self._folder.write(stem, lambda file: written(file, self._verified(shards, index, rows), origins))
+            except OSError as error:
+                self._folder.note_failure("its reservoir", error)
+                return
         for name in reservoirs:
             self._folder.remove(name)
 
@@ -186,13 +202,13 @@ class Upkeep:
     def _verified(
         self, shards: Sequence[Shard], index: pa.Table, rows: np.ndarray
     ) -> Iterator[tuple[pa.Table, pa.Table]]:
-        """`_parts`, all of them. A shard that fails is aside, and the merge is tried again without it."""
+        """`_parts`, all of them. A shard that fails is aside, and what this is for is tried again without it."""
         count = 0
         for part in self._parts(shards, index, rows):
             count += len(part[0])
             yield part
         if count < len(rows):
-            raise OSError(f"{len(rows) - count} of {len(rows)} rows could not be read: no merge for now")
+            raise OSError(f"{len(rows) - count} of {len(rows)} rows could not be read")
 
     @property
     def _largest(self) -> int:

@@ -8,6 +8,8 @@ from tokenizers import Tokenizer
 
 UNFINISHED = "\ufffd"
 """What a decoder makes of bytes that are no character, or not yet."""
+LONGEST = 4
+"""Bytes of a character, and so tokens that it may wait for."""
 
 
 class Detokenizer:
@@ -29,17 +31,28 @@ class Detokenizer:
             return ""
         self._ids.append(token)
         text = self._decode()
-        if len(text) <= len(self._known_text) or text.endswith(UNFINISHED):
+        if len(text) <= len(self._known_text):
             return ""
+        if not text.endswith(UNFINISHED):
+            return self._take(text, len(self._ids))
+        # what is no character and never will be is not kept, or all of it would be decoded again at each token
+        for waiting in range(LONGEST, 2 * LONGEST):
+            settled = len(self._ids) - waiting
+            if settled > self._known and text.startswith(part := self._decode(settled)):
+                return self._take(part, settled)
+        return ""
+
+    def _take(self, text: str, settled: int) -> str:
+        """What is new in `text`, that of the first `settled` ids."""
         new = text[len(self._known_text) :]
         del self._ids[: self._known]
-        self._known = len(self._ids)
-        self._known_text = self._decode()
+        self._known = settled - self._known
+        self._known_text = self._decode(self._known)
         return new
 
     def finish(self) -> str:
         """What is left when no token follows: an unfinished character is U+FFFD."""
         return self._decode()[len(self._known_text) :]
 
-    def _decode(self) -> str:
-        return self._tokenizer.decode(self._ids, skip_special_tokens=True)
+    def _decode(self, first: int | None = None) -> str:
+        return self._tokenizer.decode(self._ids[:first], skip_special_tokens=True)

@@ -185,12 +185,13 @@ class Engine:
         """
         self._limits.check(request)
         seed, domain, guessing = request.params.seed, request.domain, self.k_choice.guessing
+        recorder = self.recorder
         sequence = Sequence(
             Output(
                 request,
                 on_delta,
                 self.tokenizer.backend_tokenizer,
-                record=self.recorder is not None and self.recorder.wants_next(),
+                record=recorder is not None and recorder.wants_next(),
             ),
             seed=seed if seed is not None else random.getrandbits(62),
             eos_ids=self.eos_ids,

@@ -1,7 +1,6 @@
 """What the next round proposes: k drafted tokens as somebody set, or what is fastest by all that was learnt."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
 from hotdraft.serving.decoding.choice import Outlook, ProposalChoice
@@ -125,6 +124,4 @@ class KChoice:
         drafting = [row for row, count in enumerate(plan.drafted) if count]
         if not drafting:
             return plan
-        behind = set(self._decoder.catch_up(drafting, self._chunk))
-        drafted = [0 if row in behind else count for row, count in enumerate(plan.drafted)]
-        return replace(plan, drafted=drafted)
+        return plan.without_drafts(set(self._decoder.catch_up(drafting, self._chunk)))

@@ -185,10 +185,10 @@ class Output:
         drafted = np.where(position < outcome.num_guessed[row], GUESSED, outcome.proposed_ids[row, :length])
         drafted[position > outcome.num_accepted[row]] = GUESSED  # it followed a second choice, which is no miss
         self._log.append(
-            (
-                log.top_ids[row, :length],
-                log.top_logprobs[row, :length],
-                log.tail_logprob[row, :length],
+            (  # copies: a part would keep what the round logged of all rows
+                log.top_ids[row, :length].copy(),
+                log.top_logprobs[row, :length].copy(),
+                log.tail_logprob[row, :length].copy(),
                 drafted,
                 accepted & (drafted >= 0),
                 np.full(length, version, np.int32),

@@ -44,6 +44,9 @@ class OutputThread:
             self._tasks.put(None)
             self._thread.join()
             self._is_running = False
+            while not self._tasks.empty():  # what was asked for meanwhile
+                if (task := self._tasks.get()) is not None:
+                    task()
 
     def round(
         self,

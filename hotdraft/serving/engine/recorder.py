@@ -106,7 +106,7 @@ class Recorder:
                 if states is not None and self._states is not None:
                     tokens = sample.read_tokens
                     self._states.put(tokens.tobytes(), states[: len(tokens)])
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 -- the samples themselves are still to be written
             self._lost_states(error)
 
     def _lost_states(self, error: Exception) -> None:

@@ -276,9 +276,12 @@ class Scheduler:
             self._decoder.move(last + 1, last)
 
     def _remember(self, row: int) -> None:
-        request, guessing = self.running[row].request, self._k_choice.guessing
+        sequence, guessing = self.running[row], self._k_choice.guessing
+        request = sequence.request
         if guessing is not None and request.record:
-            guessing.remember(request.scope, self._decoder.slots.held(row)[len(request.prompt_ids) :])
+            answered = request.params.max_tokens - sequence.left  # what a round committed beyond is no answer
+            held = self._decoder.slots.held(row)[len(request.prompt_ids) :]
+            guessing.remember(request.scope, held[:answered])
 
 
 def _shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:

@@ -84,9 +84,10 @@ class Slots:
             self._host_tokens[row, start : start + len(new)] = new
             self.lengths[row] = start + len(new)
 
-    def answers(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens [B, L] of the first rows, and where their answers start and end [B, 1]: views."""
-        token_ids = self.tokens[:rows, : max(self.lengths[:rows])]
+    def answers(self, rows: int, ahead: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens [B, L] of the first rows, `ahead` of what is committed with them, and where their answers start
+        and end [B, 1]: views."""
+        token_ids = self.tokens[:rows, : max(self.lengths[:rows]) + ahead]
         return token_ids, self._prompt_lengths[:rows], self.device_lengths[:rows]
 
     def key_length(self, length: int) -> int:

@@ -73,7 +73,7 @@ class DraftingStruct(ctypes.Structure):
 
 
 class NativeError(RuntimeError):
-    """Why there is no native library here."""
+    """Why there is no native library here, or none that can compute."""
 
 
 @cache
@@ -108,10 +108,13 @@ class ThreadPool:
     """The threads that native forwards are computed with, the caller's included."""
 
     def __init__(self, instructions: str, threads: int) -> None:
+        """Raises `NativeError` if there cannot be so many."""
         self._library = native_library()
         self.threads = threads
         self.instructions = instructions
         self.handle = c_void_p(self._library.hd_pool_create(instructions.encode(), threads))
+        if not self.handle:
+            raise NativeError(f"the system gives it no {threads} threads")
 
     @property
     def stalls(self) -> int:
@@ -123,7 +126,8 @@ class ThreadPool:
         return self._library.hd_read_speed(self.handle, address, size)
 
     def __del__(self) -> None:
-        self._library.hd_pool_destroy(self.handle)
+        if self.handle:
+            self._library.hd_pool_destroy(self.handle)
 
 
 def _declare(library: ctypes.CDLL) -> None:

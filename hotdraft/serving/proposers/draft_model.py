@@ -134,7 +134,7 @@ class DraftModel(Track):
 
     def _draft(self, plan: ProposalPlan, drafting: Sequence[int], sampling: SamplingBatch) -> Proposal:
         slots, rows = self._slots, plan.rows
-        ends = slots.device_lengths[:rows]
+        ends = committed = slots.device_lengths[:rows]
         if any(map(len, plan.guesses)):
             ends = ends + plan.num_guessed(slots.device)
             slots.write_ahead(plan.guessed_ids(slots.device))
@@ -150,6 +150,8 @@ class DraftModel(Track):
         # where less is read than what is fed, its first token is fed more than once, at the same position
         positions = (ends + torch.arange(-width, 0, device=slots.device)).clamp_min(firsts)
         fed = slots.tokens[:rows].gather(1, positions)
+        tokens, starts, _ = slots.answers(rows, max(map(len, plan.guesses)))
+        answers = AnswerTokens(tokens, starts, ends, self._vocab_size)
         if self._window is not None:
             positions, ends = positions - firsts, ends - firsts
         if chain is not None and missed:  # by themselves, so that steps have one graph whatever was missed
@@ -160,14 +162,15 @@ class DraftModel(Track):
             k = max(plan.drafted)
             token_ids, sound = chain.draft(fed, positions, ends, self.vocabulary, key_length, k)
             return Proposal(token_ids, num_drafted, None, sound)
-        answers = AnswerTokens(*slots.answers(rows), self._vocab_size)
-        drawing = Drawing(sampling, answers, self.vocabulary, draw if sampling.is_greedy else self._draw_token)
+        draw_token = draw if sampling.is_greedy else self._draw_token
+        drawing = Drawing(sampling, answers, self.vocabulary, draw_token, committed)
         others: list[tuple[Tensor, Tensor]] = []
         for step in range(max(plan.drafted)):
             counts = (num_drafted > step).int() * fed.shape[1]
             window = Window(slice(0, rows), positions, key_length, counts, guesses=0 if step else guesses)
             logits = self.runner.forward(window, fed, 1)
-            fed, positions = drawing.draw(logits), ends + step
+            # what a row is not asked for may be beyond its slot
+            fed, positions = drawing.draw(logits), (ends + step).clamp_max(self.longest - 1)
             if plan.most_alternatives:
                 others.append(next_best(logits[..., : self._vocab_size], fed, RANKS, self.vocabulary))
         alternatives = None

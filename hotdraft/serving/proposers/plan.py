@@ -1,12 +1,15 @@
 """Who is to propose how much in a round."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from hotdraft.pipeline.system.transfer import sent
+
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,16 @@ class ProposalPlan:
     def uniform(cls, rows: int, k: int, alternatives: int = 0) -> "ProposalPlan":
         """k drafted tokens in each row, and so many second choices."""
         return cls([()] * rows, [k] * rows, alternatives=[alternatives] * rows if alternatives else None)
+
+    def without_drafts(self, rows: Set[int]) -> Self:
+        """The same, but nothing is drafted for `rows`, and so nothing beside that, and nothing saved by it."""
+
+        def left(of: Sequence[Number]) -> list[Number]:
+            return [0 if row in rows else one for row, one in enumerate(of)]
+
+        alternatives = None if self.alternatives is None else left(self.alternatives)
+        saved = None if self.saved is None else left(self.saved)
+        return replace(self, drafted=left(self.drafted), alternatives=alternatives, saved=saved)
 
     @property
     def rows(self) -> int:

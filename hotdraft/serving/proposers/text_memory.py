@@ -1,6 +1,6 @@
 """Recent answers of many scopes within a bound: no scope sees another's, nor drives another's out."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -44,10 +44,9 @@ class TextMemory:
                 self._scopes[name] = _shrunk(text, share)
 
     def _least_used(self) -> str:
-        owners = [_owner(scope) for scope in self._scopes]
-        return next(
-            scope for scope in self._scopes if owners.count(_owner(scope)) == max(map(owners.count, owners))
-        )
+        owners = Counter(map(_owner, self._scopes))
+        most = max(owners.values())
+        return next(scope for scope in self._scopes if owners[_owner(scope)] == most)
 
 
 def _owner(scope: str) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hotdraft.serving.sampling.distributions import Distributions
 from hotdraft.serving.sampling.logits import SamplingBatch
-from hotdraft.serving.sampling.noise import NoiseStream, uniform
+from hotdraft.serving.sampling.noise import NoiseStream, random_bits, uniform
 from hotdraft.serving.sampling.penalties import AnswerTokens, penalise
 from hotdraft.serving.sampling.proposal import Proposal
 from hotdraft.serving.sampling.soundness import are_sound, mended
@@ -29,12 +29,13 @@ class Drawn:
 def draw(
     logits: Tensor,
     position: Tensor,
+    begun: Tensor,
     sampling: SamplingBatch,
     counts: Tensor | None,
     vocabulary: Tensor | None,
     vocab_size: int,
 ) -> Drawn:
-    """From logits [B, 1, N] the token at int64 `position` [B, 1] of each row.
+    """From logits [B, 1, N] the token at int64 `position` [B, 1] of each row, in a round that `begun` there [B, 1].
 
     `counts` [B, V] says how often each token came, if some row is penalised. With a `vocabulary` [N] the logits are
     of these tokens only.
@@ -47,15 +48,17 @@ def draw(
         known = counts if vocabulary is None else counts[:, vocabulary]
         logits = penalise(logits, known[:, None], sampling, vocabulary)
     drawn_from = Distributions.of(logits, sampling, vocabulary, vocab_size)
-    token_ids = _sample(drawn_from, position, sampling)
+    token_ids = _sample(drawn_from, position, begun, sampling)
     return Drawn(token_ids, None if sampling.all_chosen else drawn_from, sound[:, 0])
 
 
-def _sample(drawn_from: Distributions, position: Tensor, sampling: SamplingBatch) -> Tensor:
+def _sample(drawn_from: Distributions, position: Tensor, begun: Tensor, sampling: SamplingBatch) -> Tensor:
     if sampling.all_chosen:
         return drawn_from.choose(sampling, position)
     first = torch.zeros_like(sampling.seeds)
-    token_ids = drawn_from.sample(first, uniform(sampling.seeds, position[:, 0], NoiseStream.DRAFT))[:, None]
+    # Anew each round: which alternatives are read depends on all that was drafted, also behind a refused token.
+    round_seeds = random_bits(sampling.seeds, begun[:, 0], NoiseStream.DRAFT)
+    token_ids = drawn_from.sample(first, uniform(round_seeds, position[:, 0], NoiseStream.DRAFT))[:, None]
     if sampling.chosen is not None:
         token_ids[sampling.chosen] = drawn_from.choose(sampling, position)[sampling.chosen]
     return token_ids
@@ -70,7 +73,10 @@ class Drawing:
         answers: AnswerTokens,
         vocabulary: Tensor | None,
         draw: Callable[..., Drawn] = draw,
+        begun: Tensor | None = None,
     ) -> None:
+        """`begun` [B, 1]: where the round did, if the last of `answers` are guessed in it and not committed."""
+        self._begun = answers.end if begun is None else begun
         self._sampling = sampling
         self._answers = answers
         self._vocabulary = vocabulary
@@ -84,7 +90,7 @@ class Drawing:
         """The next token ids [B, 1], from logits [B, 1, N]; any token where those are not sound."""
         position = self._answers.end + len(self._steps)
         drawn = self._draw(
-            logits, position, self._sampling, self._counts, self._vocabulary, self._answers.vocab_size
+            logits, position, self._begun, self._sampling, self._counts, self._vocabulary, self._answers.vocab_size
         )
         self._sound = self._sound & drawn.sound
         if self._counts is not None:

@@ -37,7 +37,7 @@ def begin(context: JobContext, recorded: Recorded, burst: Burst | None) -> None:
         job.note(work)  # before there is a run: whoever finds the one ends or takes over the other
     for folder in job.leftovers():
         if (left_running := _run_of(client, config, folder.name)) is not None:
-            _end_run(client, left_running)
+            end_run(client, left_running)
         shutil.rmtree(folder)
     run_id = job.job.run_id or _open_run(client, config, work.id)
     job.note(replace(work, attempts=work.attempts + 1), run_id)
@@ -55,7 +55,7 @@ def kept_or_dropped(context: JobContext) -> Iterator[None]:
     except (JobInterruptedError, *STORE_ONLY_ERRORS):
         job = context.job
         if (dropped := context.interruption.dropped) is not None:
-            _end_run(open_client(context.config), job.run_id)
+            end_run(open_client(context.config), job.run_id)
             raise dropped from None
         job.note(replace(job.work, attempts=0))
         raise
@@ -76,7 +76,7 @@ def _run_of(client: MlflowClient, config: HotdraftConfig, job_id: str) -> str | 
     return found[0].info.run_id if found else None
 
 
-def _end_run(client: MlflowClient, run_id: str) -> None:
+def end_run(client: MlflowClient, run_id: str) -> None:
     """Of a job that was dropped."""
     try:
         client.set_terminated(run_id, status="KILLED")

@@ -45,9 +45,9 @@ def _asked(context: JobContext, recorded: Recorded) -> tuple[list[ReplaySample],
     """The held-out requests and those that came since the job began, and today's mix."""
     work = context.job.work
     newcomers = Newcomers(context.buffer, recorded.data, work.last_request, context.config)
-    fresh, mix = newcomers.wait(recorded.held_out, context.interruption)
+    held_out, fresh, mix = newcomers.wait(recorded.held_out, context.interruption)
     logger.info("job %s: judged by %d requests more, which came since", work.id, len(fresh))
-    return [*recorded.held_out, *fresh], mix
+    return [*held_out, *fresh], mix
 
 
 def _evidence(

@@ -1,6 +1,7 @@
 """The trainer that stays: distil whenever the trigger says so."""
 
 import logging
+import time
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -39,7 +40,7 @@ def follow(config: HotdraftConfig, stop: StopEvent) -> None:
     While the operator has switched the loop off, or another process runs a job, none is begun. While MLflow's
     store is away, a job that is due waits for it, and so does one that it left in the middle.
     """
-    follower = _Follower(config)
+    follower: _Follower | None = None
     logger.info(
         "following what is recorded in %s; `hotdraft replay due` says what a job waits for", config.replay_url
     )
@@ -47,6 +48,7 @@ def follow(config: HotdraftConfig, stop: StopEvent) -> None:
     while not stop.is_set():
         at_once = False
         try:
+            follower = follower or _Follower(config)
             at_once = follower.turn(stop)
         except JobInterruptedError as interruption:
             logger.info("%s; it goes on at the next start", interruption)
@@ -71,6 +73,8 @@ class _Follower:
         self._next_job = NextJobFile(config.run_dir)
         self._resident = Resident()
         self._enabled = True
+        self._asked = 0.0
+        """When a job that ran last asked what is more urgent, on the monotonic clock."""
         self._warming = self._warm()
         self._learned = self._records.last_job()
         brought = len(held_out_in_mixture(config))
@@ -109,7 +113,7 @@ class _Follower:
                 job=job,
                 burst=decision.burst,
                 resident=self._resident,
-                urgent=None if decision.burst else self._trigger.urgent,
+                urgent=None if decision.burst else self._urgent,
             ).verdict
         except StoreError:
             self._unfinished = unfinished(self._records, self._config) is not None
@@ -123,6 +127,18 @@ class _Follower:
         self._unfinished = False
         self._reset(decision, new_draft=verdict is not None and verdict.accepted)
         return verdict is not None
+
+    def _urgent(self) -> str | None:
+        """A job asks at every step; the buffer is read as often as between jobs. One that is away says nothing."""
+        now = time.monotonic()
+        if now - self._asked < self._config.distill.trigger.poll_seconds:
+            return None
+        self._asked = now
+        try:
+            return self._trigger.urgent()
+        except OSError as error:
+            logger.warning("whether there is anything more urgent than the job cannot be told: %s", error)
+            return None
 
     def _reset(self, taken: Decision | None = None, *, new_draft: bool) -> None:
         self._learned = self._records.last_job()

@@ -19,7 +19,7 @@ from hotdraft.training.fit.resume import JobInterruptedError, StopSignal
 from hotdraft.training.judging.evidence import GateEvidence, tell
 from hotdraft.training.judging.gate import Verdict
 from hotdraft.training.judging.resident import Resident
-from hotdraft.training.online.begin import begin, kept_or_dropped
+from hotdraft.training.online.begin import begin, end_run, kept_or_dropped
 from hotdraft.training.online.compare import compare
 from hotdraft.training.online.context import Interruption, JobCancelledError, JobContext, Urgent
 from hotdraft.training.online.offer import offer
@@ -103,7 +103,12 @@ def _judged(context: JobContext, burst: Burst | None) -> tuple[Judged, GateEvide
     began, cpu_began = time.monotonic(), time.process_time()
     narrow = context.being(burst)
     with store_errors(config, STORE_ONLY_ERRORS):
-        recorded = open_recorded(narrow)
+        try:
+            recorded = open_recorded(narrow)
+        except JobCancelledError:
+            if job.job.run_id is not None:
+                end_run(open_client(config), job.job.run_id)
+            raise
         begin(context, recorded, burst)
         with kept_or_dropped(context):
             log_inputs(open_client(config), job.run_id, narrow.config, recorded.data)

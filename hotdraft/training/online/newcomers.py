@@ -36,14 +36,16 @@ class Newcomers:
 
     def wait(
         self, held_out: Sequence[ReplaySample], interruption: Interruption
-    ) -> tuple[list[ReplaySample], dict[str, float]]:
-        """Those that came since the job began, unlike what it learned from and `held_out`; and today's mix.
+    ) -> tuple[list[ReplaySample], list[ReplaySample], dict[str, float]]:
+        """`held_out` and those that came since the job began, unlike each other and what it learned from, and
+        today's mix.
 
         If there are too few prompts of today's to judge by, waits for more, `gate.wait_seconds` at most. How many
         there are decides on that, and not what they say.
         """
         gate, distill = self._config.gate, self._config.distill
         deadline = time.monotonic() + gate.wait_seconds
+        held_out = unlike(held_out, self._taught)
         held = [(sample.prompt_ids, sample.output_ids) for sample in held_out]
         seen = -1
         while True:
@@ -55,7 +57,7 @@ class Newcomers:
                 mix = mix_of([*self._data.domains, *newest["domain"]], distill)
                 prompts = effective_prompts([sample.domain for sample in (*held_out, *fresh)], mix)
             if prompts >= ENOUGH * gate.min_prompts or time.monotonic() >= deadline:
-                return fresh, mix
+                return held_out, fresh, mix
             interruption.check("there were requests enough to judge by")
             time.sleep(POLL_SECONDS)
 

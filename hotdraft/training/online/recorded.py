@@ -8,7 +8,7 @@ from hotdraft.training.batches.packing import DataError
 from hotdraft.training.batches.pools import mix_of
 from hotdraft.training.batches.replay_data import ReplayDataModule
 from hotdraft.training.drafts.model_size import read_config
-from hotdraft.training.online.context import JobContext, JobError
+from hotdraft.training.online.context import JobCancelledError, JobContext, JobError
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,27 @@ class Recorded:
 
 
 def open_recorded(context: JobContext) -> Recorded:
-    """What the job learns from and is judged by, as did one that it goes on with. Raises `JobError`."""
+    """What the job learns from and is judged by, as did one that it goes on with.
+
+    Raises `JobError`, and `JobCancelledError` for one that goes on with another of which too little is left.
+    """
+    try:
+        return _open_recorded(context)
+    except JobError as error:
+        if context.job.job.work is None:
+            raise
+        raise JobCancelledError(f"dropped, as what it began with is gone: {error}") from error
+
+
+def _open_recorded(context: JobContext) -> Recorded:
     config, rows = context.config, context.buffer.rows()
     if not len(rows):
         raise JobError("the replay buffer is empty: let traffic pass through `hotdraft serve` first")
-    if (work := context.job.job.work) is not None:
-        rows = rows.up_to(work.last_request)
     mixture = None if config.draft is None else read_mixture(config.draft)
     if mixture is not None:
         rows = rows.following(mixture)
+    if (work := context.job.job.work) is not None:
+        rows = rows.up_to(work.last_request)
     vocab_size = None if config.draft is None else read_config(config.draft).get_text_config().vocab_size
     try:
         data = ReplayDataModule.for_job(

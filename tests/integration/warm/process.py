@@ -61,8 +61,8 @@ class Process:
         leash = module == LEASH
         niceness = 0
         if leash:
-            niceness = int(arguments[0])
-            module, arguments = module_of(arguments[1:])  # type: ignore[misc]
+            niceness = int(arguments[1])
+            module, arguments = module_of(arguments[2:])  # type: ignore[misc]
         with open(os.devnull, "r+b") as null:
             output = null if stdout == subprocess.DEVNULL else stdout
             error = {subprocess.STDOUT: output, subprocess.DEVNULL: null}.get(stderr, stderr)  # type: ignore[call-overload]

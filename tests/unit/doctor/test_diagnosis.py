@@ -21,6 +21,7 @@ from hotdraft.doctor.model_fit import examine_fit
 from hotdraft.doctor.packages import compare, compare_python, examine_packages
 from hotdraft.doctor.settings import read_settings
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.loop.controls import ControlFile
 from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.serving.native.bindings import NativeError
 from tests.models import save, tiny_llama, tiny_tokenizer
@@ -217,6 +218,8 @@ def test_broken_settings_of_an_operator_are_named(tmp_path):
     _, found = examine_jobs(settings, Path("my.yaml"))
     assert (found.about, found.state) == ("controls", "warning")
     assert "control.json is broken" in found.says
+    assert "the loop rests" in found.says
+    assert not ControlFile(settings.run_dir).read().loop_enabled
     assert "hotdraft loop on --config my.yaml" in (found.mend or "")
 
 

@@ -42,6 +42,14 @@ def test_the_command_line_starts_children_that_work(project: Path) -> None:
         assert done.stdout.startswith("hotdraft "), done.stderr
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is on a leash")
+def test_what_begins_once_its_parent_is_gone_ends(project: Path) -> None:
+    *leash, _, niceness, python, option = on_leash([sys.executable, "--version"])
+    assert run([*leash, str(os.getpid()), niceness, python, option], project).stdout.startswith("Python")
+    gone = run([*leash, "1", niceness, python, option], project)
+    assert (gone.returncode, gone.stdout) == (1, "")
+
+
 @pytest.mark.slow
 def test_a_job_begins(project: Path) -> None:
     (project / "config.yaml").write_text("target: nowhere\ndraft: nowhere\n")

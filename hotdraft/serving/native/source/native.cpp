@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <exception>
 
 #include "instructions.h"
 #include "layout.h"
@@ -117,7 +118,11 @@ void hd_clear(const hd_model *model, int32_t slot) {
 }
 
 hd_pool *hd_pool_create(const char *instructions, int32_t threads) {
-    return reinterpret_cast<hd_pool *>(new Pool(*find_instructions(instructions), threads));
+    try {
+        return reinterpret_cast<hd_pool *>(new Pool(*find_instructions(instructions), threads));
+    } catch (const std::exception &) {  // there may be no more threads
+        return nullptr;
+    }
 }
 
 void hd_pool_destroy(hd_pool *pool) { delete &pool_of(pool); }

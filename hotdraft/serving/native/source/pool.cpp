@@ -21,7 +21,7 @@ constexpr int64_t FORGIVEN = 32;
 char *aligned(char *at) { return reinterpret_cast<char *>(rounded(reinterpret_cast<int64_t>(at), VECTOR)); }
 }  // namespace
 
-void team_wait_long(Team &team, int32_t phase) {
+void team_wait_long(Team &team, uint32_t phase) {
     const auto began = Clock::now();
     while (__atomic_load_n(&team.phase, __ATOMIC_ACQUIRE) == phase) std::this_thread::yield();
     if (Clock::now() - began > STALL) __atomic_add_fetch(&team.stalls, 1, __ATOMIC_RELAXED);
@@ -29,10 +29,17 @@ void team_wait_long(Team &team, int32_t phase) {
 
 Pool::Pool(const Instructions &those, int32_t threads) : instructions(those) {
     team_.size = threads;
-    for (int32_t thread = 1; thread < threads; ++thread) threads_.emplace_back(&Pool::serve, this, thread);
+    try {
+        for (int32_t thread = 1; thread < threads; ++thread) threads_.emplace_back(&Pool::serve, this, thread);
+    } catch (...) {
+        end();
+        throw;
+    }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { end(); }
+
+void Pool::end() {
     {
         std::lock_guard<std::mutex> lock(mutex_);
         ending_ = true;
@@ -43,7 +50,7 @@ Pool::~Pool() {
 }
 
 void Pool::serve(int32_t thread) {
-    int32_t done = 0;
+    uint32_t done = 0;
     for (;;) {
         const auto began = Clock::now();
         while (turn_.load(std::memory_order_acquire) == done) {
@@ -97,18 +104,19 @@ const Scratch &Pool::scratch(const hd_model &model) {
                               rounded(int64_t(model.heads + 2 * model.kv_heads) * model.head_dim, GROUP),
                               rounded(int64_t(model.heads) * model.head_dim, GROUP), rounded(model.intermediate, GROUP),
                               fed_width(model), instructions.own_bytes(model)};
-    if (std::memcmp(wanted, widths_, sizeof wanted) == 0) return scratch_;
-    // Of another model: what lies beyond a row's width must be zero again.
-    std::memcpy(widths_, wanted, sizeof wanted);
-    memory_.clear();
-    own_.clear();
+    for (const Kept &kept : kept_)
+        if (std::memcmp(wanted, kept.widths, sizeof wanted) == 0) return kept.scratch;
+    // Not shared by models that differ: what lies beyond a row's width is zero.
+    Kept &kept = kept_.emplace_back();
+    std::memcpy(kept.widths, wanted, sizeof wanted);
     const auto take = [&](int64_t bytes) {
-        memory_.emplace_back(bytes + VECTOR);
-        return aligned(memory_.back().data());
+        kept.memory.emplace_back(bytes + VECTOR);
+        return aligned(kept.memory.back().data());
     };
-    float **shared[] = {&scratch_.hidden, &scratch_.qkv, &scratch_.attended, &scratch_.activated, &scratch_.fed};
+    Scratch &scratch = kept.scratch;
+    float **shared[] = {&scratch.hidden, &scratch.qkv, &scratch.attended, &scratch.activated, &scratch.fed};
     for (int part = 0; part < 5; ++part) *shared[part] = reinterpret_cast<float *>(take(4 * MAX_TOKENS * wanted[part]));
-    for (int32_t thread = 0; thread < team_.size; ++thread) own_.push_back(take(wanted[5]));
-    scratch_.own = own_.data();
-    return scratch_;
+    for (int32_t thread = 0; thread < team_.size; ++thread) kept.own.push_back(take(wanted[5]));
+    scratch.own = kept.own.data();
+    return scratch;
 }

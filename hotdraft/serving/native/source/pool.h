@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -26,21 +27,26 @@ class Pool {
     std::vector<float> logits;  // of drafted tokens
 
   private:
+    struct Kept {
+        int64_t widths[6];
+        std::vector<std::vector<char>> memory;
+        std::vector<char *> own;
+        Scratch scratch{};
+    };
+
     void serve(int32_t thread);
+    void end();
     bool is_crowded();
 
     std::vector<std::thread> threads_;
     Team team_, alone_;
     const std::function<void(Team &, int32_t)> *work_ = nullptr;
-    std::atomic<int32_t> turn_{0};
+    std::atomic<uint32_t> turn_{0};
     std::atomic<bool> ending_{false};
     std::atomic<int32_t> asleep_{0};
     std::mutex mutex_;
     std::condition_variable wake_;
     std::atomic<int64_t> stalls_{0};
     int64_t seen_stalls_ = 0, alone_for_ = 0, penalty_ = 0, undisturbed_ = 0;
-    std::vector<std::vector<char>> memory_;
-    std::vector<char *> own_;
-    Scratch scratch_{};
-    int64_t widths_[6] = {};
+    std::list<Kept> kept_;  // by what models need: target and draft take turns
 };

@@ -359,6 +359,15 @@ def test_jobs_keep_their_distance(config, buffer):
     assert trigger.decide().due
 
 
+def test_a_clock_that_is_set_back_makes_no_job_wait_until_it_is_as_late_again(config, buffer):
+    clock = Clock()
+    trigger = DistillTrigger(changed(config, cooldown_seconds=30.0), buffer, LastJob("r1", 9e9, True), clock=clock)
+    buffer.append(samples(20, 20))
+    assert "30 s of cool-down" in trigger.decide().reason
+    clock.now += 31
+    assert trigger.decide().due
+
+
 def test_the_command_decides_as_the_trainer_beside_the_server_would(config, buffer, tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)))

@@ -186,7 +186,7 @@ class FullDisk:
             raise OSError(errno.ENOSPC, "no space left on device")
 
 
-def test_a_full_disk_costs_the_oldest_shards_and_leaves_nothing_half_written(tmp_path, monkeypatch):
+def test_a_full_disk_costs_the_oldest_shards_and_leaves_nothing_half_written(tmp_path, monkeypatch, caplog):
     buffer = ReplayBuffer(str(tmp_path), reservoir_requests=4)
     ids = fill(buffer, 12, length=40)
     disk = FullDisk(tmp_path, sum(path.stat().st_size for path in tmp_path.iterdir()) + 100)
@@ -195,9 +195,16 @@ def test_a_full_disk_costs_the_oldest_shards_and_leaves_nothing_half_written(tmp
     left = request_ids(buffer)
     assert left == ids[-len(left) :]
     assert len(left) >= 4
+    assert caplog.text.count("the disk is full: the oldest ") == 2
     disk.room = 0
     with pytest.raises(OSError, match="no space left"):
         buffer.append([make_sample("lost")])
+    disk.room = 10**9
+    others = fill(ReplayBuffer(str(tmp_path)), 3, "other")
+    disk.room = 0
+    with pytest.raises(OSError, match="no space left"):
+        buffer.append([make_sample("lost")])
+    assert request_ids(buffer)[-3:] == others, "what made no room is not done again until there is some"
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]
 
 

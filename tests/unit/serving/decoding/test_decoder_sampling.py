@@ -1,5 +1,6 @@
 """Rounds over a trimmed draft draw from the target's distribution, of which the draft knows only a part."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -110,3 +111,30 @@ def test_tokens_come_as_often_as_the_target_says(
     assert k == 0 or 0.1 < accepted < 0.9, "a draft that is never or always right shows little"
     assert pvalue(counts, exact) > 1e-4
     assert pvalue(counts, drafts_own) < 1e-6, "the check has teeth"
+
+
+def test_a_seeded_row_drafts_behind_what_was_guessed_what_it_would_draft_there() -> None:
+    """Both models race on the noise of the place where a token will stand: a draft that is the target's equal is
+    never refused."""
+    model = tiny_llama(layers=1, seed=5, vocab_size=VOCABULARY)
+    params = replace(PARAMS["penalised"], seed=3, presence_penalty=1.0)
+
+    def decoder() -> SpeculativeDecoder:
+        made = build_decoder(
+            copy.deepcopy(model), copy.deepcopy(model), num_slots=1, max_model_len=64, max_k=4, log_top_k=4,
+            max_proposed=8, instructions="none",
+        )  # fmt: skip
+        made.load(0, PROMPT)
+        while not made.prefill(0, 16, with_proposer=True):
+            pass
+        return made
+
+    sampling = SamplingBatch.of([params], [3], torch.device("cpu"))
+    alone, guessed = decoder(), decoder()
+    while len(alone.slots.held(0)) < len(PROMPT) + 40:
+        alone.round(ProposalPlan.uniform(1, 0), sampling, log=False)
+    answer = alone.slots.held(0)[len(PROMPT) :].tolist()
+    while (came := len(guessed.slots.held(0)) - len(PROMPT)) < 30:
+        outcome = guessed.round(ProposalPlan([answer[came : came + 3]], [3]), sampling, log=False)
+        assert outcome.num_accepted.tolist() == [6]
+    assert guessed.slots.held(0)[len(PROMPT) :].tolist()[:30] == answer[:30]

@@ -80,3 +80,25 @@ def test_a_byte_that_breaks_the_character_before() -> None:
     found = texts(tokenizer, token_ids)
     assert found[2] == "日"
     assert "".join(found).endswith("a b")
+
+
+def test_bytes_that_are_no_character_are_told_as_they_come_and_not_kept() -> None:
+    """A model that says nothing else, as a bias can have it, must not have all of them decoded again at each."""
+    decoded = []
+
+    class Counting:
+        def __init__(self, tokenizer: Tokenizer) -> None:
+            self.get_added_tokens_decoder = tokenizer.get_added_tokens_decoder
+            self._decode = tokenizer.decode
+
+        def decode(self, ids: list[int], **options: bool) -> str:
+            decoded.append(len(ids))
+            return self._decode(ids, **options)
+
+    tokenizer = byte_fallback()
+    ids = [tokenizer.convert_tokens_to_ids("<0xF0>"), *[tokenizer.convert_tokens_to_ids("<0x80>")] * 400]
+    detokenizer = Detokenizer(Counting(tokenizer.backend_tokenizer))  # type: ignore[arg-type]
+    pieces = [detokenizer.step(token) for token in ids]
+    assert "".join(pieces) + detokenizer.finish() == whole(tokenizer, ids)
+    assert max(decoded) < 32
+    assert sum(map(bool, pieces)) > 300

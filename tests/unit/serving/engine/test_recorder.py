@@ -128,8 +128,9 @@ def test_domains_without_end_are_folded_before_they_are_recorded(store):
     assert len(set(store.domains)) == MAX_DOMAINS + 1
 
 
-def test_states_are_there_before_their_sample_and_a_full_disk_costs_them_alone(
-    store, tmp_path, monkeypatch, caplog
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space left"), MemoryError()], ids=repr)
+def test_states_are_there_before_their_sample_and_what_they_fail_for_costs_them_alone(
+    store, tmp_path, monkeypatch, caplog, error
 ):
     ring = ArrayRing(tmp_path / "states", 10_000)
     states = np.arange(6, dtype=np.uint16).reshape(3, 2)
@@ -142,10 +143,10 @@ def test_states_are_there_before_their_sample_and_a_full_disk_costs_them_alone(
     assert np.array_equal(ring.get(key, (1, 2), np.uint16), states[:1]), "of what was read of it"
     store.open.set()
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "no space left")
+    def fails(*_: object) -> None:
+        raise error
 
-    monkeypatch.setattr(ring, "put", full)
+    monkeypatch.setattr(ring, "put", fails)
     for number in range(3):
         under_test.record(sample(f"{number}"), states)
     under_test.close()

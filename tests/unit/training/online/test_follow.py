@@ -181,6 +181,30 @@ def test_a_job_gives_way_to_a_burst_that_finds_all_that_there_is(config, make_ll
     assert (done.state, gave_way.state) == ("accepted", "failed")
 
 
+def test_a_job_asks_for_what_is_urgent_no_oftener_than_is_polled_and_a_buffer_that_is_away_ends_none(
+    config, make_llama, serve, monkeypatch
+):
+    buffer, asked = ReplayBuffer(config.replay_url), []
+    buffer.append(serve(make_llama(0), 20))
+    trigger = config.distill.trigger.model_copy(update={"poll_seconds": 0.2})
+    settings = config.model_copy(update={"distill": config.distill.model_copy(update={"trigger": trigger})})
+
+    def away(*_, **__):
+        asked.append(1)
+        raise ConnectionError("try again")
+
+    def run_job(config, *, job, urgent, **kwargs):
+        with job, monkeypatch.context() as patched:
+            patched.setattr(type(buffer), "news", away)
+            assert {urgent() for _ in range(1000)} == {None}
+            job.end("accepted", "better", version=1)
+        return SimpleNamespace(version=1, seconds=0.0, verdict=SimpleNamespace(accepted=True, reason="better"))
+
+    monkeypatch.setattr(follow_module, "run_job", run_job)
+    follow(settings, StopAfterPolls(2))
+    assert 1 <= len(asked) <= 3
+
+
 def played(samples, *, missed):
     """Answers every token of which was drafted, the first of each `missed` wrongly."""
     return [

@@ -11,8 +11,11 @@ from safetensors.torch import load_file, save_file
 from hotdraft.pipeline.config.settings import HotdraftConfig, merged
 from hotdraft.pipeline.loop.job_record import JobWork, RunningJob
 from hotdraft.pipeline.loop.jobs import JobRecords
+from hotdraft.pipeline.replay.rows import ReplayRows
+from hotdraft.pipeline.replay.schema import table_of
 from hotdraft.pipeline.store.connection import StoreError, open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry
+from hotdraft.training.batches.mixture import save_mixture
 from hotdraft.training.fit.resume import JobInterruptedError
 from hotdraft.training.online.context import JobCancelledError
 from hotdraft.training.online.job import run_job
@@ -55,6 +58,34 @@ def test_a_stopped_job_is_finished_by_the_next_and_not_begun_again(config, buffe
     assert finished.metrics["gain"] == result.verdict.gain
     assert finished.metrics["steps"] == 40
     assert stopped.started_at < stopped.ended_at < finished.started_at < finished.ended_at
+
+
+def test_a_job_that_is_gone_on_with_learns_from_what_it_began_with_also_beside_a_mixture(
+    config, buffer, serve, target
+):
+    known = ReplayRows.of(table_of(serve(target, 60, prefix="m", seed=5)))
+    save_mixture(Path(config.draft), known.select(range(40)), known.select(range(40, 60)), 40, seed=0)
+    registry = AdapterRegistry(config)
+    with pytest.raises(JobInterruptedError):
+        run_job(config, buffer=buffer, registry=registry, stop=StopAfter(6))
+    buffer.append(serve(target, 40, prefix="late", seed=9))
+    result = run_job(config, buffer=buffer, registry=registry)
+    assert registry.version(result.version).tags["train_last_request"].startswith("r")
+    assert result.verdict.requests > 20, "it is judged by what came since as well"
+
+
+def test_a_job_whose_requests_are_gone_is_dropped_and_the_next_begins_anew(config, buffer, serve, target):
+    was = interrupted(config, buffer)
+    for name in buffer.shards():
+        (Path(config.replay_url) / name).unlink()
+    buffer.append([replace(one, request_id="r39") for one in serve(target, 1, prefix="x")])
+    buffer.append(serve(target, 40, prefix="new", seed=9))
+    with pytest.raises(JobCancelledError, match="what it began with is gone"):
+        run_job(config, buffer=buffer, registry=AdapterRegistry(config))
+    assert left(config) is None
+    then = interrupted(config, buffer)
+    assert (then.work.id != was.work.id, then.work.last_request) == (True, "new39")
+    assert open_client(config).get_run(was.run_id).info.status == "KILLED"
 
 
 class CancelAfter(StopAfter):

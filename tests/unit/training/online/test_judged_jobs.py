@@ -174,6 +174,19 @@ def test_a_job_waits_for_prompts_of_todays_traffic_but_not_for_ever(config, buff
     assert "500 are needed" in result.verdict.reason
 
 
+def test_no_job_is_judged_by_what_is_all_but_what_it_learned_from(config, target, serve):
+    """A client that asks the same with another nonce each time has some of its prompts held out."""
+    [one] = serve(target, 1, prefix="n", seed=4)
+    prompts = [np.array([*range(40), number], np.int32) for number in range(30)]
+    nonces = [replace(one, prompt_ids=prompt, request_id=f"n{prompt[-1]}") for prompt in prompts]
+    assert sum(is_held_out(one.prompt_ids, 0.3) for one in nonces) > 4
+    buffer = ReplayBuffer.of(config)
+    others = serve(target, 40)
+    buffer.append([*nonces, *others])
+    result = run_job(config, buffer=buffer, registry=AdapterRegistry(config))
+    assert result.verdict.requests <= sum(is_held_out(one.prompt_ids, 0.3) for one in others)
+
+
 def test_a_domain_is_held_against_the_best_it_ever_had(config, buffer, target, serve, monkeypatch):
     registry = AdapterRegistry(config)
     run_job(config, buffer=buffer, registry=registry)

@@ -1,0 +1,108 @@
+"""What object stores do that folders do not, and what it means when they, or disks, do not answer for a while."""
+
+import uuid
+
+import fsspec
+import pytest
+
+from hotdraft.pipeline.replay.buffer import ReplayBuffer
+from hotdraft.pipeline.replay.counted import is_reservoir
+from tests.unit.pipeline.replay.test_replay import make_sample, request_ids
+
+
+class ClientError(Exception):
+    """As the client of an object store raises where none answers: no OSError."""
+
+
+@pytest.fixture
+def buffer(monkeypatch: pytest.MonkeyPatch) -> ReplayBuffer:
+    """Where nothing begins with a prefix, an object store has no such folder."""
+    made = ReplayBuffer(f"memory://replay-{uuid.uuid4().hex}")
+    listed = type(made._folder.fs).ls
+
+    def ls(self: fsspec.AbstractFileSystem, path: str, **options: object) -> list:
+        if found := listed(self, path, **options):
+            return found
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(type(made._folder.fs), "ls", ls)
+    return made
+
+
+def test_a_bucket_that_nothing_was_written_to_is_an_empty_buffer(buffer: ReplayBuffer) -> None:
+    assert buffer.size().requests == len(buffer.rows()) == len(buffer.news(set())[0]) == 0
+    buffer.append([make_sample("a")])
+    assert request_ids(buffer) == ["a"]
+
+
+def test_a_folder_that_is_gone_is_no_empty_buffer(tmp_path) -> None:
+    buffer = ReplayBuffer(str(tmp_path / "replay"))
+    (tmp_path / "replay").rmdir()
+    with pytest.raises(FileNotFoundError):
+        buffer.rows()
+
+
+def test_a_store_that_cannot_be_reached_is_away_as_a_disk_is(buffer: ReplayBuffer, monkeypatch) -> None:
+    buffer.append([make_sample("a")])
+    name = buffer.append([make_sample("b")])
+    filesystem = type(buffer._folder.fs)
+
+    def away(*_: object, **__: object) -> None:
+        raise ClientError("could not connect")
+
+    fresh = ReplayBuffer("memory://" + buffer._folder.root)
+    with monkeypatch.context() as patch:
+        patch.setattr(filesystem, "cat_file", away)
+        assert len(fresh.rows()) == 0
+        assert fresh.errors == 2
+    [shard] = [place[0] for place in buffer._counted() if place[0].name == name]
+    with monkeypatch.context() as patch:
+        patch.setattr(filesystem, "cat_file", away)
+        with pytest.raises(OSError, match="cannot be read for now"):
+            buffer.fetch(shard, [0])
+        patch.setattr(filesystem, "ls", away)
+        with pytest.raises(OSError, match="ClientError: could not connect"):
+            buffer.rows()
+        patch.setattr(filesystem, "open", away)
+        with pytest.raises(OSError, match="ClientError: could not connect"):
+            buffer.append([make_sample("lost")])
+    assert request_ids(fresh) == ["a", "b"]
+
+
+def _fail_for(buffer: ReplayBuffer, patch: pytest.MonkeyPatch, fails) -> None:
+    reader = buffer._folder.reader
+
+    def away(start: int, end: int) -> bytes:
+        raise ConnectionError("try again")
+
+    patch.setattr(buffer._folder, "reader", lambda name: away if fails(name) else reader(name))
+
+
+def test_a_reservoir_that_cannot_be_read_for_a_while_is_not_written_anew_without_what_it_holds(
+    tmp_path, monkeypatch
+) -> None:
+    buffer = ReplayBuffer(str(tmp_path), max_age_seconds=1e-9, reservoir_requests=100)
+    for number in range(10):
+        buffer.append([make_sample(f"{number}")])
+    kept = {f"{number}" for number in range(9)}
+    assert kept < set(request_ids(buffer))
+    with monkeypatch.context() as patch:
+        _fail_for(buffer, patch, is_reservoir)
+        buffer.append([make_sample("meanwhile")])
+    assert kept <= set(request_ids(ReplayBuffer(str(tmp_path)))), "what came to go meanwhile went, and no more"
+    buffer.append([make_sample("later")])
+    assert kept | {"meanwhile"} <= set(request_ids(buffer))
+
+
+def test_what_comes_back_once_a_shard_can_be_read_again_is_not_new(tmp_path, monkeypatch) -> None:
+    buffer, reader = ReplayBuffer(str(tmp_path)), ReplayBuffer(str(tmp_path))
+    names = [buffer.append([make_sample(one)]) for one in "ab"]
+    _, known = reader.news(set())
+    reader._shards.clear()
+    with monkeypatch.context() as patch:
+        _fail_for(reader, patch, lambda name: name == names[0])
+        came, known = reader.news(known)
+        assert len(came) == 0
+    buffer.append([make_sample("c")])
+    came, _ = reader.news(known)
+    assert came["request_id"].to_pylist() == ["c"]

@@ -84,6 +84,7 @@ def main() -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # its first import tells of a cache of fonts
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it advises kernels that only 4-bit serving needs
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # tracebacks of what is told in a line
     logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # a store that is away is told of once
     for name, value in MLFLOW_DEFAULTS.items():
         os.environ.setdefault(name, value)

@@ -107,8 +107,8 @@ def serve(
     console = Console(stderr=True)
     with console.status("looking for what could be in the way") as status, ExitStack() as held:
         check_ready_to_serve(settings)
-        if not on_vllm:  # it takes the lock itself
-            held.enter_context(run_lock(settings.run_dir, "server"))
+        # vLLM's process takes the lock itself
+        lock = None if on_vllm else held.enter_context(run_lock(settings.run_dir, "server"))
         if is_to_be_fetched(settings.target):
             from hotdraft.pipeline.models.fetch import fetch
 
@@ -137,6 +137,7 @@ def serve(
             config_path=config_path,
             overrides=overrides,
             self_improve=self_improve,
+            lock=lock,
             on_step=status.update if console.is_terminal else logger.info,
             on_listening=tell if settings.server.log_format == "text" else logger.info,
         )

@@ -19,6 +19,7 @@ from hotdraft.pipeline.processes.supervisor import TrainerSupervisor
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.store.tracking import ServingTracker
+from hotdraft.pipeline.system.run_lock import RunLock
 from hotdraft.pipeline.watch.trial import Trials
 from hotdraft.serving.engine.load import build_engine, draft_ranking
 from hotdraft.serving.http.access import read_admin_keys, read_api_keys
@@ -48,12 +49,14 @@ def serve(
     config_path: Path,
     overrides: Mapping[str, Any],
     self_improve: bool,
+    lock: RunLock | None = None,
     on_step: Callable[[str], object] = lambda step: None,
     on_listening: Callable[[str], object] = lambda says: None,
 ) -> None:
     """Serve until SIGTERM or SIGINT. With `self_improve` a trainer runs beside and its champions serve.
 
-    `on_step` is told what is being done until then, and `on_listening` what there is to know once it listens.
+    `lock` is what the run directory is held by. `on_step` is told what is being done until it listens, and
+    `on_listening` then what there is to know.
     Raises ValueError subclasses, before anything is started, for a configuration that cannot serve.
     """
     told_to_end = Event()
@@ -94,6 +97,7 @@ def serve(
         curves=tracker.curves,
         connections=connections,
         adapters=sync,
+        lock=lock,
     )
     metrics = ServingMetrics(engine, config.served_model_name, sources)
     engine.listeners += [metrics, TrackingListener(tracker.curves)]

@@ -70,9 +70,14 @@ def store_errors(config: HotdraftConfig, kinds: tuple[type[Exception], ...] = ST
         yield
     except kinds as error:
         uri = re.sub(r"://[^/@]*@", "://***@", config.tracking_uri)  # no passwords in logs
-        cause = _first_cause(error)  # MLflow's own words for a refused connection are four lines
-        said = re.sub(r"\s+", " ", str(cause)) or type(cause).__name__
-        raise StoreError(f"the MLflow store {uri} cannot be used: {said[:300]}") from error
+        raise StoreError(f"the MLflow store {uri} cannot be used: {in_one_line(error)}") from error
+
+
+def in_one_line(error: BaseException) -> str:
+    """What began it: MLflow's own words for a refused connection are four lines, for a full disk they are SQL."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return re.sub(r"\s+", " ", str(error))[:300] or type(error).__name__
 
 
 def create_run(
@@ -116,12 +121,6 @@ def exclusive(config: HotdraftConfig, client: MlflowClient, name: str) -> Iterat
     else:
         with FileLock(f"{path}.lock"):
             yield lambda: None
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    while (cause := error.__cause__ or error.__context__) is not None:
-        error = cause
-    return error
 
 
 def _flat(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -1,13 +1,18 @@
 """Adapters of a remote store on this machine, each fetched once."""
 
 import hashlib
+import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mlflow.artifacts import download_artifacts
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
+
+KEPT = 32
+"""That were used last: a server that follows for weeks fetches thousands."""
 
 
 class FetchedAdapters:
@@ -30,7 +35,14 @@ class FetchedAdapters:
                 except OSError:
                     if not kept.is_dir():  # else another process was first
                         raise
+            self._forget_oldest()
+        os.utime(kept)
         return kept
+
+    def _forget_oldest(self) -> None:
+        with suppress(FileNotFoundError):  # another process does so too
+            for folder in sorted(self._root.iterdir(), key=lambda folder: folder.stat().st_mtime)[:-KEPT]:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def discard(self, folder: Path) -> None:
         """Remove what was fetched into `folder`, so that the store is asked again; other folders stay."""

@@ -11,7 +11,14 @@ from collections.abc import Callable
 from mlflow import MlflowClient
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.store.connection import STORE_ERRORS, create_run, experiment_id, log_params, open_client
+from hotdraft.pipeline.store.connection import (
+    STORE_ERRORS,
+    create_run,
+    experiment_id,
+    in_one_line,
+    log_params,
+    open_client,
+)
 from hotdraft.pipeline.store.curves import ServedCurves
 from hotdraft.pipeline.store.lineage import Lineage
 from hotdraft.pipeline.store.served import Served
@@ -89,7 +96,7 @@ class ServingTracker:
             self._send(last)
         except STORE_ERRORS as error:
             if not self._retry_delay:
-                logger.warning("MLflow cannot be reached, points of the curves wait: %s", error)
+                logger.warning("MLflow cannot be used, points of the curves wait: %s", in_one_line(error))
             self._retry_delay = min(max(2 * self._retry_delay, self._interval), LONGEST_RETRY_SECONDS)
             self._retry_at = time.monotonic() + self._retry_delay
             return

@@ -5,15 +5,31 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 
 class RunInUseError(ValueError):
     """Another process holds the run directory."""
 
 
+class RunLock:
+    def __init__(self, path: Path, file: IO[str]) -> None:
+        self._path = path
+        self._file = file
+
+    @property
+    def problem(self) -> str | None:
+        """Of a folder that was moved, deleted or put in another's place under its process."""
+        try:
+            if os.path.samestat(os.fstat(self._file.fileno()), self._path.stat()):
+                return None
+        except OSError as error:
+            return f"{self._path.parent} is not what it was when this process began: {error}"
+        return f"{self._path.parent} is another folder than when this process began: restart it"
+
+
 @contextmanager
-def run_lock(run_dir: Path, role: Literal["server", "trainer"]) -> Iterator[None]:
+def run_lock(run_dir: Path, role: Literal["server", "trainer"]) -> Iterator[RunLock]:
     """Hold `<run_dir>/<role>.lock`, which ends with this process however that ends.
 
     Raises `RunInUseError` naming the process that holds it, and OSError where the folder cannot be written.
@@ -32,4 +48,4 @@ def run_lock(run_dir: Path, role: Literal["server", "trainer"]) -> Iterator[None
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
-        yield
+        yield RunLock(path, file)

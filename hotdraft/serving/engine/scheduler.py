@@ -255,9 +255,10 @@ class Scheduler:
                 return False
             self.prefilling = self._waiting.popleft()
         output = self.prefilling.output
-        self.prefilling.is_drafted_alone = self._k_choice.is_drafted_alone(recorded=output.is_recorded)
-        self.prefilling.is_drafted = self.prefilling.is_drafted_alone or self._k_choice.is_drafted(row + 1)
-        output.admitted = time.perf_counter()
+        if output.admitted is None:  # else it was put back: to ask again would use up what is tried now and then
+            self.prefilling.is_drafted_alone = self._k_choice.is_drafted_alone(recorded=output.is_recorded)
+            self.prefilling.is_drafted = self.prefilling.is_drafted_alone or self._k_choice.is_drafted(row + 1)
+            output.admitted = time.perf_counter()
         self._decoder.load(row, output.request.prompt_ids, read_whole=output.prompt_log is not None)
         return True
 

@@ -70,10 +70,11 @@ def create_app(
         if not engine.is_alive:
             cause = f" It ended by {engine.fatal_error}" if engine.fatal_error else ""
             raise ApiError(503, f"The engine is not running.{cause}", code="engine_dead")
-        adapters, recorder = metrics.sources.adapters, metrics.sources.recorder
+        sources = metrics.sources
         amiss = {
-            "unusable_adapters": adapters.unusable if adapters else None,
-            "recording": recorder.problem if recorder else None,
+            "unusable_adapters": sources.adapters.unusable if sources.adapters else None,
+            "recording": sources.recorder.problem if sources.recorder else None,
+            "run_dir": sources.lock.problem if sources.lock else None,
         }
         return {"status": "ok", **{name: what for name, what in amiss.items() if what}}
 

@@ -13,6 +13,7 @@ from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.pipeline.processes.supervisor import TrainerSupervisor
 from hotdraft.pipeline.replay.buffer import ReplaySize
 from hotdraft.pipeline.store.curves import ServedCurves
+from hotdraft.pipeline.system.run_lock import RunLock
 from hotdraft.serving.engine.recorder import Recorder
 from hotdraft.serving.graphs.recurring import GraphCounts
 from hotdraft.serving.messages.events import CloseReason
@@ -79,6 +80,7 @@ class Sources:
     curves: ServedCurves | None = None
     connections: ConnectionCounts | None = None
     adapters: AdapterCounts | None = None
+    lock: RunLock | None = None
 
 
 _NO_REPLAY = ReplaySize(shards=0, bytes=0, requests=0)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from hotdraft.pipeline.config.origins import without_password
-from hotdraft.pipeline.store.connection import STORE_ERRORS, StoreError
+from hotdraft.pipeline.store.connection import STORE_ERRORS, StoreError, in_one_line
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.serving.messages.events import SwapReason
 from hotdraft.serving.updates.acceptance_watch import AcceptanceWatch
@@ -104,8 +104,8 @@ class AdapterSync:
             part()
         except (StoreError, *STORE_ERRORS) as error:
             if not self._store_is_down:
-                logger.warning("the adapter registry cannot be reached, version %d serves on: %s",
-                               self._swapper.live_version, without_password(str(error)))  # fmt: skip
+                logger.warning("the adapter registry cannot be used, version %d serves on: %s",
+                               self._swapper.live_version, without_password(in_one_line(error)))  # fmt: skip
             self._store_is_down = True
             return False
         except CancelledError:  # the engine ends

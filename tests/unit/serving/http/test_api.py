@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from unittest.mock import Mock
 
 import httpx
@@ -11,6 +12,7 @@ import openai
 import pytest
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.system.run_lock import run_lock
 from hotdraft.serving.http.app import create_app
 from hotdraft.serving.metrics.listener import ServingMetrics
 from hotdraft.serving.metrics.state_metrics import Sources
@@ -250,6 +252,23 @@ def test_shards_that_cannot_be_written_are_told_and_do_not_make_the_process_ill(
     with watched(engine, Sources(recorder=recorder)) as url:
         reply = httpx.get(f"{url}/health")
     assert (reply.status_code, reply.json()) == (200, {"status": "ok", "recording": "ClientError: slow down"})
+
+
+def test_a_run_directory_that_was_moved_or_replaced_under_the_server_is_told(
+    engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    with run_lock(run_dir, "server") as lock, watched(engine, Sources(lock=lock)) as url:
+        assert httpx.get(f"{url}/health").json() == {"status": "ok"}
+        run_dir.rename(tmp_path / "away")
+        assert "is not what it was" in httpx.get(f"{url}/health").json()["run_dir"]
+        with run_lock(run_dir, "server"):
+            told = httpx.get(f"{url}/health")
+            assert (told.status_code, "is another folder" in told.json()["run_dir"]) == (200, True)
+        (run_dir / "server.lock").unlink()
+        run_dir.rmdir()
+        (tmp_path / "away").rename(run_dir)
+        assert httpx.get(f"{url}/health").json() == {"status": "ok"}
 
 
 @contextmanager

@@ -159,3 +159,33 @@ def test_nothing_is_drafted_while_the_proposer_is_far_behind(scheduler: Schedule
     scheduler.read_prompts()
     for rows.is_behind, k in ((True, 0), (True, 0), (False, 2)):
         assert scheduler.plan().proposals.k == k
+
+
+def test_a_request_that_is_put_back_is_asked_about_once(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the draft reads its prompt is tried now and then, and each question counts."""
+    asked: list[int] = []
+    monkeypatch.setattr(KChoice, "is_drafted", lambda self, at_once: asked.append(at_once) or False)
+    [sequence] = wait(scheduler, 5)
+    for _ in range(3):
+        scheduler._admit()
+        assert scheduler.prefilling is sequence
+        scheduler._waiting.appendleft(sequence)
+        scheduler.prefilling = None
+    assert asked == [1]
+    assert not sequence.is_drafted
+
+
+def test_what_a_round_committed_beyond_an_answers_end_is_not_remembered(
+    scheduler: Scheduler, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[tuple[str, list[int]]] = []
+    guessing = SimpleNamespace(remember=lambda scope, token_ids: kept.append((scope, list(token_ids))))
+    [sequence] = wait(scheduler, 2, max_tokens=9)
+    scheduler.read_prompts()
+    sequence.left, plan = 1, scheduler.plan()
+    monkeypatch.setattr(scheduler._k_choice, "guessing", guessing)
+    rows.slots.held = lambda row: [1, 1, *range(11, 22)]
+    assert scheduler.advance(plan, a_round([5, 6, 7])) == [(1, "length")]
+    assert kept == [(sequence.request.scope, list(range(11, 20)))], "all nine, and none of the three more"

@@ -156,3 +156,22 @@ def test_a_row_that_is_moved_or_rewound_goes_on(decoder: SpeculativeDecoder, tin
 def test_its_keys_take_no_more_than_the_window(tiny_target: str, tiny_draft: str) -> None:
     proposers = [made(tiny_target, tiny_draft, window=window).proposer for window in (WINDOW, None)]
     assert [each.longest for each in proposers if isinstance(each, DraftModel)] == [256, 448]
+
+
+@pytest.mark.parametrize("length", range(284, 294))
+def test_a_row_that_drafts_nothing_behind_many_guesses_stays_within_its_slot(
+    tiny_target: str, tiny_draft: str, length: int
+) -> None:
+    """Steps are of all rows, as many as the one that drafts most has."""
+    decoder = build_decoder(
+        load(tiny_target), load(tiny_draft), num_slots=2, max_model_len=400, max_k=8, max_proposed=24,
+        max_alternatives=4, log_top_k=8, draft_window=97, instructions="none",
+    )  # fmt: skip
+    prompt = (LONG * 2)[:length]
+    start(decoder, [prompt[:97], prompt[:60]])
+    decoder.slots.append_on_host([prompt[97:], []])  # an answer since
+    decoder.slots.tokens[0, 97:length] = torch.tensor(prompt[97:])
+    decoder.slots.device_lengths[0] = length
+    plan = ProposalPlan([[1] * 24, []], [0, 8])
+    outcome = decoder.round(plan, batch([SamplingParams(temperature=0.8)] * 2), log=False)
+    assert outcome.draft_is_sound.all()

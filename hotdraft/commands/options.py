@@ -18,6 +18,9 @@ ConfigOption = Annotated[
     Path, typer.Option("--config", "-c", envvar="HOTDRAFT_CONFIG", help="YAML file, or one that ships, as smollm2.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+VersionArgument = Annotated[
+    int, typer.Argument(min=1, max=2**31 - 1, help="Version number, as `list` shows it.")  # MLflow's column
+]
 
 HostOption = Annotated[str | None, typer.Option(help="Address to listen at.")]
 PortOption = Annotated[int | None, typer.Option(help="TCP port to listen at.")]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hotdraft.commands.options import ConfigOption, waiting
+from hotdraft.commands.options import ConfigOption, VersionArgument, waiting
 
 
 class ExportFormat(StrEnum):
@@ -15,7 +15,6 @@ class ExportFormat(StrEnum):
     GGUF = "gguf"
 
 
-VersionArgument = Annotated[int, typer.Argument(min=1, help="Version number, as `list` shows it.")]
 FormatOption = Annotated[
     ExportFormat,
     typer.Option("--format", help="A PEFT adapter, or the draft with it merged in: a folder, or llama.cpp's file."),

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from hotdraft.commands.adapters.export import ExportFormat, FormatOption, VersionArgument, write_version
-from hotdraft.commands.options import ConfigOption, waiting
+from hotdraft.commands.adapters.export import ExportFormat, FormatOption, write_version
+from hotdraft.commands.options import ConfigOption, VersionArgument, waiting
 
 
 def push(

@@ -11,7 +11,7 @@ import typer
 
 from hotdraft.commands.adapters.export import export
 from hotdraft.commands.adapters.hub import pull, push
-from hotdraft.commands.options import ConfigOption, JsonOption, waiting
+from hotdraft.commands.options import ConfigOption, JsonOption, VersionArgument, waiting
 from hotdraft.pipeline.system.local_time import MINUTES, local_time
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ PINNED_WORDS = "pinned by hand until `hotdraft adapters unpin`"
 NONE_PINNED = f"no adapter serves, {PINNED_WORDS}"
 
 ReasonOption = Annotated[str, typer.Option(help="Kept with the version.")]
-VersionArgument = Annotated[int, typer.Argument(min=1, help="Version number, as `list` shows it.")]
 
 
 @app.command("list")

@@ -81,7 +81,7 @@ class Served:
     def to_tag(self) -> str:
         """JSON, with the domains of most requests."""
         largest = sorted(self.by_domain.items(), key=lambda item: -item[1].requests)[:MAX_DOMAINS_IN_TAG]
-        return json.dumps(asdict(replace(self, by_domain=dict(largest))))
+        return json.dumps(asdict(replace(self, by_domain=dict(largest))), ensure_ascii=False)
 
     @classmethod
     def from_tag(cls, tag: str) -> Self:

@@ -8,7 +8,6 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -136,7 +135,7 @@ def window_tags(rows: ReplayRows) -> dict[str, str]:
         "train_last_request": rows.newest,
         "train_first_at": f"{times[0]:.3f}",
         "train_last_at": f"{times[-1]:.3f}",
-        "train_domains": json.dumps(dict(domains.most_common(24))),
+        "train_domains": json.dumps(dict(domains.most_common(24)), ensure_ascii=False),
     }
 
 
@@ -147,9 +146,9 @@ def gain_metrics(verdict: Verdict) -> dict[str, float]:
     return {**figures, **by_domain}
 
 
-def gate_tags(domains: Sequence[str] | np.ndarray, champion: np.ndarray, candidate: np.ndarray) -> dict[str, str]:
-    """Tag of a version for what the gate measured by domain; scores [R] are those of each held-out request."""
-    names = np.array([name_part(domain) for domain in domains])
+def gate_tags(names: np.ndarray, champion: np.ndarray, candidate: np.ndarray) -> dict[str, str]:
+    """Tag of a version for what the gate measured by domain, each a `name_part`; scores [R] are those of each
+    held-out request."""
     table: dict[str, Any] = {}
     for name, requests in Counter(names.tolist()).most_common(24):
         of_domain = names == name
@@ -158,7 +157,7 @@ def gate_tags(domains: Sequence[str] | np.ndarray, champion: np.ndarray, candida
             "champion": round(float(champion[of_domain].mean()), 4),
             "candidate": round(float(candidate[of_domain].mean()), 4),
         }
-    return {GATE_BY_DOMAIN: json.dumps(table)}
+    return {GATE_BY_DOMAIN: json.dumps(table, ensure_ascii=False)}
 
 
 def _dataset(name: str, url: str, rows: ReplayRows) -> Dataset:

@@ -13,6 +13,8 @@ class RunInUseError(ValueError):
 
 
 class RunLock:
+    """What holds a run directory for this process."""
+
     def __init__(self, path: Path, file: IO[str]) -> None:
         self._path = path
         self._file = file

@@ -84,7 +84,7 @@ class DraftChain:
             window = Window(slice(0, len(token_ids)), positions, key_length)
             logits = self._runner.forward(window, token_ids, 1)
             positions = (ends + step).clamp_max(self._padding.last)
-            steps.append(draw(logits, positions, ends, greedy, None, vocabulary, self._vocab_size))
+            steps.append(draw(logits, positions, greedy.seeds[:, None], greedy, None, vocabulary, self._vocab_size))
             token_ids = steps[-1].token_ids
         sound = torch.cat([step.sound for step in steps], 1)
         return torch.cat([step.token_ids for step in steps], 1), sound.all(1, keepdim=True)

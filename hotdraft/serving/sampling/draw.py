@@ -29,13 +29,13 @@ class Drawn:
 def draw(
     logits: Tensor,
     position: Tensor,
-    begun: Tensor,
+    seeds: Tensor,
     sampling: SamplingBatch,
     counts: Tensor | None,
     vocabulary: Tensor | None,
     vocab_size: int,
 ) -> Drawn:
-    """From logits [B, 1, N] the token at int64 `position` [B, 1] of each row, in a round that `begun` there [B, 1].
+    """From logits [B, 1, N] the token at int64 `position` [B, 1] of each row, by the `seeds` [B, 1] of its round.
 
     `counts` [B, V] says how often each token came, if some row is penalised. With a `vocabulary` [N] the logits are
     of these tokens only.
@@ -48,17 +48,15 @@ def draw(
         known = counts if vocabulary is None else counts[:, vocabulary]
         logits = penalise(logits, known[:, None], sampling, vocabulary)
     drawn_from = Distributions.of(logits, sampling, vocabulary, vocab_size)
-    token_ids = _sample(drawn_from, position, begun, sampling)
+    token_ids = _sample(drawn_from, position, seeds, sampling)
     return Drawn(token_ids, None if sampling.all_chosen else drawn_from, sound[:, 0])
 
 
-def _sample(drawn_from: Distributions, position: Tensor, begun: Tensor, sampling: SamplingBatch) -> Tensor:
+def _sample(drawn_from: Distributions, position: Tensor, seeds: Tensor, sampling: SamplingBatch) -> Tensor:
     if sampling.all_chosen:
         return drawn_from.choose(sampling, position)
     first = torch.zeros_like(sampling.seeds)
-    # Anew each round: which alternatives are read depends on all that was drafted, also behind a refused token.
-    round_seeds = random_bits(sampling.seeds, begun[:, 0], NoiseStream.DRAFT)
-    token_ids = drawn_from.sample(first, uniform(round_seeds, position[:, 0], NoiseStream.DRAFT))[:, None]
+    token_ids = drawn_from.sample(first, uniform(seeds, position, NoiseStream.DRAFT)[:, 0])[:, None]
     if sampling.chosen is not None:
         token_ids[sampling.chosen] = drawn_from.choose(sampling, position)[sampling.chosen]
     return token_ids
@@ -76,7 +74,12 @@ class Drawing:
         begun: Tensor | None = None,
     ) -> None:
         """`begun` [B, 1]: where the round did, if the last of `answers` are guessed in it and not committed."""
-        self._begun = answers.end if begun is None else begun
+        self._seeds = sampling.seeds[:, None]
+        if not sampling.all_chosen:
+            # Others each round: which alternatives are read depends on all that was drafted, also behind a token
+            # that is refused, where the next round drafts anew.
+            begun = answers.end if begun is None else begun
+            self._seeds = random_bits(self._seeds, begun, NoiseStream.DRAFT)
         self._sampling = sampling
         self._answers = answers
         self._vocabulary = vocabulary
@@ -90,7 +93,7 @@ class Drawing:
         """The next token ids [B, 1], from logits [B, 1, N]; any token where those are not sound."""
         position = self._answers.end + len(self._steps)
         drawn = self._draw(
-            logits, position, self._begun, self._sampling, self._counts, self._vocabulary, self._answers.vocab_size
+            logits, position, self._seeds, self._sampling, self._counts, self._vocabulary, self._answers.vocab_size
         )
         self._sound = self._sound & drawn.sound
         if self._counts is not None:

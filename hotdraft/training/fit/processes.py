@@ -61,24 +61,16 @@ def in_processes(work: Callable[[torch.device], T], count: int, device_type: str
     threads = max(1, torch.get_num_threads() // count)
     results = multiprocessing.get_context("spawn").SimpleQueue()
     try:
-        multiprocessing.spawn(
-            _process, args=(work, device_type, free_port(), threads, os.getpid(), results), nprocs=count
-        )
+        multiprocessing.spawn(_process, args=(work, device_type, free_port(), threads, results), nprocs=count)
     except ProcessException as error:
         raise TrainingProcessError(str(error).strip().splitlines()[-1]) from error
     return results.get()
 
 
 def _process(
-    rank: int,
-    work: Callable[[torch.device], T],
-    device_type: str,
-    port: int,
-    threads: int,
-    parent: int,
-    results: Any,
+    rank: int, work: Callable[[torch.device], T], device_type: str, port: int, threads: int, results: Any
 ) -> None:
-    die_with_parent(parent)
+    die_with_parent(os.getppid())
     os.environ.update(LOCAL_RANK=str(rank), NODE_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     if device_type == "cpu":
         torch.set_num_threads(threads)

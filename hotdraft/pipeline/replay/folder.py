@@ -130,7 +130,8 @@ class ShardFolder:
     def remove(self, name: str) -> None:
         """Another server may have done so."""
         try:
-            self.fs.rm_file(self.path(name))
+            with self._answering():
+                self.fs.rm_file(self.path(name))
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -156,7 +157,8 @@ class ShardFolder:
     def quarantined(self) -> dict[str, int]:
         """Bytes of each entry of the quarantine, the oldest first, and of what is passed over where it is."""
         try:
-            entries = self.fs.ls(self.path(QUARANTINE), detail=True, refresh=True)
+            with self._answering():
+                entries = self.fs.ls(self.path(QUARANTINE), detail=True, refresh=True)
         except FileNotFoundError:
             entries = []
         sizes = {}

@@ -67,6 +67,14 @@ def test_a_store_that_cannot_be_reached_is_away_as_a_disk_is(buffer: ReplayBuffe
         with pytest.raises(OSError, match="ClientError: could not connect"):
             buffer.append([make_sample("lost")])
     assert request_ids(fresh) == ["a", "b"]
+    errors = buffer.errors
+    with monkeypatch.context() as patch:
+        patch.setattr(filesystem, "rm_file", away)
+        buffer._folder.remove(name)
+        patch.setattr(filesystem, "ls", away)
+        with pytest.raises(OSError, match="ClientError: could not connect"):
+            buffer._folder.quarantined()
+    assert buffer.errors == errors + 1, "of the deletion"
 
 
 def _fail_for(buffer: ReplayBuffer, patch: pytest.MonkeyPatch, fails) -> None:

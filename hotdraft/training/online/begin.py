@@ -32,8 +32,8 @@ def begin(context: JobContext, recorded: Recorded, burst: Burst | None) -> None:
     """Put on record what the job works at, unless it goes on with another, and its run; sweep what others left."""
     job, config, client = context.job, context.config, open_client(context.config)
     if (work := job.job.work) is None:
-        (config.run_dir / "jobs" / job.id).mkdir()
         work = JobWork(job.id, recipe(config), recorded.last_request, context.registry.champion(), burst)
+        (config.run_dir / "jobs" / job.id).mkdir()
         job.note(work)  # before there is a run: whoever finds the one ends or takes over the other
     for folder in job.leftovers():
         if (left_running := _run_of(client, config, folder.name)) is not None:

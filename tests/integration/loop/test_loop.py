@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 
 from hotdraft.cli import app
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.loop.job_record import VERDICTS, Job
+from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from tests.integration.processes import WORDS, Answer, Server, Trickle, acceptance_rate, is_running, kill, wait_for
-from tests.scenarios.kills import WORK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -133,20 +134,27 @@ def test_an_operator_rolls_the_live_server_back_and_forward(server: Server, conf
 
 @pytest.mark.usefixtures("learned")
 def test_serving_outlives_its_trainer_and_the_job_is_finished(server: Server, config: HotdraftConfig) -> None:
-    trainer = server.trainer_pid()
+    records, trainer = JobRecords(config.run_dir), server.trainer_pid()
     assert trainer is not None
     server.ask_many(SECOND)
     with Trickle(server, first=3000, pause=0.2) as trickle:
-        [job] = wait_for("a second job", lambda: list((config.run_dir / "jobs").glob(WORK)), 60)
+        wait_for("a second job at work", lambda: (job := records.running()) and job.work, 60)
         kill(trainer)
         wait_for("the trainer's end", lambda: not is_running(trainer))
-        assert job.is_dir()
+        job = records.unfinished()
+        assert job is not None
         wait_for("a new trainer", lambda: server.metric("hotdraft_trainer_restarts_total") >= 1, 30)
         answered = len(trickle.answers)
-        wait_for("the rest of the job", lambda: not job.exists(), 90)
+
+        def gone_on() -> Job | None:
+            later = (other for other in records.jobs() if other.work is not None and other.work.id == job.id)
+            return next((other for other in later if other.state in VERDICTS), None)
+
+        finished = wait_for("the rest of the job", gone_on, 90)
     assert not trickle.failures
     assert len(trickle.answers) > answered > 0
     assert server.trainer_pid() != trainer
+    assert finished.version == 2
     assert AdapterRegistry(config).version(2).tags["parent"] == "1"
 
 

@@ -48,7 +48,7 @@ def examine_replay(config: HotdraftConfig) -> Iterator[Finding]:
         yield warning(
             "replay buffer",
             f"{len(aside)} files were no readable shards and are set aside in {shown}/{QUARANTINE}: {named}",
-            "look why, the server's log says what was wrong with each; they can be deleted",
+            "look why, the server's or the trainer's log says what was wrong with each; they can be deleted",
         )
     if writable:
         says = f"{shown}, {len(shards)} shards, {sum(shards) / 1e6:,.1f} of {config.replay.max_bytes / 1e6:,.0f} MB"

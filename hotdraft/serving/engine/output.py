@@ -59,6 +59,8 @@ class Output:
         """Text not yet sent because a stop string might begin in it."""
         self._unsent_ids: list[int] = []
         self._unsent_logprobs: list[TokenLogprob] | None = None if request.params.logprobs is None else []
+        self._is_cut = False
+        """Whether a stop string was found: what its last token began belongs to what was cut off."""
         self._log: list[tuple[np.ndarray, ...]] = []
         self._submitted = time.perf_counter()
         self._first_token: float | None = None
@@ -99,7 +101,7 @@ class Output:
 
         Where the client's `on_delta` raises, the request ends: `finish_reason` is "error" if it had none.
         """
-        if reason:
+        if reason and not self._is_cut:
             self._held += self._detokenizer.finish()
         text = self._held if reason else self._held[: len(self._held) - self._stops.possible]
         if not (text or reason):
@@ -200,4 +202,5 @@ class Output:
         begins = self._stops.read(piece)
         kept = len(self._held) + (len(piece) if begins is None else begins)
         self._held = (self._held + piece)[:kept]
-        return begins is not None
+        self._is_cut = begins is not None
+        return self._is_cut

@@ -91,6 +91,23 @@ LARGE_BYTES_A_SECOND = 10_000_000
 LONGEST_WAIT_SECONDS = 5.0
 
 
+METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
+
+
+class KnownMethods:
+    """An ASGI middleware that refuses methods that HTTP does not name: each would be a label of metrics."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] not in METHODS:
+            error = ApiError(501, "This method is not known to the server.", code="unknown_method")
+            await error.response()(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
 class BodyLimit:
     """Answers 413 to a body of more than `max_bytes`, whether its length is declared or found out.
 

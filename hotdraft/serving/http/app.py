@@ -12,7 +12,7 @@ from prometheus_fastapi_instrumentator import Instrumentator
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.system.version import installed_version
 from hotdraft.serving.engine.engine import Engine
-from hotdraft.serving.http.access import ApiKeyGuard, BodyLimit
+from hotdraft.serving.http.access import ApiKeyGuard, BodyLimit, KnownMethods
 from hotdraft.serving.http.docs import docs_router
 from hotdraft.serving.http.errors import ApiError, add_error_handlers, error_responses
 from hotdraft.serving.http.foreign_pages import AllowedHosts, OwnPagesOnly
@@ -56,6 +56,7 @@ def create_app(
         should_group_status_codes=False, excluded_handlers=list(PROBES), registry=metrics.registry
     )
     instrumentator.instrument(app)
+    app.add_middleware(KnownMethods)
     app.add_middleware(CorrelationIdMiddleware, header_name="X-Request-Id", validator=is_request_id)
 
     bearer = Depends(HTTPBearer(auto_error=False, description="one of the server's keys"))

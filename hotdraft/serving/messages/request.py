@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal
 
 from hotdraft.serving.messages.stop_strings import StopStrings
@@ -18,6 +19,7 @@ MAX_BIASED = 300
 """Tokens that a request may bias."""
 MODEL_TELLS = ("temperature", "top_p", "top_k", "min_p", "epsilon_cutoff", "eta_cutoff")
 """What a request leaves out of these is as the model's `generation_config.json` says."""
+_MAY_BE_NONE = ("seed", "logprobs", "prompt_logprobs")
 MIN_TEMPERATURE = 1e-5
 """vLLM's bound as well."""
 
@@ -66,6 +68,12 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,))
         if 0 < self.temperature < MIN_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
+        for field in ("max_tokens", "top_k", "seed", "logprobs", "prompt_logprobs"):
+            number = getattr(self, field)
+            if not (number is None and field in _MAY_BE_NONE) and (
+                isinstance(number, bool) or not isinstance(number, Integral)
+            ):
+                raise ParameterError(field, f"must be a whole number, not {number!r}")
         checks = {
             "max_tokens": (self.max_tokens >= 1, "at least 1"),
             "temperature": (0 <= self.temperature <= 100, "between 0 and 100"),

@@ -77,8 +77,7 @@ class AdapterSync:
 
     def start(self) -> None:
         """Serve the champion, or what served last if nobody can say which that is, then keep following it."""
-        self._turn("startup")
-        if self._store_is_down and not self._swapper.live_version:
+        if not self._turn("startup") and not self._swapper.live_version:
             self._do(self._follower.take_up_last_served)
         self._thread.start()
 
@@ -91,12 +90,17 @@ class AdapterSync:
         while not self._stopping.wait(POLL_SECONDS):
             self._turn("promotion")
 
-    def _turn(self, reason: SwapReason) -> None:
-        """Watch, follow and count; a store that cannot be reached changes nothing."""
-        for part in (self._watch.turn, partial(self._follower.follow, reason), self._count_refused):
+    def _turn(self, reason: SwapReason) -> bool:
+        """Watch, follow and count; whether the store could be read. One that cannot be written is counted."""
+        is_told = self._do(self._watch.turn)
+        for part in (partial(self._follower.follow, reason), self._count_refused):
             if not self._do(part):
-                return
-        self._store_is_down = False
+                return False
+        if is_told:
+            self._store_is_down = False
+        else:
+            self.errors += 1
+        return True
 
     def _do(self, part: Callable[[], None]) -> bool:
         """Whether the store answered `part`; what else fails in it keeps the others from nothing."""

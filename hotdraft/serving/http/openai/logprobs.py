@@ -56,7 +56,8 @@ def chat_logprobs(tokens: Sequence[TokenLogprob], text_of: TokenText) -> ChatLog
 def text_logprobs(tokens: Sequence[TokenLogprob], text_of: TokenText, offset: int = 0) -> TextLogprobs:
     """Of a text's tokens, the first of which begins at character `offset` of the choice.
 
-    As OpenAI does, each token's own log-probability stands among the likeliest even if it is not one of them.
+    As OpenAI does, each token's own log-probability stands among the likeliest even if it is not one of them. Of
+    tokens that read alike, as parts of a character do, the likeliest stands there.
     """
     texts = [text_of(token.token_id) for token in tokens]
     offsets = []
@@ -74,4 +75,8 @@ def text_logprobs(tokens: Sequence[TokenLogprob], text_of: TokenText, offset: in
 def _likeliest(token: TokenLogprob, text_of: TokenText) -> dict[str, float] | None:
     if token.logprob is None:
         return None
-    return {text_of(other): logprob for other, logprob in token.top} | {text_of(token.token_id): token.logprob}
+    told = dict[str, float]()
+    for other, logprob in (*token.top, (token.token_id, token.logprob)):
+        text = text_of(other)
+        told[text] = max(told.get(text, logprob), logprob)
+    return told

@@ -53,7 +53,7 @@ class FollowedEngine:
     @property
     def failures(self) -> Mapping[str, int]:
         """By place: `recording` for each worker that ended it, `journal` for what could not be understood."""
-        return dict(self._failures)
+        return {"recording": 0, "journal": 0, **self._failures}
 
     @property
     def num_running(self) -> int:
@@ -103,11 +103,17 @@ class FollowedEngine:
     def _take_news(self) -> None:
         try:
             for event in self._journal.news():
-                self._take(event)
-        except Exception:  # the top of a thread that must outlive whatever is written there
-            self._failures["journal"] += 1
-            if self._failures["journal"] == 1:
-                logger.exception("a worker's journal, which is followed on")
+                try:
+                    self._take(event)
+                except Exception as error:  # noqa: BLE001 -- those behind it, a swap among them, are heard all the same
+                    self._count(error)
+        except Exception as error:  # noqa: BLE001 -- the top of a thread that outlives whatever is written there
+            self._count(error)
+
+    def _count(self, error: Exception) -> None:
+        self._failures["journal"] += 1
+        if self._failures["journal"] == 1:
+            logger.error("a worker's journal, which is followed on", exc_info=error)
 
     def _take(self, event: dict[str, Any]) -> None:
         match event["event"]:

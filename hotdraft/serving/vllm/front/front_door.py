@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hotdraft.serving.vllm.worker.requests import CLIENT, DOMAIN, STORE
 
 OURS = "/hotdraft"
-TAGGED = ("/v1/chat/completions", "/v1/completions")
+TAGGED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 MAX_DOMAIN = 200
 
 

@@ -48,9 +48,14 @@ class ServedRequest:
 
     @classmethod
     def of(cls, new: Any) -> Self | None:
-        """Of vLLM's `NewRequestData`; None for one that generates nothing or whose prompt is no tokens."""
+        """Of vLLM's `NewRequestData`; None for one without tokens to read or to generate, or that is back.
+
+        The second runner hands a request that was preempted on as a new one, with what it said before to be read.
+        """
         params, prompt_ids = new.sampling_params, new.prompt_token_ids
         if params is None or not prompt_ids:
+            return None
+        if len(getattr(new, "prefill_token_ids", None) or prompt_ids) != len(prompt_ids):
             return None
         extra = params.extra_args or {}
         is_kept = str(extra.get(STORE, 1)).lower() not in ("0", "false")

@@ -6,7 +6,7 @@ import pytest
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.serving.engine.load import build_engine
-from hotdraft.serving.messages.request import SamplingParams
+from hotdraft.serving.messages.request import ParameterError, SamplingParams
 from tests.unit.serving.clients import ask, greedy, request
 
 LIMIT = 61
@@ -56,3 +56,10 @@ def test_a_seed_that_no_tensor_holds_is_refused() -> None:
     for seed in (2**63, -(2**63) - 1):
         with pytest.raises(ValueError, match="seed must be a 64-bit integer"):
             SamplingParams(seed=seed)
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "top_k", "seed", "logprobs", "prompt_logprobs"])
+@pytest.mark.parametrize("number", [2.5, True, "2"])
+def test_what_is_no_whole_number_is_refused_by_name_before_a_round(field: str, number: object) -> None:
+    with pytest.raises(ParameterError, match=f"{field}.*whole number"):
+        SamplingParams(**{field: number})  # type: ignore[arg-type]

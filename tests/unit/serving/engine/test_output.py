@@ -200,3 +200,12 @@ def test_logprobs_go_with_the_tokens_they_are_of() -> None:
         (TokenLogprob(tokens[0], -5.0, ((0, -1.0), (1, -2.0))),),
         tuple(TokenLogprob(tokens[1 + n], -5.0 - n, ((0, -1.0), (1, -2.0))) for n in range(3)),
     ]
+
+
+def test_what_a_stop_strings_last_token_began_is_cut_off_with_it() -> None:
+    spoken = Spoken(stop=("END",))
+    assert spoken.say("hi EN") is None
+    spoken.output._detokenizer.step = lambda token: "D"  # type: ignore[method-assign]
+    spoken.output._detokenizer.finish = lambda: "�"  # type: ignore[method-assign]
+    assert spoken.say("x") == "stop"
+    assert "".join(spoken.texts) == "hi "

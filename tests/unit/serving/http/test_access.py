@@ -139,3 +139,10 @@ def test_answers_are_counted_by_status(url: str) -> None:
     assert 'http_requests_total{handler="/v1/models",method="GET",status="200"}' in text
     assert 'http_requests_total{handler="/v1/models/{name:path}",method="GET",status="404"}' in text
     assert 'handler="/health"' not in text
+
+
+def test_methods_that_http_does_not_name_become_no_labels(guarded: str) -> None:
+    replies = [httpx.request(f"ZZ{number}", f"{guarded}/v1/models") for number in range(5)]
+    assert {reply.status_code for reply in replies} == {501}
+    assert replies[0].json()["error"]["code"] == "unknown_method"
+    assert "ZZ" not in httpx.get(f"{guarded}/metrics").text

@@ -112,3 +112,8 @@ def test_what_cannot_be_has_a_number_in_json() -> None:
     told = text_logprobs([TokenLogprob(5, -math.inf, ((6, -math.inf),))], str)
     assert told.token_logprobs == [-9999.0]
     assert told.top_logprobs == [{"6": -9999.0, "5": -9999.0}]
+
+
+def test_of_tokens_that_read_alike_the_likeliest_is_told() -> None:
+    told = text_logprobs([TokenLogprob(5, -4.0, ((6, -0.1), (7, -3.0)))], lambda token: "�")
+    assert told.top_logprobs == [{"�": -0.1}]

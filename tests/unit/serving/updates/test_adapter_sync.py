@@ -408,3 +408,14 @@ def test_a_watch_that_fails_does_not_stop_the_champion_from_being_followed(engin
     sync.start()
     registry.promote(1)
     assert eventually(lambda: engine.draft_version == 1)
+
+
+def test_a_store_that_can_be_read_and_not_told_keeps_no_champion_from_being_followed(
+    engine, sync, registry, watch, monkeypatch
+):
+    monkeypatch.setattr(adapter_sync, "POLL_SECONDS", 0.01)
+    watch.turn.side_effect = MlflowException("no tag may be written")
+    sync.start()
+    registry.promote(1)
+    assert eventually(lambda: engine.draft_version == 1)
+    assert eventually(lambda: sync.errors >= 1)

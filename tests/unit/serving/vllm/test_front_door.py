@@ -42,6 +42,7 @@ def vllm() -> tuple[FastAPI, list[str]]:
     ours = FastAPI()
 
     @app.post("/v1/chat/completions")
+    @app.post("/v1/responses")
     async def chat(request: Request) -> dict[str, Any]:
         return {"said": await request.json(), "length": request.headers["content-length"]}
 
@@ -73,3 +74,9 @@ def test_requests_pass_the_door_whole(vllm: tuple[FastAPI, list[str]]) -> None:
         assert client.get("/hotdrafts").status_code == 404
         assert not ended
     assert ended == ["ended"]
+
+
+def test_a_response_that_is_not_to_be_stored_is_not_recorded(vllm: tuple[FastAPI, list[str]]) -> None:
+    with TestClient(vllm[0]) as client:
+        said = client.post("/v1/responses", json={"input": "a secret", "store": False}).json()["said"]
+    assert said["vllm_xargs"] == {"hotdraft_client": "client", "hotdraft_store": 0}

@@ -156,6 +156,9 @@ def test_requests_that_were_preempted_are_not_followed(follow: Callable[..., Fol
     new = follow(runner_v2, RunnerV2())
     new.runner.step(Scheduled([new_request("b")]), {"b": []}, [[3]], logits(1))
     new.runner.step(Scheduled(preempted_req_ids={"b"}), {}, [], logits(0))
+    back = new_request("b")
+    back.prefill_token_ids = [*back.prompt_token_ids, 3]
+    new.runner.step(Scheduled([back]), {"b": []}, [[4]], logits(1))
     new.runner.step(Scheduled(finished_req_ids={"b"}), {}, [], logits(0))
     assert old.samples() == new.samples() == {}
 

@@ -1,5 +1,6 @@
 """A version serves on all workers or on none: no engine drafts with another one than the rest."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -163,3 +164,17 @@ def test_what_a_worker_counted_of_a_request_is_told_and_kept(workers: Workers, e
 )
 def test_counts_are_found_by_the_id_that_the_client_has(worker_id: str, answer_id: str) -> None:
     assert outer_id(worker_id) == answer_id
+
+
+def test_an_event_that_cannot_be_understood_hides_no_swap_behind_it(
+    workers: Workers, engine: FollowedEngine
+) -> None:
+    assert engine.failures == {"recording": 0, "journal": 0}, "an alert sees a rise from nought"
+    journal = workers.journals["engine1"]
+    journal.tell("finished", id="of a worker that tells nothing else")
+    journal.tell("swapped", version=6, pause=0.0, previous=0)
+    wait = time.monotonic() + 10
+    while engine.workers["engine1"]["version"] != 6 and time.monotonic() < wait:
+        time.sleep(0.01)
+    assert engine.workers["engine1"]["version"] == 6
+    assert engine.failures["journal"] == 1

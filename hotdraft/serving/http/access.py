@@ -91,7 +91,7 @@ LARGE_BYTES_A_SECOND = 10_000_000
 LONGEST_WAIT_SECONDS = 5.0
 
 
-METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
+METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "QUERY", "TRACE"})
 
 
 class KnownMethods:
@@ -102,7 +102,7 @@ class KnownMethods:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] not in METHODS:
-            error = ApiError(501, "This method is not known to the server.", code="unknown_method")
+            error = ApiError(405, "This method is not known to the server.", code="unknown_method")
             await error.response()(scope, receive, send)
         else:
             await self._app(scope, receive, send)

@@ -141,11 +141,12 @@ class ShardFolder:
         """Move `name` into the quarantine, or pass it over from now on."""
         aside = f"{QUARANTINE}/{time.time_ns():020d}-{name}"
         try:
-            self.fs.makedirs(self.path(QUARANTINE), exist_ok=True)
-            if self.is_local:
-                os.rename(self.path(name), self.path(aside))
-            else:
-                self.fs.mv(self.path(name), self.path(aside), recursive=True)
+            with self._answering():
+                self.fs.makedirs(self.path(QUARANTINE), exist_ok=True)
+                if self.is_local:
+                    os.rename(self.path(name), self.path(aside))
+                else:
+                    self.fs.mv(self.path(name), self.path(aside), recursive=True)
         except FileNotFoundError:  # another process was faster
             return
         except OSError as error:

@@ -15,6 +15,8 @@ from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.config.serving import ServerConfig
 from hotdraft.serving.http.errors import ApiError
 
+METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "QUERY", "TRACE"})
+
 
 def read_api_keys(config: ServerConfig) -> list[str]:
     """The keys of `api_keys` and of `api_key_file`, which has one a line; lines that begin with # are notes.
@@ -61,6 +63,20 @@ def _keys_in(path: Path | None, name: str) -> list[str]:
     return keys
 
 
+class KnownMethods:
+    """An ASGI middleware that refuses methods that HTTP does not name: each would be a label of metrics."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] not in METHODS:
+            error = ApiError(405, "This method is not known to the server.", code="unknown_method")
+            await error.response()(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
 class ApiKeyGuard:
     """Lets a request to a guarded path pass only with `Authorization: Bearer` and a key for it.
 
@@ -89,23 +105,6 @@ LARGE_BYTES = 100_000
 LARGE_BYTES_A_SECOND = 10_000_000
 """Of large bodies handed on: reading a megabyte of JSON keeps event loop and decoder waiting for some 20 ms."""
 LONGEST_WAIT_SECONDS = 5.0
-
-
-METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "QUERY", "TRACE"})
-
-
-class KnownMethods:
-    """An ASGI middleware that refuses methods that HTTP does not name: each would be a label of metrics."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] not in METHODS:
-            error = ApiError(405, "This method is not known to the server.", code="unknown_method")
-            await error.response()(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
 
 
 class BodyLimit:

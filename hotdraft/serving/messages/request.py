@@ -19,9 +19,10 @@ MAX_BIASED = 300
 """Tokens that a request may bias."""
 MODEL_TELLS = ("temperature", "top_p", "top_k", "min_p", "epsilon_cutoff", "eta_cutoff")
 """What a request leaves out of these is as the model's `generation_config.json` says."""
-_MAY_BE_NONE = ("seed", "logprobs", "prompt_logprobs")
 MIN_TEMPERATURE = 1e-5
 """vLLM's bound as well."""
+_WHOLE_NUMBERS = {"max_tokens": False, "top_k": False, "seed": True, "logprobs": True, "prompt_logprobs": True}
+"""And whether each may be None."""
 
 
 class ParameterError(ValueError):
@@ -68,11 +69,9 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,))
         if 0 < self.temperature < MIN_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
-        for field in ("max_tokens", "top_k", "seed", "logprobs", "prompt_logprobs"):
+        for field, may_be_none in _WHOLE_NUMBERS.items():
             number = getattr(self, field)
-            if not (number is None and field in _MAY_BE_NONE) and (
-                isinstance(number, bool) or not isinstance(number, Integral)
-            ):
+            if not (_is_whole(number) or (number is None and may_be_none)):
                 raise ParameterError(field, f"must be a whole number, not {number!r}")
         checks = {
             "max_tokens": (self.max_tokens >= 1, "at least 1"),
@@ -117,6 +116,10 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         """Whether tokens are drawn from other logits than the target's own."""
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or len(self.logit_bias) > 0
+
+
+def _is_whole(number: object) -> bool:
+    return isinstance(number, Integral) and not isinstance(number, bool)
 
 
 def _is_number_of_logprobs(number: int | None) -> tuple[bool, str]:

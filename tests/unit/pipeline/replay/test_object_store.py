@@ -75,6 +75,10 @@ def test_a_store_that_cannot_be_reached_is_away_as_a_disk_is(buffer: ReplayBuffe
         with pytest.raises(OSError, match="ClientError: could not connect"):
             buffer._folder.quarantined()
     assert buffer.errors == errors + 1, "of the deletion"
+    with monkeypatch.context() as patch:
+        patch.setattr(filesystem, "mv", away)
+        buffer._folder.set_aside(name, "it is broken")
+    assert buffer._folder.quarantined() == {name: 0}, "passed over where it is"
 
 
 def _fail_for(buffer: ReplayBuffer, patch: pytest.MonkeyPatch, fails) -> None:

@@ -1,149 +1,17 @@
-"""The thread that follows the champion, over a real engine and a registry that obeys the test."""
+"""The thread that follows the champion: what serves, what cannot, and what is counted."""
 
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
-from mlflow.exceptions import MlflowException
 
 from hotdraft.pipeline.models.adapter_folder import AdapterError
-from hotdraft.pipeline.store.adapter_version import RETIRED, ROLLED_BACK, AdapterVersion
-from hotdraft.pipeline.store.connection import StoreError
 from hotdraft.pipeline.store.errors import RegistryError
-from hotdraft.serving.engine.engine import Engine
-from hotdraft.serving.metrics.listener import ServingMetrics
-from hotdraft.serving.metrics.state_metrics import Sources
 from hotdraft.serving.updates import adapter_sync, champion
-from hotdraft.serving.updates.acceptance_watch import AcceptanceWatch
-from hotdraft.serving.updates.adapter_sync import AdapterSync
-from hotdraft.serving.updates.hot_swap import HotSwapper, StagedDraft
-from hotdraft.serving.updates.last_served import LastServed, LastServedFile
-
-
-class Registry:
-    """What `AdapterSync` needs of an `AdapterRegistry`, in memory."""
-
-    def __init__(self) -> None:
-        self.champions: list[int] = []
-        self.rolled_back: dict[int, str] = {}
-        self.down = False
-        self.keeps_files_back = False
-        self.fetched = Mock()
-        self.odd: Exception | None = None
-        self.rejected: set[int] = set()
-        self.asked_after: list[int] = []
-
-    def promote(self, version: int) -> None:
-        self.champions.append(version)
-
-    def champion(self) -> int:
-        self._reach()
-        return self.champions[-1] if self.champions else 0
-
-    def rollback(self, *, reason: str, version: int | None = None) -> int:
-        self._reach()
-        if not self.champions or version not in (None, self.champions[-1]):
-            raise RegistryError(f"version {version} is not the champion")
-        self.rolled_back[self.champions.pop()] = reason
-        return self.champion()
-
-    def champions_before(self, version: int) -> Iterator[int]:
-        self._reach()
-        yield from reversed(self.champions[: self.champions.index(version)])
-
-    def version(self, version: int) -> AdapterVersion:
-        self._reach()
-        status = ROLLED_BACK if version in self.rolled_back else RETIRED
-        return AdapterVersion(version, status, [], "run", 0.0, {}, None, pinned=False)
-
-    def refused(self, *, after: int = 0) -> set[int]:
-        self._reach()
-        if self.odd is not None:
-            raise self.odd
-        self.asked_after.append(after)
-        return {version for version in {*self.rolled_back, *self.rejected} if version > after}
-
-    def download(self, version: int, into: Path | None = None) -> Path:
-        self._reach()
-        if self.keeps_files_back:
-            raise StoreError("s3://us:secret@store is away")
-        return Path(f"/adapters/{version}")
-
-    def _reach(self) -> None:
-        if self.down:
-            raise MlflowException("no route to the store")
-
-
-class Swapper(HotSwapper):
-    """Stages the draft itself as every version but those in `broken`: what is swapped is tested elsewhere."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine, "fingerprint")
-        self.broken: dict[int, Exception] = {}
-        self.staged: list[int] = []
-
-    def stage(self, version: int, folder: Path | None) -> StagedDraft:
-        self.staged.append(version)
-        if version in self.broken:
-            raise self.broken[version]
-        assert version == 0 or folder == Path(f"/adapters/{version}")
-        return StagedDraft(version, self._original.weights)
-
-
-@pytest.fixture
-def registry() -> Registry:
-    return Registry()
-
-
-@pytest.fixture
-def swapper(engine: Engine) -> Swapper:
-    return Swapper(engine)
-
-
-@pytest.fixture
-def last_served(tmp_path: Path) -> LastServedFile:
-    return LastServedFile(tmp_path / "run")
-
-
-@pytest.fixture
-def watch() -> Mock:
-    return Mock(AcceptanceWatch)
-
-
-@pytest.fixture
-def sync(
-    engine: Engine,
-    swapper: Swapper,
-    registry: Registry,
-    last_served: LastServedFile,
-    watch: Mock,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[AdapterSync]:
-    monkeypatch.setattr(adapter_sync, "POLL_SECONDS", 0.01)
-    sync = AdapterSync(swapper, registry, last_served, watch)
-    yield sync
-    sync.stop()
-
-
-@pytest.fixture
-def metrics(engine: Engine, sync: AdapterSync) -> ServingMetrics:
-    metrics = ServingMetrics(engine, "tiny", Sources(adapters=sync))
-    engine.listeners.append(metrics)
-    return metrics
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 20
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    return condition()
-
-
-def count(metrics: ServingMetrics, name: str, **labels: str) -> float | None:
-    return metrics.registry.get_sample_value(name, {"model_name": "tiny", **labels})
+from hotdraft.serving.updates.hot_swap import StagedDraft
+from hotdraft.serving.updates.last_served import LastServed
+from tests.unit.serving.updates.followed import BROKEN, Swapper, count, eventually
 
 
 def test_the_champion_serves_from_the_start_and_is_followed(engine, sync, registry, metrics):
@@ -157,9 +25,6 @@ def test_the_champion_serves_from_the_start_and_is_followed(engine, sync, regist
     registry.rollback(reason="by hand")
     assert eventually(lambda: engine.draft_version == 1)
     assert eventually(lambda: count(metrics, "hotdraft_swaps_total", reason="rollback") == 1)
-
-
-BROKEN = AdapterError("lora_A has values that are not finite")
 
 
 def test_a_version_that_does_not_fit_is_unusable_here_and_the_alias_stays(
@@ -327,95 +192,8 @@ def test_a_refusal_is_counted_within_seconds_by_asking_for_newer_versions_alone(
     assert 0 not in registry.asked_after[1:]
 
 
-def test_a_store_that_is_down_changes_nothing_until_it_is_back(engine, sync, registry, caplog):
-    registry.promote(1)
-    sync.start()
-    registry.down = True
-    registry.champions.append(2)
-    assert eventually(lambda: "version 1 serves on" in caplog.text)
-    time.sleep(0.1)
-    assert engine.draft_version == 1
-    assert caplog.text.count("registry cannot be used") == 1, "said once, not every second"
-    registry.down = False
-    assert eventually(lambda: engine.draft_version == 2)
-
-
-def test_a_version_whose_files_are_kept_back_waits_for_them(engine, sync, registry, caplog, monkeypatch):
-    monkeypatch.setattr(champion, "LONGEST_RETRY_SECONDS", 0.02)
-    registry.promote(1)
-    sync.start()
-    registry.keeps_files_back = True
-    registry.promote(2)
-    assert eventually(lambda: "version 1 serves on: StoreError: s3://" in caplog.text)
-    assert "secret" not in caplog.text
-    assert not registry.rolled_back
-    assert eventually(lambda: sync.unusable == {2: "its files cannot be had"})
-    registry.keeps_files_back = False
-    assert eventually(lambda: engine.draft_version == 2)
-
-
-def test_a_store_that_is_down_at_the_start_does_not_stop_serving(engine, sync, registry):
-    registry.promote(1)
-    registry.down = True
-    sync.start()
-    assert engine.draft_version == 0
-    registry.down = False
-    assert eventually(lambda: engine.draft_version == 1)
-
-
-def test_what_served_last_serves_until_the_store_is_back(engine, sync, registry, last_served, metrics, caplog):
-    registry.promote(1)
-    registry.promote(2)
-    last_served.write(1, Path("/adapters/1"))
-    registry.down = True
-    sync.start()
-    assert engine.draft_version == 1, "before the first request"
-    assert eventually(lambda: count(metrics, "hotdraft_swaps_total", reason="startup") == 1)
-    assert "taking up version 1, which served last" in caplog.text
-    registry.down = False
-    assert eventually(lambda: engine.draft_version == 2)
-    assert eventually(lambda: last_served.read() == LastServed(version=2, folder=Path("/adapters/2")))
-
-
-def test_what_served_last_passes_the_checks_of_any_swap(
-    engine, sync, registry, swapper, last_served, metrics, caplog
-):
-    swapper.broken = {1: BROKEN}
-    last_served.write(1, Path("/adapters/1"))
-    registry.down = True
-    sync.start()
-    assert engine.draft_version == 0
-    assert count(metrics, "hotdraft_swap_failures_total") == 1
-    assert "not finite" in caplog.text
-    registry.down = False
-    registry.promote(2)
-    assert eventually(lambda: engine.draft_version == 2)
-
-
-def test_a_version_taken_back_while_the_server_was_off_is_not_what_served_last(engine, sync, registry, last_served):
-    last_served.write(1, Path("/adapters/1"))
-    sync.start()
-    assert engine.draft_version == 0
-    assert last_served.read() is None
-    registry.promote(2)
-    assert eventually(lambda: last_served.read() is not None)
-    registry.rollback(reason="by hand")
-    assert eventually(lambda: engine.draft_version == 0 and last_served.read() is None)
-
-
 def test_a_watch_that_fails_does_not_stop_the_champion_from_being_followed(engine, sync, registry, watch):
     watch.turn.side_effect = RegistryError("an odd entry")
     sync.start()
     registry.promote(1)
     assert eventually(lambda: engine.draft_version == 1)
-
-
-def test_a_store_that_can_be_read_and_not_told_keeps_no_champion_from_being_followed(
-    engine, sync, registry, watch, monkeypatch
-):
-    monkeypatch.setattr(adapter_sync, "POLL_SECONDS", 0.01)
-    watch.turn.side_effect = MlflowException("no tag may be written")
-    sync.start()
-    registry.promote(1)
-    assert eventually(lambda: engine.draft_version == 1)
-    assert eventually(lambda: sync.errors >= 1)

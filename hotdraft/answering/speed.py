@@ -42,11 +42,14 @@ def weights_here(config: HotdraftConfig) -> bool:
 
 
 def answer_speed(config: HotdraftConfig, items: Sequence[Prompt | Text]) -> float | None:
-    """Output tokens of the target a second, all slots together, over one batch of answers; None without prompts."""
+    """Output tokens of the target a second, all slots together, over one batch of answers.
+
+    None where no prompt is there, or fits.
+    """
     prompts = [item for item in items if isinstance(item, Prompt)][: config.predistill.num_slots]
-    if not prompts:
-        return None
     requests = list(answer_requests(config, load_tokenizer(config.target), prompts).values())
+    if not requests:
+        return None
     with tempfile.TemporaryDirectory(prefix="hotdraft-plan-") as folder:
         engine = build_engine(generation_config(config, requests), ReplayBuffer(folder))
         tokens: list[int] = []

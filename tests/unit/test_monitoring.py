@@ -71,7 +71,7 @@ def exported() -> dict[str, set[str]]:
     metrics = ServingMetrics(engine, "tiny", Sources(adapters=adapters))
     metrics.on_round(RoundStats(2, 1, 2, 1, (1, 0), 1, 1, 2, 0.1, 1, 0.15, (0.1,)))
     request = GenerationRequest("r", (1,), SamplingParams())
-    metrics.on_finish(request, RequestStats(1, 2, 1, 2, 2, 1, 1, 1, 1, 0.0, 0.1, 0.2), "stop")
+    metrics.on_finish(request, RequestStats(1, 2, 1, 2, 2, 1, 1, 1, 1, 1, 1, 0.0, 0.1, 0.2), "stop")
     metrics.on_swap(SwapEvent(1, 0, "promotion", 0.01))
     found: dict[str, set[str]] = {"up": set()}
     for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):
@@ -218,13 +218,19 @@ def test_prometheus_understands_every_expression(dashboard: dict[str, Any], tmp_
 
 
 def test_alerts_fire_when_they_should_and_not_before(tmp_path: Path) -> None:
-    labels = '{model_name="m",instance="i",job="hotdraft"}'
-    steady, fallen = "0+120x400", "0+60x360 21600+12x40"  # a minute: 120 drafted, 60 and then 12 accepted
+    labels, busy = (f'{{model_name="m",instance="{name}",job="hotdraft"}}' for name in ("i", "busy"))
+    first = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0",'
+    steady, fallen = "0+120x400", "0+60x360 21600+12x40"  # a minute: 120 drafts, of 60 and then 12 the first token
     tests = {
         "interval": "1m",
         "input_series": [
-            {"series": f"vllm:spec_decode_num_draft_tokens_total{labels}", "values": steady},
-            {"series": f"vllm:spec_decode_num_accepted_tokens_total{labels}", "values": fallen},
+            {"series": f"vllm:spec_decode_num_drafts_total{labels}", "values": steady},
+            {"series": first + labels[1:], "values": fallen},
+            # with more to do another drafts less far: of all its tokens fewer come, of its first ones as many
+            {"series": f"vllm:spec_decode_num_drafts_total{busy}", "values": steady},
+            {"series": f"vllm:spec_decode_num_draft_tokens_total{busy}", "values": "0+360x360 129600+120x40"},
+            {"series": f"vllm:spec_decode_num_accepted_tokens_total{busy}", "values": "0+270x360 97200+60x40"},
+            {"series": first + busy[1:], "values": "0+60x400"},
             {"series": f"hotdraft_rollbacks_total{labels}", "values": "0x380 1x20"},
             {"series": f"vllm:num_requests_waiting{labels}", "values": "0x380 3x20"},
             {"series": f"hotdraft_recorder_dropped_total{labels}", "values": "0x400"},

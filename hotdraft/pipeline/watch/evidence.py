@@ -1,4 +1,5 @@
-"""What requests say of an adapter version: acceptance summed up by client and kind of request.
+"""What requests say of an adapter version: how many first drafted tokens of rounds were accepted, summed up by client
+and kind of request.
 
 Only requests of one kind are comparable between versions: one domain, prompts and answers of about one length,
 about one temperature, with a seed or without, which costs acceptance. What a request's answer is does not depend on
@@ -15,7 +16,7 @@ MAX_TAG_LENGTH = 5000  # some databases hold no more of a tag
 
 @dataclass(frozen=True)
 class Tally:
-    """Sums over requests of their rates of accepted among examined tokens."""
+    """Sums over requests of their rates of accepted among first drafted tokens."""
 
     requests: int = 0
     total: float = 0.0

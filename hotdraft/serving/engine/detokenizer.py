@@ -4,6 +4,8 @@ The library's own `DecodeStream` raises where a byte token breaks a character th
 the decoders of Llama 2 and Mistral have it, and at the end it keeps an unfinished character to itself.
 """
 
+from collections.abc import Set
+
 from tokenizers import Tokenizer
 
 UNFINISHED = "\ufffd"
@@ -12,13 +14,18 @@ LONGEST = 4
 """Bytes of a character, and so tokens that it may wait for."""
 
 
+def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """Tokens that are no text, which takes milliseconds where thousands were added."""
+    return frozenset(token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+
+
 class Detokenizer:
     """Each token is decoded behind those of the last text: some decoders treat a first token differently."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, silent: Set[int]) -> None:
+        """`silent` tokens have no text."""
         self._tokenizer = tokenizer
-        added = tokenizer.get_added_tokens_decoder()
-        self._special = {token_id for token_id, token in added.items() if token.special}
+        self._silent = silent
         self._ids: list[int] = []
         """Those of the last text, then those whose text is yet to come."""
         self._known = 0
@@ -26,8 +33,8 @@ class Detokenizer:
         self._known_text = ""
 
     def step(self, token: int) -> str:
-        """The text that a token completes; nothing while its character may go on, and for a special token."""
-        if token in self._special:  # has no text; kept, a long run of them would be decoded again at each
+        """The text that a token completes; nothing while its character may go on, and for a silent token."""
+        if token in self._silent:  # kept, a long run of them would be decoded again at each
             return ""
         self._ids.append(token)
         text = self._decode()
@@ -55,4 +62,4 @@ class Detokenizer:
         return self._decode()[len(self._known_text) :]
 
     def _decode(self, first: int | None = None) -> str:
-        return self._tokenizer.decode(self._ids[:first], skip_special_tokens=True)
+        return self._tokenizer.decode(self._ids[:first], skip_special_tokens=False)

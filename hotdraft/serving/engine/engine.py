@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.decoding.guessing import Guessing
+from hotdraft.serving.engine.detokenizer import Detokenizer, special_ids
 from hotdraft.serving.engine.failures import Failures, brief
 from hotdraft.serving.engine.k_choice import KChoice
 from hotdraft.serving.engine.output import Output
@@ -65,6 +66,7 @@ class Engine:
         self.decoder = decoder
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids
+        self._special_ids = special_ids(tokenizer.backend_tokenizer)
         self.sampling_defaults = sampling_defaults
         self.num_slots = decoder.slots.num_slots
         self.max_model_len = decoder.max_model_len
@@ -190,7 +192,7 @@ class Engine:
             Output(
                 request,
                 on_delta,
-                self.tokenizer.backend_tokenizer,
+                self._detokenizer(request),
                 record=recorder is not None and recorder.wants_next(),
             ),
             seed=seed if seed is not None else random.getrandbits(62),
@@ -206,6 +208,12 @@ class Engine:
                 )
             self.scheduler.add(sequence)
             self._wake.notify()
+
+    def _detokenizer(self, request: GenerationRequest) -> Detokenizer:
+        """What ends answers is not part of them, special or not, unless it does not end this one."""
+        ends = frozenset() if request.params.ignore_eos else self.eos_ids
+        silent = self._special_ids if ends <= self._special_ids else self._special_ids | ends
+        return Detokenizer(self.tokenizer.backend_tokenizer, silent)
 
     def cancel(self, request_id: str) -> None:
         """Free a request's slot at the end of the round; nothing happens if it is gone already."""

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from hotdraft.pipeline.replay.sample import GUESSED, ReplaySample
 from hotdraft.serving.decoding.rounds import Round
@@ -33,7 +32,7 @@ class Output:
         self,
         request: GenerationRequest,
         on_delta: Callable[[OutputDelta], None],
-        tokenizer: Tokenizer,
+        detokenizer: Detokenizer,
         *,
         record: bool = True,
     ) -> None:
@@ -50,10 +49,11 @@ class Output:
         self.states: np.ndarray | None = None
         """What the target's layers made of the request's tokens, where that is kept for training."""
         self._rounds = self._drafted = self._examined = self._accepted = 0
+        self._first_examined = self._first_accepted = 0
         self._guessed = self._accepted_guesses = 0
         self._draft_version = 0
         self._on_delta = on_delta
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = detokenizer
         self._stops = StopMatcher(request.params.stop_strings)
         self._held = ""
         """Text not yet sent because a stop string might begin in it."""
@@ -83,8 +83,12 @@ class Output:
             stopped = self._hold(self._detokenizer.step(token))
             if stopped:
                 break
-        self._examined += max(0, min(len(taken), proposed, accepted + 1) - guessed)
-        self._accepted += max(0, min(len(taken), accepted) - guessed)
+        examined_here = max(0, min(len(taken), proposed, accepted + 1) - guessed)
+        accepted_here = max(0, min(len(taken), accepted) - guessed)
+        self._examined += examined_here
+        self._accepted += accepted_here
+        self._first_examined += examined_here > 0
+        self._first_accepted += accepted_here > 0
         self._accepted_guesses += min(len(taken), accepted, guessed)
         self.output_ids += taken
         self._unsent_ids += taken
@@ -135,6 +139,8 @@ class Output:
             drafted_tokens=self._drafted,
             examined_tokens=self._examined,
             accepted_tokens=self._accepted,
+            first_examined=self._first_examined,
+            first_accepted=self._first_accepted,
             guessed_tokens=self._guessed,
             accepted_guesses=self._accepted_guesses,
             draft_version=self._draft_version,

@@ -78,7 +78,7 @@ class Steps:
         accepted, new_tokens = outcome.num_accepted, sum(count for count, _ in advances)
         stats = RoundStats(
             k=(most := int(outcome.num_proposed.max())),
-            requests=len(outputs),
+            drafts=int((outcome.num_proposed > 0).sum()),
             proposed_tokens=int(outcome.num_proposed.sum()),
             accepted_tokens=int(accepted.sum()),
             accepted_per_position=tuple(int((accepted > position).sum()) for position in range(most)),

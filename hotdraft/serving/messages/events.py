@@ -17,7 +17,8 @@ waited and the new one was sent away (`full`)."""
 class RoundStats:
     k: int
     """Tokens proposed for the request with the most."""
-    requests: int
+    drafts: int
+    """Requests that something was proposed for."""
     proposed_tokens: int
     accepted_tokens: int
     accepted_per_position: tuple[int, ...]

@@ -25,7 +25,7 @@ class Limits:
             )
         if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < self.vocab_size:
             raise ValueError(f"the prompt has token ids outside 0..{self.vocab_size - 1}")
-        if any(token_id >= self.vocab_size for token_id, _ in request.params.logit_bias):
+        if any(token_id >= self.vocab_size for token_id, _ in request.params.biases):
             raise ParameterError("logit_bias", f"has token ids outside 0..{self.vocab_size - 1}")
         for field in ("logprobs", "prompt_logprobs"):
             number = getattr(request.params, field)

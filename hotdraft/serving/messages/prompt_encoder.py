@@ -31,13 +31,16 @@ def encode_chat(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]
     try:
         # The template writes the special tokens itself, so the text must not get them a second time.
         return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
-    except TemplateError as error:
+    except (TemplateError, TypeError) as error:
         raise PromptError(f"The chat template refuses these messages: {error}", "messages") from error
 
 
-def encode_text(tokenizer: Any, prompt: str | list[int]) -> list[int]:
+def encode_text(tokenizer: Any, prompt: str | list[int], add_special_tokens: bool = True) -> list[int]:
     """Token ids of a text, or the given ids. Raises `PromptError` for an empty prompt or an unknown id."""
-    prompt_ids = tokenizer(prompt).input_ids if isinstance(prompt, str) else prompt
+    if isinstance(prompt, str):
+        prompt_ids = tokenizer(prompt, add_special_tokens=add_special_tokens).input_ids
+    else:
+        prompt_ids = prompt
     if not prompt_ids:
         raise PromptError("prompt: must hold at least one token", "prompt")
     vocabulary = len(tokenizer)
@@ -77,7 +80,7 @@ class PromptEncoder:
         tokenizer = self._model.tokenizer
         return await self._beside(characters, lambda: encode_chat(tokenizer, messages))
 
-    async def texts(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+    async def texts(self, prompts: Sequence[str | list[int]], add_special_tokens: bool = True) -> list[list[int]]:
         """Each as by `encode_text`; raises `PromptError` also for one that is too long."""
         for prompt in prompts:
             if isinstance(prompt, str):
@@ -86,7 +89,8 @@ class PromptEncoder:
                 raise self._too_long(f"{len(prompt)} token ids", "prompt")
         tokenizer = self._model.tokenizer
         return await self._beside(
-            sum(map(len, prompts)), lambda: [encode_text(tokenizer, prompt) for prompt in prompts]
+            sum(map(len, prompts)),
+            lambda: [encode_text(tokenizer, prompt, add_special_tokens) for prompt in prompts],
         )
 
     async def _beside(self, characters: int, work: Callable[[], T]) -> T:

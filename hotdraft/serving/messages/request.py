@@ -1,6 +1,6 @@
 """What a client asks of the engine and what it hears back."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Literal
@@ -41,7 +41,7 @@ class SamplingParams:
     temperature: float = 1.0
     """0 is greedy, and so is what is below `MIN_TEMPERATURE`: logits divided by it would overflow."""
     top_k: int = 0
-    """0 keeps every token."""
+    """0 keeps every token, and so does -1, as vLLM has it."""
     top_p: float = 1.0
     min_p: float = 0.0
     epsilon_cutoff: float = 0.0
@@ -50,14 +50,14 @@ class SamplingParams:
     """The same, with a bound that falls where much is possible: min(eta, sqrt(eta) e^-entropy)."""
     seed: int | None = None
     """Equal seeds give equal text up to rounding, whatever the batch, the draft and k; None draws one."""
-    stop: str | Sequence[str] = ()
+    stop: str | Sequence[str] | None = ()
     """One or several; none of them is in the text."""
     ignore_eos: bool = False
     presence_penalty: float = 0.0
     """Taken from the logits of the tokens that the answer has already, as OpenAI defines it."""
     frequency_penalty: float = 0.0
     """Taken from a token's logit for each time that the answer has it."""
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
     """Token ids, each with what is added to its logit."""
     logprobs: int | None = None
     """None: not wanted. n: the log-probs of the answer's tokens, and at each of them the n likeliest tokens."""
@@ -65,8 +65,10 @@ class SamplingParams:
     """The same of the prompt's tokens."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
+        if self.stop is None or isinstance(self.stop, str):
+            object.__setattr__(self, "stop", () if self.stop is None else (self.stop,))
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
         if 0 < self.temperature < MIN_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
         for field, may_be_none in _WHOLE_NUMBERS.items():
@@ -82,7 +84,7 @@ class SamplingParams:
             "epsilon_cutoff": (0 <= self.epsilon_cutoff < 1, "at least 0 and below 1"),
             "eta_cutoff": (0 <= self.eta_cutoff < 1, "at least 0 and below 1"),
             "seed": (self.seed is None or -(2**63) <= self.seed < 2**63, "a 64-bit integer"),
-            "stop": (all(self.stop), "non-empty strings"),
+            "stop": (all(self.stop or ()), "non-empty strings"),
             "presence_penalty": (-2 <= self.presence_penalty <= 2, "between -2 and 2"),
             "frequency_penalty": (-2 <= self.frequency_penalty <= 2, "between -2 and 2"),
             "logprobs": _is_number_of_logprobs(self.logprobs),
@@ -95,14 +97,19 @@ class SamplingParams:
             raise ParameterError(
                 "logit_bias", f"must be of at most {MAX_BIASED} tokens, not {len(self.logit_bias)}"
             )
-        for token_id, added in self.logit_bias:
+        for token_id, added in self.biases:
             if token_id < 0 or not -100 <= added <= 100:
                 allowed = "token ids from 0, each with -100 to 100"
                 raise ParameterError("logit_bias", f"must be of {allowed}, not {token_id}: {added:g}")
 
     @property
     def stop_strings(self) -> StopStrings:
-        return self.stop if isinstance(self.stop, StopStrings) else StopStrings(self.stop)
+        return self.stop if isinstance(self.stop, StopStrings) else StopStrings(self.stop or ())
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """Those of `logit_bias`."""
+        return tuple(self.logit_bias.items()) if isinstance(self.logit_bias, Mapping) else self.logit_bias
 
     @property
     def has_filters(self) -> bool:
@@ -161,6 +168,10 @@ class RequestStats:
     """Drafted tokens up to and including the first rejected of each round, or the last that the request took."""
     accepted_tokens: int
     """Those of them that are in the answer."""
+    first_examined: int
+    """Rounds of which a drafted token was examined."""
+    first_accepted: int
+    """Those of them whose first drafted token is in the answer: what a draft is worth, however far it drafts."""
     guessed_tokens: int
     """Proposed from text, without a model."""
     accepted_guesses: int

@@ -84,7 +84,7 @@ class ServingMetrics:
             self._inter_token.observe(seconds)
         if not stats.proposed_tokens:
             return
-        self._drafts.inc(stats.requests)
+        self._drafts.inc(stats.drafts)
         self._draft_tokens.inc(stats.proposed_tokens)
         self._accepted_tokens.inc(stats.accepted_tokens)
         self._proposed(proposer="suffix").inc(stats.guessed_tokens)

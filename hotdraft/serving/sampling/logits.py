@@ -102,7 +102,7 @@ def _cutoffs(params: Sequence[SamplingParams], device: torch.device) -> torch.Te
 def _biased(
     params: Sequence[SamplingParams], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    entries = [(row, token_id, bias) for row, one in enumerate(params) for token_id, bias in one.logit_bias]
+    entries = [(row, token_id, bias) for row, one in enumerate(params) for token_id, bias in one.biases]
     if not entries:
         return None
     rows, token_ids, biases = zip(*entries, strict=True)

@@ -34,8 +34,10 @@ MAX_ENTRIES = 512
 class AcceptanceWatch:
     """An `EngineListener`; `turn` is called by the thread that follows the champion, about once a second.
 
-    Requests that were begun on another version, that little was drafted for, or that are not recorded tell
-    nothing. Clients are known by digests, which differ from version to version where others can read them.
+    A request's rate is that of its rounds' first drafted tokens: further ones are accepted more often once those
+    before them were, so that all of them together tell of k as well. Requests that were begun on another version, that
+    little was drafted for, or that are not recorded tell nothing. Clients are known by digests, which differ from
+    version to version where others can read them.
     """
 
     def __init__(self, trials: Trials, registry: AdapterRegistry) -> None:
@@ -60,7 +62,7 @@ class AcceptanceWatch:
             if told and request.record and self._clock.is_of_one_version(stats):
                 params, lengths = request.params, (stats.prompt_tokens, stats.completion_tokens)
                 kind = kind_of(request.domain, *lengths, params.temperature, seeded=params.seed is not None)
-                self._current.add(request.client, kind, stats.accepted_tokens / stats.examined_tokens)
+                self._current.add(request.client, kind, stats.first_accepted / stats.first_examined)
 
     def on_swap(self, event: SwapEvent) -> None:
         """A version that follows an older one is tried. One that was returned to is not, and what the newer one

@@ -41,3 +41,9 @@ def test_what_was_answered_a_turn_before_is_not_guessed_from(
     outcome = PredistillResult({}, {}, 1.0, "run")
     with pytest.raises(Looked):
         speed.show_speed_up(config, Path(tiny_draft), outcome, list(arithmetic(8, seed=0)))
+
+
+def test_without_a_prompt_that_fits_there_is_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "load_tokenizer", lambda name: None)
+    monkeypatch.setattr(speed, "answer_requests", lambda config, tokenizer, prompts: {})
+    assert speed.answer_speed(HotdraftConfig(target="t", draft="d"), arithmetic(3, seed=0)) is None

@@ -1,21 +1,26 @@
 """A client's choices as one response, or as server-sent events."""
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from hotdraft.serving.http.errors import ApiError
 from hotdraft.serving.http.openai.response_builder import ChoiceText, ResponseBuilder
 from hotdraft.serving.http.openai.responses import ClientFinishReason, Envelope, combined, speculation, usage
 from hotdraft.serving.http.openai.token_stream import TokenStream
-from hotdraft.serving.messages.request import OutputDelta, RequestStats
+from hotdraft.serving.messages.request import OutputDelta, RequestStats, TokenLogprob
 
 T = TypeVar("T")
 
 _DONE = "data: [DONE]\n\n"
 
 
-async def whole_completion(stream: TokenStream, builder: ResponseBuilder, *, n: int) -> Envelope:
-    """All choices, `n` to a prompt, in one response. Raises `ApiError` if one did not finish."""
+async def whole_completion(stream: TokenStream, builder: ResponseBuilder, *, n: int) -> str:
+    """All choices, `n` to a prompt, in one response, as JSON. Raises `ApiError` if one did not finish.
+
+    Long ones are written beside the event loop, which serves others meanwhile.
+    """
     choices: dict[int, ChoiceText] = {}
     stats: dict[int, RequestStats] = {}
     async for index, delta in stream:
@@ -25,7 +30,12 @@ async def whole_completion(stream: TokenStream, builder: ResponseBuilder, *, n: 
         choice.prompt_logprobs += delta.prompt_logprobs or ()
         choice.finish_reason = finish_reason(delta)
         stats[index] = delta.stats
-    return builder.whole(in_order(choices), combined(in_order(stats), n))
+    whole = partial(_whole, builder, in_order(choices), combined(in_order(stats), n))
+    return await asyncio.to_thread(whole) if any(choice.logprobs for choice in choices.values()) else whole()
+
+
+def _whole(builder: ResponseBuilder, choices: list[ChoiceText], stats: RequestStats) -> str:
+    return _json(builder.whole(choices, stats))
 
 
 async def sse_events(
@@ -42,8 +52,10 @@ async def sse_events(
         async for index, delta in stream:
             said = ChoiceText(delta.text, finish_reason(delta), list(delta.logprobs or ()))
             if index not in stats:
-                for chunk in builder.opening(index, delta.prompt_logprobs or (), delta.stats, **unknown_usage):
-                    yield _event(chunk)
+                told = delta.prompt_logprobs or ()
+                opening = partial(_opening, builder, index, told, delta.stats, unknown_usage)
+                for event in await asyncio.to_thread(opening) if told else opening():
+                    yield event
             stats[index] = delta.stats
             if said.finish_reason or said.text or said.logprobs:
                 ends = stream.is_finished and not include_usage
@@ -55,6 +67,12 @@ async def sse_events(
     except ApiError as error:
         yield f"data: {error.body.model_dump_json()}\n\n"
     yield _DONE
+
+
+def _opening(
+    builder: ResponseBuilder, index: int, told: Sequence[TokenLogprob], stats: RequestStats, extra: dict[str, Any]
+) -> list[str]:
+    return [_event(chunk) for chunk in builder.opening(index, told, stats, **extra)]
 
 
 def in_order(by_index: Mapping[int, T]) -> list[T]:
@@ -71,4 +89,8 @@ def finish_reason(delta: OutputDelta) -> ClientFinishReason | None:
 
 
 def _event(chunk: Envelope) -> str:
-    return f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
+    return f"data: {_json(chunk)}\n\n"
+
+
+def _json(response: Envelope) -> str:
+    return response.model_dump_json(exclude_unset=True)

@@ -1,22 +1,31 @@
 """Log-probabilities as OpenAI's two endpoints tell them."""
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel
+from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from hotdraft.serving.engine.detokenizer import UNFINISHED, Detokenizer
+from hotdraft.serving.messages.prompt_encoder import decode
 from hotdraft.serving.messages.request import TokenLogprob
 
 Logprob = Annotated[float, AfterValidator(lambda logprob: max(logprob, -9999.0))]
 """JSON has no infinity: a token that cannot be has vLLM's floor."""
-TokenText = Callable[[int], str]
-"""The text of one token, special ones included."""
+MAX_TOLD = 2**19
+"""Log-probs that several answers to one request may ask for together; one answer may ask for all it can have."""
+_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
+_BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 class TopLogprob(BaseModel):
     token: str
     logprob: Logprob
-    bytes: list[int]
+    bytes: list[int] | None
+    """None where nobody knows those of a part of a character."""
 
 
 class ContentLogprob(TopLogprob):
@@ -35,12 +44,57 @@ class TextLogprobs(BaseModel):
     text_offset: list[int]
 
 
-def chat_logprobs(tokens: Sequence[TokenLogprob], text_of: TokenText) -> ChatLogprobs:
+class TokenTexts:
+    """How a tokenizer's tokens read, each alone, special ones included."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self.of = lru_cache(2**16)(self._of)
+
+    def bytes_of(self, token_id: int) -> list[int] | None:
+        text = self.of(token_id)
+        if UNFINISHED not in text:
+            return list(text.encode())
+        piece = self._tokenizer.backend_tokenizer.id_to_token(token_id) or ""
+        if byte := _BYTE_PIECE.fullmatch(piece):
+            return [int(byte[1], 16)]
+        return [_BYTES[character] for character in piece] if piece and _BYTES.keys() >= set(piece) else None
+
+    def _of(self, token_id: int) -> str:
+        return decode(self._tokenizer, [token_id])
+
+
+class TextOffsets:
+    """Where the tokens of a text begin in it, as they come. Those of one character begin where it does."""
+
+    def __init__(self, detokenizer: Detokenizer, start: int = 0) -> None:
+        self._detokenizer = detokenizer
+        self._length = start
+
+    def following(self, token_ids: Sequence[int]) -> list[int]:
+        offsets = []
+        for token_id in token_ids:
+            offsets.append(self._length)
+            self._length += len(self._detokenizer.step(token_id))
+        return offsets
+
+
+def prompt_offsets(tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bool) -> list[int]:
+    """Where the tokens of a prompt begin in its `text`; those that were added to it, where the next one does."""
+    offsets, length = list[int](), 0
+    for start, end in tokenizer(
+        text, add_special_tokens=add_special_tokens, return_offsets_mapping=True
+    ).offset_mapping:
+        offsets.append(start if end else length)
+        length = max(length, end)
+    return offsets
+
+
+def chat_logprobs(tokens: Sequence[TokenLogprob], texts: TokenTexts) -> ChatLogprobs:
     """Of a message's tokens: an answer's, so that none is without a log-probability."""
 
     def told(token_id: int, logprob: float | None) -> dict[str, Any]:
-        text = text_of(token_id)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        return {"token": texts.of(token_id), "logprob": logprob, "bytes": texts.bytes_of(token_id)}
 
     return ChatLogprobs(
         content=[
@@ -53,30 +107,25 @@ def chat_logprobs(tokens: Sequence[TokenLogprob], text_of: TokenText) -> ChatLog
     )
 
 
-def text_logprobs(tokens: Sequence[TokenLogprob], text_of: TokenText, offset: int = 0) -> TextLogprobs:
-    """Of a text's tokens, the first of which begins at character `offset` of the choice.
+def text_logprobs(tokens: Sequence[TokenLogprob], texts: TokenTexts, offsets: list[int]) -> TextLogprobs:
+    """Of a text's tokens, which begin at the characters `offsets` of it.
 
     As OpenAI does, each token's own log-probability stands among the likeliest even if it is not one of them. Of
     tokens that read alike, as parts of a character do, the likeliest stands there.
     """
-    texts = [text_of(token.token_id) for token in tokens]
-    offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
     return TextLogprobs(
-        tokens=texts,
+        tokens=[texts.of(token.token_id) for token in tokens],
         token_logprobs=[token.logprob for token in tokens],
-        top_logprobs=[_likeliest(token, text_of) for token in tokens],
+        top_logprobs=[_likeliest(token, texts) for token in tokens],
         text_offset=offsets,
     )
 
 
-def _likeliest(token: TokenLogprob, text_of: TokenText) -> dict[str, float] | None:
+def _likeliest(token: TokenLogprob, texts: TokenTexts) -> dict[str, float] | None:
     if token.logprob is None:
         return None
     told = dict[str, float]()
     for other, logprob in (*token.top, (token.token_id, token.logprob)):
-        text = text_of(other)
+        text = texts.of(other)
         told[text] = max(told.get(text, logprob), logprob)
     return told

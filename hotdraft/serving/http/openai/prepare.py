@@ -1,17 +1,20 @@
 """From what a client asks to what the engine is asked, and to who builds the answer of what it says."""
 
+import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from functools import partial
 
 from fastapi import Request
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.serving.engine.detokenizer import Detokenizer, special_ids
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.http.client_identity import answer_scope, client_identity
 from hotdraft.serving.http.errors import ApiError, context_length_exceeded, unknown_model
-from hotdraft.serving.http.openai.logprobs import TokenText
-from hotdraft.serving.http.openai.response_builder import ChatBuilder, TextBuilder
+from hotdraft.serving.http.openai.logprobs import MAX_TOLD, TextOffsets, TokenTexts, prompt_offsets
+from hotdraft.serving.http.openai.response_builder import ChatBuilder, EchoedPrompt, TextBuilder
 from hotdraft.serving.http.openai.schema import ChatCompletionRequest, CompletionRequest, GenerationOptions
 from hotdraft.serving.http.openai.token_stream import unless_gone
 from hotdraft.serving.messages.prompt_encoder import PromptEncoder, decode
@@ -31,6 +34,8 @@ class RequestPreparer:
         self._engine = engine
         self._config = config
         self._encoder = PromptEncoder(engine)
+        self._texts = TokenTexts(engine.tokenizer)
+        self._special_ids = special_ids(engine.tokenizer.backend_tokenizer)
 
     async def chat(
         self, body: ChatCompletionRequest, client: Request, domain: str | None
@@ -47,21 +52,35 @@ class RequestPreparer:
         self, body: CompletionRequest, client: Request, domain: str | None
     ) -> tuple[list[GenerationRequest], TextBuilder]:
         self._check(body, prompts=len(body.prompt))
-        prompts = await unless_gone(client, self._encoder.texts(body.prompt))
+        with_special = body.add_special_tokens is not False
+        prompts = await unless_gone(client, self._encoder.texts(body.prompt, with_special))
         left = self._engine.max_model_len - max(map(len, prompts))
         max_tokens = self._max_tokens(body, prompts, default=min(DEFAULT_COMPLETION_TOKENS, left), param="prompt")
-        texts = [p if isinstance(p, str) else self._text_of(*p) for p in body.prompt] if body.echo else []
-        echoed = [text for text in texts for _ in range(body.choices)]
-        builder = TextBuilder(*self._about("cmpl", body), echoed)
+        echoed = await asyncio.to_thread(self._echoed, body) if body.echo else []
+        builder = TextBuilder(*self._about("cmpl", body), partial(self._detokenizer, self._special_ids), echoed)
         return self._requests(body, client, domain, builder.request_id, prompts, max_tokens), builder
 
-    def _about(self, kind: str, body: GenerationOptions) -> tuple[str, str, int, TokenText, bool]:
+    def _about(self, kind: str, body: GenerationOptions) -> tuple[str, str, int, TokenTexts, bool]:
         """What a builder has to know: a new id, the model, now, how tokens read, and whether log-probs are told."""
         wants_logprobs = body.wanted_logprobs is not None
-        return f"{kind}-{uuid.uuid4().hex}", body.model, int(time.time()), self._text_of, wants_logprobs
+        return f"{kind}-{uuid.uuid4().hex}", body.model, int(time.time()), self._texts, wants_logprobs
 
-    def _text_of(self, *token_ids: int) -> str:
-        return decode(self._engine.tokenizer, token_ids)
+    def _echoed(self, body: CompletionRequest) -> list[EchoedPrompt]:
+        """What each choice begins with."""
+        prompts = [self._echo(prompt, body) for prompt in body.prompt]
+        return [prompt for prompt in prompts for _ in range(body.choices)]
+
+    def _echo(self, prompt: str | list[int], body: CompletionRequest) -> EchoedPrompt:
+        told = body.wanted_logprobs is not None
+        if isinstance(prompt, str):
+            with_special = body.add_special_tokens is not False
+            offsets = prompt_offsets(self._engine.tokenizer, prompt, with_special) if told else []
+            return EchoedPrompt(prompt, offsets)
+        offsets = TextOffsets(self._detokenizer(frozenset())).following(prompt) if told else []
+        return EchoedPrompt(decode(self._engine.tokenizer, prompt), offsets)
+
+    def _detokenizer(self, silent: Set[int]) -> Detokenizer:
+        return Detokenizer(self._engine.tokenizer.backend_tokenizer, silent)
 
     def _check(self, body: GenerationOptions, prompts: int) -> None:
         """What is wrong with a request whatever its prompts say."""
@@ -75,7 +94,7 @@ class RequestPreparer:
         self, body: GenerationOptions, prompts: Sequence[Sequence[int]], *, default: int, param: str
     ) -> int:
         """Of each answer, where there is room for it."""
-        max_tokens = body.requested_tokens or max(default, 1)
+        max_tokens = max(default if body.requested_tokens is None else body.requested_tokens, 1)
         longest, limit = max(map(len, prompts)), self._engine.max_model_len
         if longest + max_tokens > limit:
             raise context_length_exceeded(limit, longest, max_tokens, param=param)
@@ -93,8 +112,8 @@ class RequestPreparer:
         defaults = self._engine.sampling_defaults if self._config.server.sampling_defaults == "model" else {}
         params = [body.sampling_params(max_tokens, choice, defaults) for choice in range(body.choices)]
         answers = [(prompt_ids, one) for prompt_ids in prompts for one in params]
-        record = body.store is not False
-        return [
+        record = body.store is not False and not body.tells_only_prompts
+        requests = [
             GenerationRequest(
                 request_id=response_id if len(answers) == 1 else f"{response_id}-{index}",
                 prompt_ids=tuple(prompt_ids),
@@ -106,3 +125,17 @@ class RequestPreparer:
             )
             for index, (prompt_ids, one) in enumerate(answers)
         ]
+        told = sum(map(_logprobs, requests))
+        if told > MAX_TOLD and len(requests) > 1:
+            says = (
+                f"{told} log-probs would be told of {len(requests)} answers, {MAX_TOLD} are allowed: ask for fewer."
+            )
+            raise ApiError(400, says, param="logprobs")
+        return requests
+
+
+def _logprobs(request: GenerationRequest) -> int:
+    """How many are told of a request at most."""
+    params = request.params
+    of_prompt = 0 if params.prompt_logprobs is None else len(request.prompt_ids) * (1 + params.prompt_logprobs)
+    return of_prompt + (0 if params.logprobs is None else params.max_tokens * (1 + params.logprobs))

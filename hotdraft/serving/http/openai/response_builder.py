@@ -1,11 +1,11 @@
 """From what the engine says of a request's choices to the responses of the two endpoints."""
 
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from hotdraft.serving.http.openai.logprobs import TokenText, chat_logprobs, text_logprobs
+from hotdraft.serving.engine.detokenizer import Detokenizer
+from hotdraft.serving.http.openai.logprobs import TextOffsets, TokenTexts, chat_logprobs, text_logprobs
 from hotdraft.serving.http.openai.responses import (
     AssistantMessage,
     ChatChoice,
@@ -59,7 +59,7 @@ class _Builder:
     request_id: str
     model: str
     created: int
-    text_of: TokenText
+    texts: TokenTexts
     logprobs: bool
     """Whether they were asked for."""
 
@@ -80,7 +80,7 @@ class ChatBuilder(_Builder):
                 ChatChoice(
                     index=index,
                     message=AssistantMessage(role="assistant", content=choice.text),
-                    logprobs=chat_logprobs(choice.logprobs, self.text_of) if self.logprobs else None,
+                    logprobs=chat_logprobs(choice.logprobs, self.texts) if self.logprobs else None,
                     finish_reason=choice.finish_reason,
                 )
                 for index, choice in enumerate(choices)
@@ -102,7 +102,7 @@ class ChatBuilder(_Builder):
         choice = ChatChunkChoice(
             index=index,
             delta=MessageDelta(content=said.text) if said.text else MessageDelta(),
-            logprobs=chat_logprobs(said.logprobs, self.text_of) if self.logprobs else None,
+            logprobs=chat_logprobs(said.logprobs, self.texts) if self.logprobs else None,
             finish_reason=said.finish_reason,
         )
         return self._chunk([choice], stats, **extra)
@@ -115,14 +115,23 @@ class ChatBuilder(_Builder):
 
 
 @dataclass(frozen=True)
+class EchoedPrompt:
+    """What a choice begins with."""
+
+    text: str = ""
+    offsets: Sequence[int] = ()
+    """Characters at which its tokens begin, where log-probs are told."""
+
+
+@dataclass(frozen=True)
 class TextBuilder(_Builder):
-    echoed: Sequence[str] = ()
-    """Text that each choice begins with, by choice; none without `echo`."""
-    _offsets: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-    """Characters of each choice whose tokens have been told."""
+    detokenizer: Callable[[], Detokenizer]
+    echoed: Sequence[EchoedPrompt] = ()
+    """By choice; none without `echo`."""
+    _offsets: dict[int, TextOffsets] = field(default_factory=dict)
 
     def whole(self, choices: Sequence[ChoiceText], stats: RequestStats) -> Completion:
-        told = [self._choice(index, self._echoing(index, said)) for index, said in enumerate(choices)]
+        told = [self._choice(index, said, self._echo(index)) for index, said in enumerate(choices)]
         return self._completion(told, stats, usage=usage(stats), hotdraft=speculation(stats))
 
     def opening(
@@ -130,26 +139,29 @@ class TextBuilder(_Builder):
     ) -> list[Envelope]:
         if not self.echoed:
             return []
-        prompt = ChoiceText(self.echoed[index], None, list(prompt_logprobs))
-        return [self._completion([self._choice(index, prompt)], stats, **extra)]
+        prompt = ChoiceText(prompt_logprobs=list(prompt_logprobs))
+        return [self._completion([self._choice(index, prompt, self._echo(index))], stats, **extra)]
 
     def chunk(self, index: int, said: ChoiceText, stats: RequestStats, **extra: Any) -> Completion:
-        return self._completion([self._choice(index, said)], stats, **extra)
+        return self._completion([self._choice(index, said, EchoedPrompt())], stats, **extra)
 
     def closing(self, stats: RequestStats, **extra: Any) -> Completion:
         return self._completion([], stats, **extra)
 
-    def _echoing(self, index: int, said: ChoiceText) -> ChoiceText:
-        if not self.echoed:
-            return said
-        return replace(said, text=self.echoed[index] + said.text, logprobs=[*said.prompt_logprobs, *said.logprobs])
+    def _echo(self, index: int) -> EchoedPrompt:
+        return self.echoed[index] if self.echoed else EchoedPrompt()
 
-    def _choice(self, index: int, said: ChoiceText) -> TextChoice:
+    def _choice(self, index: int, said: ChoiceText, begins: EchoedPrompt) -> TextChoice:
         logprobs = None
         if self.logprobs:
-            logprobs = text_logprobs(said.logprobs, self.text_of, self._offsets[index])
-            self._offsets[index] += sum(map(len, logprobs.tokens))
-        return TextChoice(index=index, text=said.text, logprobs=logprobs, finish_reason=said.finish_reason)
+            if index not in self._offsets:
+                self._offsets[index] = TextOffsets(self.detokenizer(), len(self._echo(index).text))
+            following = self._offsets[index].following([token.token_id for token in said.logprobs])
+            told = [*said.prompt_logprobs, *said.logprobs]
+            logprobs = text_logprobs(told, self.texts, [*begins.offsets, *following])
+        return TextChoice(
+            index=index, text=begins.text + said.text, logprobs=logprobs, finish_reason=said.finish_reason
+        )
 
     def _completion(self, choices: list[TextChoice], stats: RequestStats, **extra: Any) -> Completion:
         return Completion(object="text_completion", choices=choices, **extra, **self._head(stats))

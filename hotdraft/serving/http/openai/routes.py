@@ -61,19 +61,19 @@ def openai_router(engine: Engine, config: HotdraftConfig) -> APIRouter:
         body: ChatCompletionRequest, client: Request, domain: DomainHeader = None
     ) -> Response:
         requests, builder = await prepare.chat(body, client, domain)
-        return await _answer(body, _submit(engine, requests, client), builder)
+        return await _answer(body, _submit(engine, requests, client, body.tells_only_prompts), builder)
 
     @router.post("/completions", response_model=None, responses=_responses(Completion))
     async def completions(body: CompletionRequest, client: Request, domain: DomainHeader = None) -> Response:
         requests, builder = await prepare.text(body, client, domain)
-        return await _answer(body, _submit(engine, requests, client), builder)
+        return await _answer(body, _submit(engine, requests, client, body.tells_only_prompts), builder)
 
     return router
 
 
-def _submit(engine: Engine, requests: list[GenerationRequest], client: Request) -> TokenStream:
+def _submit(engine: Engine, requests: list[GenerationRequest], client: Request, only_prompts: bool) -> TokenStream:
     try:
-        return TokenStream(engine, requests, client)
+        return TokenStream(engine, requests, client, only_prompts=only_prompts)
     except QueueFullError as error:
         raise ApiError(503, str(error), code="queue_full", headers={"Retry-After": "1"}) from error
     except ShuttingDownError as error:
@@ -93,7 +93,7 @@ async def _answer(body: GenerationOptions, stream: TokenStream, builder: Respons
             headers=_STREAM_HEADERS,
         )
     completion = await whole_completion(stream, builder, n=body.choices)
-    return Response(completion.model_dump_json(exclude_unset=True), media_type="application/json")
+    return Response(completion, media_type="application/json")
 
 
 def _responses(whole: type[Envelope]) -> dict[int | str, dict[str, Any]]:

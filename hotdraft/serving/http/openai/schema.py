@@ -110,6 +110,7 @@ class GenerationOptions(RequestModel):
     )
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     n: int | None = Field(1, ge=1, le=128, description="answers to each prompt")
+    best_of: int | None = Field(None, ge=1, le=128, description="must be n, if anything")
     stop: Annotated[Stops | None, BeforeValidator(stop_list, json_schema_input_type=Stop | Stops | None)] = Field(
         None, description="strings that end the answer, and are not part of it"
     )
@@ -133,6 +134,8 @@ class GenerationOptions(RequestModel):
     @model_validator(mode="after")
     def _refuse_what_is_not_built(self) -> Self:
         refuse_unbuilt(self.model_extra or {})
+        if self.best_of not in (None, self.choices):
+            raise PydanticCustomError("best_of", "best_of is supported only where it is n: all answers are told")
         for name, needed in self.needs.items():
             if getattr(self, name) is not None and not getattr(self, needed):
                 facts = {"param": name, "needed": needed}
@@ -141,7 +144,7 @@ class GenerationOptions(RequestModel):
 
     @property
     def requested_tokens(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def choices(self) -> int:
@@ -152,6 +155,10 @@ class GenerationOptions(RequestModel):
     @abstractmethod
     def wanted_logprobs(self) -> int | None:
         """Likeliest tokens to tell beside each token's own log-probability; None tells neither."""
+
+    @property
+    def tells_only_prompts(self) -> bool:
+        return self.requested_tokens == 0
 
     @property
     def include_usage(self) -> bool:
@@ -204,8 +211,16 @@ class CompletionRequest(GenerationOptions):
         list[str | list[int]],
         PlainValidator(prompt_list, json_schema_input_type=str | list[int] | Few[str] | Few[list[int]]),
     ] = Field(description="text or token ids, or a list of either: each prompt is answered")
+    max_tokens: int | None = Field(None, ge=0, description="0 only with echo: nothing but the prompt is told")
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool | None = Field(False, description="answers begin with their prompts, logprobs too")
+    add_special_tokens: bool | None = Field(True, description="those that the tokenizer puts around a text")
+
+    @model_validator(mode="after")
+    def _something_to_tell(self) -> Self:
+        if self.requested_tokens == 0 and not self.echo:
+            raise PydanticCustomError("nothing", "max_tokens may be 0 only with echo: true")
+        return self
 
     @property
     def wanted_logprobs(self) -> int | None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -43,8 +44,12 @@ class TokenStream:
     Must be made in a running event loop.
     """
 
-    def __init__(self, engine: Engine, requests: Sequence[GenerationRequest], client: Request) -> None:
+    def __init__(
+        self, engine: Engine, requests: Sequence[GenerationRequest], client: Request, *, only_prompts: bool = False
+    ) -> None:
+        """`only_prompts` tells what is said of them, and none of the answers."""
         self._engine = engine
+        self._only_prompts = only_prompts
         self._loop = asyncio.get_running_loop()
         self._deltas: asyncio.Queue[tuple[int, OutputDelta]] = asyncio.Queue()
         self._unfinished: dict[int, str] = {}
@@ -68,7 +73,7 @@ class TokenStream:
                 index, delta = await self._deltas.get()
                 if delta.finish_reason is not None:
                     _log(self._unfinished.pop(index), delta)
-                yield index, delta
+                yield index, _without_answer(delta) if self._only_prompts else delta
         finally:
             self._watcher.cancel()
             self._cancel()
@@ -87,6 +92,12 @@ class TokenStream:
     def _cancel(self) -> None:
         for request_id in self._unfinished.values():
             self._engine.cancel(request_id)
+
+
+def _without_answer(delta: OutputDelta) -> OutputDelta:
+    reason = "length" if delta.finish_reason == "stop" else delta.finish_reason
+    stats = replace(delta.stats, completion_tokens=0)
+    return replace(delta, text="", token_ids=(), logprobs=(), finish_reason=reason, stats=stats)
 
 
 async def _disconnected(client: Request) -> None:

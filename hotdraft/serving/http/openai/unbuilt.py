@@ -7,28 +7,32 @@ from pydantic_core import PydanticCustomError
 
 _HARMLESS: Mapping[str, tuple[object, ...]] = {
     "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
     "allowed_token_ids": ([],),
     "audio": (),
     "bad_words": ([],),
-    "best_of": (1,),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "documents": ([],),
+    "ebnf": (),
     "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
+    "guided_json_object": (False,),
     "guided_regex": (),
     "include_stop_str_in_output": (False,),
+    "json_schema": (),
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
     "min_tokens": (0,),
     "modalities": (["text"],),
     "prompt_embeds": (),
     "prompt_logprobs": (),
+    "regex": (),
     "repetition_penalty": (1, 1.0),
     "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
@@ -45,7 +49,7 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "web_search_options": (),
 }
-"""Fields of a request, with the values that ask for nothing (null always does)."""
+"""Fields of a request that no model of it has, with the values that ask for nothing (null always does)."""
 _OF_A_MESSAGE = ("audio", "function_call", "refusal", "tool_calls")
 
 

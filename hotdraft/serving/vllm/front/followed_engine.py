@@ -152,6 +152,8 @@ class FollowedEngine:
             drafted_tokens=drafted,
             examined_tokens=told["examined_tokens"],
             accepted_tokens=accepted,
+            first_examined=told["first_examined"],
+            first_accepted=told["first_accepted"],
             guessed_tokens=0,
             accepted_guesses=0,
             draft_version=told["draft_version"],
@@ -161,10 +163,10 @@ class FollowedEngine:
         )
         rounds = RoundStats(
             k=self.k,
-            requests=told["rounds"],
+            drafts=told["first_examined"],
             proposed_tokens=drafted,
             accepted_tokens=accepted,
-            accepted_per_position=(),
+            accepted_per_position=(told["first_accepted"],),
             guessed_tokens=0,
             accepted_guesses=0,
             new_tokens=tokens,

@@ -39,6 +39,8 @@ class RequestCounts:
     drafted_tokens: int
     examined_tokens: int
     accepted_tokens: int
+    first_examined: int
+    first_accepted: int
     draft_version: int
     """That drafted last; 0 if none did."""
     one_version: bool
@@ -80,6 +82,7 @@ class RequestLog:
         length = self.request.length(self._output_ids)
         drafted, accepted = _joined(self._drafted, np.int32)[:length], _joined(self._accepted, bool)[:length]
         rounds = [one for one in self._rounds if one[0] < length]
+        firsts = [start for start, drafts, _ in rounds if drafts]
         versions = {version for _, drafts, version in rounds if drafts}
         return RequestCounts(
             completion_tokens=length,
@@ -87,6 +90,8 @@ class RequestLog:
             drafted_tokens=sum(drafts for _, drafts, _ in rounds),
             examined_tokens=int((drafted >= 0).sum()),
             accepted_tokens=int(accepted.sum()),
+            first_examined=len(firsts),
+            first_accepted=int(accepted[firsts].sum()),
             draft_version=next((version for _, drafts, version in reversed(rounds) if drafts), 0),
             one_version=len(versions) < 2,
         )

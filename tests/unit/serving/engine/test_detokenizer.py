@@ -1,12 +1,13 @@
 """What comes out token by token is what transformers makes of all of them."""
 
 import random
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from hotdraft.serving.engine.detokenizer import Detokenizer
+from hotdraft.serving.engine.detokenizer import Detokenizer, special_ids
 from tests.models import tiny_tokenizer
 
 EOS = 256
@@ -25,7 +26,8 @@ def byte_fallback() -> PreTrainedTokenizerFast:
 
 def texts(tokenizer: PreTrainedTokenizerFast, token_ids: list[int]) -> list[str]:
     """What each token brings, then what is left at the end."""
-    detokenizer = Detokenizer(tokenizer.backend_tokenizer)
+    backend = tokenizer.backend_tokenizer
+    detokenizer = Detokenizer(backend, special_ids(backend))
     return [*map(detokenizer.step, token_ids), detokenizer.finish()]
 
 
@@ -50,7 +52,7 @@ def test_special_tokens_have_no_text() -> None:
 
 
 def test_a_run_of_special_tokens_costs_no_more_with_its_length() -> None:
-    detokenizer = Detokenizer(tiny_tokenizer().backend_tokenizer)
+    detokenizer = Detokenizer(tiny_tokenizer().backend_tokenizer, {EOS})
     for token in (7, *[EOS] * 1000):
         detokenizer.step(token)
     assert len(detokenizer._ids) <= 1
@@ -88,7 +90,6 @@ def test_bytes_that_are_no_character_are_told_as_they_come_and_not_kept() -> Non
 
     class Counting:
         def __init__(self, tokenizer: Tokenizer) -> None:
-            self.get_added_tokens_decoder = tokenizer.get_added_tokens_decoder
             self._decode = tokenizer.decode
 
         def decode(self, ids: list[int], **options: bool) -> str:
@@ -97,7 +98,8 @@ def test_bytes_that_are_no_character_are_told_as_they_come_and_not_kept() -> Non
 
     tokenizer = byte_fallback()
     ids = [tokenizer.convert_tokens_to_ids("<0xF0>"), *[tokenizer.convert_tokens_to_ids("<0x80>")] * 400]
-    detokenizer = Detokenizer(Counting(tokenizer.backend_tokenizer))  # type: ignore[arg-type]
+    counting: Any = Counting(tokenizer.backend_tokenizer)
+    detokenizer = Detokenizer(counting, frozenset())
     pieces = [detokenizer.step(token) for token in ids]
     assert "".join(pieces) + detokenizer.finish() == whole(tokenizer, ids)
     assert max(decoded) < 32

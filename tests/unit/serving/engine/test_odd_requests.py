@@ -52,6 +52,20 @@ def test_an_odd_request_ends_well_and_alone(config: HotdraftConfig, tiny_target:
     assert engine.is_idle
 
 
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_an_ordinary_token_that_ends_answers_is_no_part_of_them(config: HotdraftConfig, ignore_eos: bool) -> None:
+    engine = build_engine(config, None)
+    first = ask(engine, request("before", max_tokens=1))
+    engine.step()
+    engine.step()
+    engine.eos_ids = frozenset(first.ids)
+    client = ask(engine, request("r", max_tokens=1, ignore_eos=ignore_eos))
+    engine.step()
+    engine.step()
+    assert client.ids == first.ids
+    assert client.text == (first.text if ignore_eos else "") != (first.text if not ignore_eos else "")
+
+
 def test_a_seed_that_no_tensor_holds_is_refused() -> None:
     for seed in (2**63, -(2**63) - 1):
         with pytest.raises(ValueError, match="seed must be a 64-bit integer"):
@@ -63,3 +77,16 @@ def test_a_seed_that_no_tensor_holds_is_refused() -> None:
 def test_what_is_no_whole_number_is_refused_by_name_before_a_round(field: str, number: object) -> None:
     with pytest.raises(ParameterError, match=f"{field}.*whole number"):
         SamplingParams(**{field: number})  # type: ignore[arg-type]
+
+
+def test_parameters_may_be_written_as_elsewhere(config: HotdraftConfig) -> None:
+    engine = build_engine(config, None)
+    clients = [
+        ask(engine, request("ours", top_k=0, stop=(), logit_bias=((65, 100.0),))),
+        ask(engine, request("vllm's", top_k=-1, stop=None, logit_bias={65: 100})),
+    ]
+    for _ in range(30):
+        engine.step()
+    assert clients[0].ids == clients[1].ids == [65] * 12
+    with pytest.raises(ParameterError, match="logit_bias must be of token ids from 0, each with -100 to 100"):
+        SamplingParams(logit_bias={5: 101})

@@ -3,6 +3,7 @@
 import pytest
 
 from hotdraft.pipeline.replay.sample import GUESSED, missed
+from hotdraft.serving.engine.detokenizer import Detokenizer
 from hotdraft.serving.engine.output import Output
 from hotdraft.serving.messages.request import GenerationRequest, OutputDelta, SamplingParams, TokenLogprob
 from tests.models import tiny_tokenizer
@@ -16,7 +17,7 @@ class Spoken:
     def __init__(self, record: bool = True, **params: object) -> None:
         self.deltas: list[OutputDelta] = []
         request = GenerationRequest("r", (1, 2), SamplingParams(**{"max_tokens": 100, **params}), record=record)
-        self.output = Output(request, self.deltas.append, TOKENIZER.backend_tokenizer)
+        self.output = Output(request, self.deltas.append, Detokenizer(TOKENIZER.backend_tokenizer, {EOS}))
 
     def say(self, text: str, *extra: int) -> str | None:
         """One round of the text's tokens, the end if `EOS` is among them; the reason if it ended."""
@@ -109,6 +110,7 @@ def test_what_was_guessed_is_counted_apart() -> None:
     stats = spoken.output.stats()
     assert (stats.guessed_tokens, stats.accepted_guesses) == (1 + 2, 1)
     assert (stats.drafted_tokens, stats.examined_tokens, stats.accepted_tokens) == (2, 2, 1)
+    assert (stats.first_examined, stats.first_accepted) == (1, 1), "of the other round nothing drafted was examined"
     sample = spoken.output.sample()
     assert sample is not None
     assert sample.drafted_ids.tolist() == [GUESSED, 9, 9, GUESSED]
@@ -135,6 +137,7 @@ def test_counts_and_the_recorded_sample_agree() -> None:
     stats = spoken.output.stats()
     assert (stats.rounds, stats.completion_tokens, stats.draft_version) == (2, 5, 4)
     assert (stats.drafted_tokens, stats.examined_tokens, stats.accepted_tokens) == (3 + 3, 2 + 3, 1 + 3)
+    assert (stats.first_examined, stats.first_accepted) == (2, 2)
     sample = spoken.output.sample()
     assert sample is not None
     assert sample.output_ids.tolist() == [70, 71, 73, 74, 75]

@@ -12,6 +12,7 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, sample_from_row
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.serving.decoding.rounds import Round
+from hotdraft.serving.engine.detokenizer import Detokenizer
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.failures import Failures
 from hotdraft.serving.engine.load import build_engine
@@ -45,7 +46,7 @@ class Diary:
         self.threads.add(threading.current_thread().name)
 
     def on_round(self, stats: RoundStats) -> None:
-        self.note(f"round of {stats.requests}")
+        self.note(f"round of {stats.drafts}")
 
     def on_finish(self, request: GenerationRequest, stats: RequestStats, finish_reason: str) -> None:
         self.note(f"{request.request_id} counted: {finish_reason}, {stats.completion_tokens} tokens")
@@ -62,7 +63,7 @@ class Diary:
 
 def output(diary: Diary, name: str, **params: object) -> Output:
     wanted = GenerationRequest(name, (1, 2), SamplingParams(**{"max_tokens": 100, **params}))
-    return Output(wanted, diary.client(name), TOKENIZER.backend_tokenizer)
+    return Output(wanted, diary.client(name), Detokenizer(TOKENIZER.backend_tokenizer, frozenset()))
 
 
 def tell(
@@ -139,7 +140,6 @@ class Mute:
 
     def __init__(self, token: int) -> None:
         self.token = token
-        self.get_added_tokens_decoder = TOKENIZER.backend_tokenizer.get_added_tokens_decoder
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         if self.token in ids:
@@ -156,7 +156,7 @@ def test_a_row_that_cannot_be_told_ends_alone_and_its_client_hears_it(text: str)
     outputs.listeners.append(diary)
     wanted = GenerationRequest("a", (1, 2), SamplingParams(max_tokens=100))
     broken: Any = Mute(TOKENIZER("b").input_ids[0])
-    rows = [Output(wanted, diary.client("a"), broken), output(diary, "b")]
+    rows = [Output(wanted, diary.client("a"), Detokenizer(broken, frozenset())), output(diary, "b")]
     token_ids = TOKENIZER(text).input_ids
     both = join(a_round(token_ids, log=True), a_round(token_ids, log=True))
     stats = RoundStats(len(token_ids) - 1, 2, 0, 0, (), 0, 0, 2 * len(token_ids), 0.1, 1)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from hotdraft.serving.engine.detokenizer import Detokenizer
 from hotdraft.serving.engine.k_choice import KChoice
 from hotdraft.serving.engine.output import Output
 from hotdraft.serving.engine.scheduler import QueueFullError, Scheduler
@@ -74,7 +75,8 @@ def wait(scheduler: Scheduler, *lengths: int, max_tokens: int = 100) -> list[Seq
     sequences = []
     for n, length in enumerate(lengths):
         request = GenerationRequest(str(n), (1 + n,) * length, SamplingParams(max_tokens=max_tokens))
-        output = Output(request, lambda delta: None, tiny_tokenizer().backend_tokenizer)
+        detokenizer = Detokenizer(tiny_tokenizer().backend_tokenizer, frozenset())
+        output = Output(request, lambda delta: None, detokenizer)
         sequences.append(
             Sequence(output, seed=n, eos_ids=frozenset(), acceptance=AcceptanceEstimate(by_position(4)))
         )

@@ -2,6 +2,7 @@
 
 import pytest
 
+from hotdraft.serving.engine.detokenizer import Detokenizer
 from hotdraft.serving.engine.output import Output
 from hotdraft.serving.engine.sequence import Sequence
 from hotdraft.serving.messages.request import GenerationRequest, OutputDelta, SamplingParams
@@ -14,7 +15,7 @@ EOS = 256
 
 def sequence(**params: object) -> Sequence:
     request = GenerationRequest("r", (1, 2), SamplingParams(**{"max_tokens": 100, **params}))
-    output = Output(request, unheard, tiny_tokenizer().backend_tokenizer)
+    output = Output(request, unheard, Detokenizer(tiny_tokenizer().backend_tokenizer, {EOS}))
     return Sequence(output, seed=0, eos_ids=frozenset({EOS}), acceptance=AcceptanceEstimate(by_position(4)))
 
 

@@ -114,6 +114,8 @@ class ScriptedEngine:
             drafted_tokens=6,
             examined_tokens=5,
             accepted_tokens=4,
+            first_examined=2,
+            first_accepted=2,
             guessed_tokens=2,
             accepted_guesses=1,
             draft_version=self.draft_version,

@@ -5,13 +5,23 @@ from typing import Any
 
 import openai
 import pytest
+from tokenizers.processors import TemplateProcessing
 
-from hotdraft.serving.http.openai.logprobs import text_logprobs
+from hotdraft.serving.engine.detokenizer import Detokenizer
+from hotdraft.serving.http.openai.logprobs import (
+    TextOffsets,
+    TokenTexts,
+    chat_logprobs,
+    prompt_offsets,
+    text_logprobs,
+)
 from hotdraft.serving.messages.request import TokenLogprob
-from tests.unit.serving.http.scripted import USER, WORDS, ScriptedEngine
+from tests.models import tiny_tokenizer
+from tests.unit.serving.http.scripted import USER, WORDS, ScriptedEngine, make_tokenizer
 
 SAID = [WORDS[token] for token in (1, 2, 3, 4, 0)]
 """The scripted engine's tokens."""
+TEXTS, BYTES = TokenTexts(make_tokenizer()), TokenTexts(tiny_tokenizer())
 
 
 def test_n_answers_share_a_prompt_and_differ_in_their_seeds(client: openai.OpenAI, engine: ScriptedEngine) -> None:
@@ -80,7 +90,7 @@ def test_completion_logprobs(client: openai.OpenAI) -> None:
     assert told.tokens == SAID
     assert told.token_logprobs == [-0.5, -1.0, -1.5, -2.0, -3.0]
     assert told.top_logprobs[0] == {"hello": -0.1, "<s>": -0.5}
-    assert told.text_offset == [0, 3, 10, 15, 25]
+    assert told.text_offset == [0, 3, 11, 17, 28]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -95,7 +105,7 @@ def test_echoed_logprobs_begin_with_the_prompt(client: openai.OpenAI, engine: Sc
     assert logprobs == [None, -1.0, -0.5, -1.0, -1.5, -2.0, -3.0]
     assert choices[0].logprobs.top_logprobs[0] is None
     offsets = [offset for choice in choices for offset in choice.logprobs.text_offset]
-    assert offsets == [0, 5, 10, 13, 20, 25, 35]
+    assert offsets == [0, 5, 11, 14, 22, 28, 39]
     assert engine.requests[0].params.prompt_logprobs == 1
 
 
@@ -109,11 +119,70 @@ def test_penalties_reach_the_engine(client: openai.OpenAI, engine: ScriptedEngin
 
 
 def test_what_cannot_be_has_a_number_in_json() -> None:
-    told = text_logprobs([TokenLogprob(5, -math.inf, ((6, -math.inf),))], str)
+    told = text_logprobs([TokenLogprob(5, -math.inf, ((6, -math.inf),))], TEXTS, [0])
     assert told.token_logprobs == [-9999.0]
-    assert told.top_logprobs == [{"6": -9999.0, "5": -9999.0}]
+    assert told.top_logprobs == [{"there": -9999.0, "hello": -9999.0}]
 
 
 def test_of_tokens_that_read_alike_the_likeliest_is_told() -> None:
-    told = text_logprobs([TokenLogprob(5, -4.0, ((6, -0.1), (7, -3.0)))], lambda token: "�")
-    assert told.top_logprobs == [{"�": -0.1}]
+    token = TokenLogprob(0xF0, -4.0, ((0xF1, -0.1), (0xF2, -3.0)))
+    assert text_logprobs([token], BYTES, [0]).top_logprobs == [{"\ufffd": -0.1}]
+
+
+def test_parts_of_a_character_have_bytes_and_one_place() -> None:
+    tokens = [TokenLogprob(token, -1.0, ()) for token in tiny_tokenizer()("é!").input_ids]
+    assert [told.bytes for told in chat_logprobs(tokens, BYTES).content] == [[0xC3], [0xA9], [0x21]]
+    offsets = TextOffsets(Detokenizer(tiny_tokenizer().backend_tokenizer, {256}), start=7)
+    assert offsets.following([token.token_id for token in tokens[:1]]) == [7]
+    assert offsets.following([token.token_id for token in tokens[1:]] + [256, 65]) == [7, 8, 9, 9]
+
+
+def test_a_prompt_of_text_is_placed_as_it_was_written() -> None:
+    """Its first token is one that the tokenizer put there, of which nothing is in the text."""
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing("<s> $0", special_tokens=[("<s>", 1)])
+    assert prompt_offsets(tokenizer, "hello   there", True) == [0, 0, 8]
+    assert prompt_offsets(tokenizer, "hello   there", False) == [0, 8]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_only_the_prompt_is_told(client: openai.OpenAI, engine: ScriptedEngine, stream: bool) -> None:
+    reply: Any = client.completions.create(
+        model="tiny-chat", prompt=[5, 6], echo=True, logprobs=1, max_tokens=0, stream=stream
+    )
+    chunks = list(reply) if stream else [reply]
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    assert "".join(choice.text for choice in choices) == "hello there"
+    assert [token for choice in choices for token in choice.logprobs.tokens] == ["hello", "there"]
+    assert choices[-1].finish_reason == "length"
+    assert stream or (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (2, 0)
+    assert not engine.requests[0].record, "one token that nobody sees teaches nothing"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"max_tokens": 0}, "only with echo"),
+        ({"n": 2, "extra_body": {"best_of": 3}}, "best_of"),
+        ({"n": 2, "extra_body": {"best_of": 1}}, "best_of"),
+        ({"n": 128, "logprobs": 20, "echo": True, "prompt": [[5] * 40] * 7}, "log-probs"),
+    ],
+)
+def test_what_is_refused(client: openai.OpenAI, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=says):
+        client.completions.create(**{"model": "tiny-chat", "prompt": "hello", **options})
+
+
+def test_as_many_of_as_many_are_all(client: openai.OpenAI) -> None:
+    reply = client.completions.create(model="tiny-chat", prompt="hello", n=2, extra_body={"best_of": 2})
+    assert len(reply.choices) == 2
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_text_may_go_without_special_tokens(client: openai.OpenAI, engine: ScriptedEngine, told: bool) -> None:
+    engine.tokenizer.backend_tokenizer.post_processor = TemplateProcessing("<s> $0", special_tokens=[("<s>", 1)])
+    try:
+        client.completions.create(model="tiny-chat", prompt="hello", extra_body={"add_special_tokens": told})
+    finally:
+        engine.tokenizer.backend_tokenizer.post_processor = None
+    assert engine.requests[0].prompt_ids == ((1, 5) if told else (5,))

@@ -7,8 +7,8 @@ import time
 import httpx
 import pytest
 
-from hotdraft.serving.messages.prompt_encoder import PromptEncoder, encode_text
-from tests.unit.serving.http.scripted import ScriptedEngine
+from hotdraft.serving.messages.prompt_encoder import PromptEncoder, PromptError, encode_chat, encode_text
+from tests.unit.serving.http.scripted import ScriptedEngine, make_tokenizer
 
 LONG = "hello " * 300
 """Longer than what is encoded at once."""
@@ -23,10 +23,10 @@ class SlowTokenizer:
         self.may_go_on = threading.Event()
         self.calls = 0
 
-    def __call__(self, text: str) -> object:
+    def __call__(self, text: str, **options: bool) -> object:
         self.calls += 1
         assert self.may_go_on.wait(10)
-        return self._tokenizer(text)
+        return self._tokenizer(text, **options)
 
     def __len__(self) -> int:
         return len(self._tokenizer)
@@ -99,3 +99,10 @@ def test_what_is_encoded_is_what_the_tokenizer_says() -> None:
     texts = ["hello there", LONG]
     encoded = asyncio.run(PromptEncoder(engine).texts([*texts, [5, 6]]))
     assert encoded == [*(encode_text(engine.tokenizer, text) for text in texts), [5, 6]]
+
+
+def test_a_template_that_cannot_join_what_it_is_given_is_the_clients_error() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content + 1 }}"
+    with pytest.raises(PromptError, match="refuses these messages"):
+        encode_chat(tokenizer, [{"role": "user", "content": "hello"}])

@@ -76,7 +76,7 @@ def read(metrics: ServingMetrics) -> dict[str, float]:
 def round_stats(**changes: object) -> RoundStats:
     values = {
         "k": 3,
-        "requests": 2,
+        "drafts": 2,
         "proposed_tokens": 6,
         "accepted_tokens": 4,
         "accepted_per_position": (2, 1, 1),
@@ -97,6 +97,8 @@ def request_stats(**changes: object) -> RequestStats:
         "drafted_tokens": 6,
         "examined_tokens": 5,
         "accepted_tokens": 4,
+        "first_examined": 2,
+        "first_accepted": 2,
         "guessed_tokens": 2,
         "accepted_guesses": 1,
         "draft_version": 1,
@@ -188,7 +190,7 @@ def test_what_computes_the_models(metrics: ServingMetrics) -> None:
 def test_rounds(metrics: ServingMetrics) -> None:
     metrics.on_round(round_stats(inter_token_seconds=(0.03,), alternatives=4, accepted_alternatives=1))
     metrics.on_round(
-        round_stats(requests=1, proposed_tokens=3, new_tokens=2, accepted_tokens=1, accepted_per_position=(1, 0, 0))
+        round_stats(drafts=1, proposed_tokens=3, new_tokens=2, accepted_tokens=1, accepted_per_position=(1, 0, 0))
     )
     metrics.on_round(round_stats(k=0, new_tokens=2, proposed_tokens=0, accepted_tokens=0, accepted_per_position=()))
     values = read(metrics)

@@ -40,6 +40,7 @@ def test_a_refused_token_is_recorded_where_the_targets_own_came_and_what_follows
     assert sample.draft_versions.tolist() == [0, 0, 2, 2, 2, 2]
     assert sample.target_top_ids[:, 0].tolist() == [10, 11, 20, 21, 22, 23]
     assert (counts.rounds, counts.drafted_tokens, counts.examined_tokens, counts.accepted_tokens) == (2, 6, 5, 4)
+    assert (counts.first_examined, counts.first_accepted) == (2, 2)
     assert not counts.one_version
     assert counts.draft_version == 2
 
@@ -61,7 +62,7 @@ def test_a_pass_without_drafts_asked_the_draft_for_nothing() -> None:
     log = log_of()
     take(log, [5], [])
     counts = log.counts()
-    assert (counts.rounds, counts.drafted_tokens, counts.examined_tokens) == (1, 0, 0)
+    assert (counts.rounds, counts.drafted_tokens, counts.examined_tokens, counts.first_examined) == (1, 0, 0, 0)
 
 
 def test_nothing_is_recorded_of_an_answer_that_a_pass_is_missing_of() -> None:

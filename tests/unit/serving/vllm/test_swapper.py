@@ -136,6 +136,8 @@ def test_what_a_worker_counted_of_a_request_is_told_and_kept(workers: Workers, e
         began=0.0,
         examined_tokens=4,
         accepted_tokens=2,
+        first_examined=3,
+        first_accepted=1,
         draft_version=0,
         one_version=True,
         **counts,
@@ -149,6 +151,7 @@ def test_what_a_worker_counted_of_a_request_is_told_and_kept(workers: Workers, e
     [(request, stats)] = heard.finished
     assert (request.domain, request.client, request.record) == ("sql", "c", False)
     assert (stats.examined_tokens, stats.accepted_tokens, stats.rounds) == (4, 2, 3)
+    assert (stats.first_examined, stats.first_accepted) == (3, 1)
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,9 @@ class AcceptanceWatch:
     """An `EngineListener`; `turn` is called by the thread that follows the champion, about once a second.
 
     A request's rate is that of its rounds' first drafted tokens: further ones are accepted more often once those
-    before them were, so that all of them together tell of k as well. Requests that were begun on another version, that
-    little was drafted for, or that are not recorded tell nothing. Clients are known by digests, which differ from
-    version to version where others can read them.
+    before them were, so that all of them together tell of k as well. Requests that were begun on another version,
+    that little was drafted for, or that are not recorded tell nothing. Clients are known by digests, which differ
+    from version to version where others can read them.
     """
 
     def __init__(self, trials: Trials, registry: AdapterRegistry) -> None:

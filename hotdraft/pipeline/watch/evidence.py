@@ -1,4 +1,4 @@
-"""What requests say of an adapter version: how many first drafted tokens of rounds were accepted, by client and kind.
+"""What requests say of an adapter version: how many of rounds' first drafted tokens came, by client and kind.
 
 Only requests of one kind are comparable between versions: one domain, prompts and answers of about one length,
 about one temperature, with a seed or without, which costs acceptance. What a request's answer is does not depend on

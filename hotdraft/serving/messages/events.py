@@ -48,17 +48,22 @@ class SwapEvent:
 
 
 class SwapClock:
-    """Tells the requests that began after the last swap: no other version had a part in them."""
+    """Tells the requests that began after the last swap: no other version had a part in them.
+
+    Nor may a version have, over vLLM, that is committed by its workers and not told of yet.
+    """
 
     def __init__(self) -> None:
-        self.swapped()
+        self.swapped(0)
 
-    def swapped(self) -> None:
+    def swapped(self, version: int) -> None:
+        self._version = version
         self._swapped_at = time.perf_counter()
 
     def is_of_one_version(self, stats: RequestStats) -> bool:
         """Of a request that ends now."""
-        return time.perf_counter() - stats.total_seconds > self._swapped_at
+        began = time.perf_counter() - stats.total_seconds
+        return stats.draft_version == self._version and began > self._swapped_at
 
 
 class EngineListener(Protocol):

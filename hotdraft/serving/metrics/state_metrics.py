@@ -14,7 +14,6 @@ from hotdraft.pipeline.processes.supervisor import TrainerSupervisor
 from hotdraft.pipeline.replay.buffer import ReplaySize
 from hotdraft.pipeline.store.curves import ServedCurves
 from hotdraft.pipeline.system.run_lock import RunLock
-from hotdraft.serving.engine.recorder import Recorder
 from hotdraft.serving.graphs.recurring import GraphCounts
 from hotdraft.serving.messages.events import CloseReason
 from hotdraft.serving.metrics.families import MetricFamilies
@@ -50,6 +49,15 @@ class ConnectionCounts(Protocol):
     def closed(self) -> Mapping[CloseReason, int]: ...
 
 
+class RecorderCounts(Protocol):
+    @property
+    def recorded(self) -> int: ...
+    @property
+    def dropped(self) -> int: ...
+    @property
+    def problem(self) -> str | None: ...
+
+
 class AdapterCounts(Protocol):
     @property
     def refused(self) -> int:
@@ -73,7 +81,7 @@ class AdapterCounts(Protocol):
 class Sources:
     """Whose counts are read, beside the engine's. Who is absent reads 0."""
 
-    recorder: Recorder | None = None
+    recorder: RecorderCounts | None = None
     replay: ReplayWatch | None = None
     trainer: TrainerSupervisor | None = None
     jobs: JobRecords | None = None

@@ -34,5 +34,5 @@ class TrackingListener:
             )
 
     def on_swap(self, event: SwapEvent) -> None:
-        self._clock.swapped()
+        self._clock.swapped(event.version)
         self._curves.mark_swap(event.version, reason=event.reason)

@@ -68,7 +68,7 @@ class AcceptanceWatch:
         """A version that follows an older one is tried. One that was returned to is not, and what the newer one
         did is no measure for any other."""
         with self._lock:
-            self._clock.swapped()
+            self._clock.swapped(event.version)
             follows = event.version > event.previous_version
             if follows:
                 self._past.take(self._current)

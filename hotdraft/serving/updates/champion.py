@@ -88,7 +88,7 @@ class ChampionFollower:
         if champion == live:
             if not champion:
                 self._last_served.write(0, None)
-        elif not self._serve(champion, None, "rollback" if champion < live else reason) and not live:
+        elif not self._serve(champion, None, "rollback" if champion < live else reason) and live <= 0:
             self._stand_in(reason)
 
     def take_up_last_served(self) -> None:
@@ -147,7 +147,8 @@ class ChampionFollower:
         if known is None or known.why != why:
             said = without_password(f"{type(error).__name__}: {error}")
             live = self._swapper.live_version
-            logger.error("version %d is unusable here, version %d serves on: %s", version, live, said)
+            serves = f"version {live}" if live >= 0 else "nobody knows what"
+            logger.error("version %d is unusable here, %s serves on: %s", version, serves, said)
         self.failures += 1
         if isinstance(error, (AdapterError, SwapError)) and folder is not None:
             self._registry.fetched.discard(folder)

@@ -46,6 +46,8 @@ class JournalFollower:
     """Reads what all workers tell, each in its order."""
 
     def __init__(self, folder: Path) -> None:
+        self.broken = 0
+        """Lines that were no JSON, as a full disk leaves them."""
         self._folder = folder
         self._offsets: dict[Path, int] = {}
 
@@ -69,7 +71,12 @@ class JournalFollower:
             whole = content[: content.rfind(b"\n") + 1]
             self._offsets[path] = self._offsets.get(path, 0) + len(whole)
             for line in whole.splitlines():
-                yield json.loads(line)
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    self.broken += 1
+                    continue
+                yield event
             if path != newest[_worker_of(path)]:
                 path.unlink(missing_ok=True)
                 self._offsets.pop(path, None)

@@ -33,7 +33,7 @@ class FollowedEngine:
     def __init__(self, journal: JournalFollower, *, k: int, num_slots: int, max_model_len: int) -> None:
         self.listeners: list[EngineListener] = []
         self.draft_version = 0
-        """That serves on all workers, as far as the swapper knows."""
+        """That serves on all workers; negative while the swapper cannot say."""
         self.k = k
         self.num_slots = num_slots
         self.max_model_len = max_model_len
@@ -43,6 +43,8 @@ class FollowedEngine:
         """vLLM's are its own."""
         self.workers: dict[str, dict[str, Any]] = {}
         """What each told last of itself."""
+        self.recorded = 0
+        """Requests that workers recorded."""
         self._journal = journal
         self._failures: Counter[str] = Counter()
         self._requests: OrderedDict[str, dict[str, Any]] = OrderedDict()
@@ -53,7 +55,17 @@ class FollowedEngine:
     @property
     def failures(self) -> Mapping[str, int]:
         """By place: `recording` for each worker that ended it, `journal` for what could not be understood."""
-        return {"recording": 0, "journal": 0, **self._failures}
+        return {"recording": 0, **self._failures, "journal": self._failures["journal"] + self._journal.broken}
+
+    @property
+    def dropped(self) -> int:
+        """Requests that workers could not record."""
+        return sum(facts.get("dropped", 0) for facts in list(self.workers.values()))
+
+    @property
+    def problem(self) -> str | None:
+        """Why a worker swaps or records nothing."""
+        return next((why for facts in list(self.workers.values()) if (why := facts.get("problem"))), None)
 
     @property
     def num_running(self) -> int:
@@ -131,6 +143,8 @@ class FollowedEngine:
             hear(event)
 
     def _finish(self, told: dict[str, Any]) -> None:
+        self.recorded += told["recorded"]
+        self.workers.setdefault(told["worker"], {})["dropped"] = told["dropped"]
         answer = outer_id(told["id"])
         others = self._requests.get(answer, {})
         self._requests[answer] = {**told, **{name: told[name] + others.get(name, 0) for name in SUMMED}}

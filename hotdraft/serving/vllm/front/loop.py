@@ -54,6 +54,8 @@ JOURNAL = "vllm-workers"
 NOT_MEANT = ("hotdraft_rounds", "hotdraft_decode_seconds", "hotdraft_plain_decode_seconds", "hotdraft_runner")
 """Families that are of our own engine alone."""
 CALL_SECONDS = 300.0
+RESET_TRIES = 60
+"""A second apart."""
 
 
 class LoopBesideVllm:
@@ -95,7 +97,12 @@ class LoopBesideVllm:
         records, controls = JobRecords(config.run_dir), ControlFile(config.run_dir)
         replay_watch = ReplayWatch(ReplayBuffer.of(config))
         sources = Sources(
-            replay=replay_watch, trainer=supervisor, jobs=records, curves=tracker.curves, adapters=sync
+            recorder=self.engine,
+            replay=replay_watch,
+            trainer=supervisor,
+            jobs=records,
+            curves=tracker.curves,
+            adapters=sync,
         )
         metrics = ServingMetrics(self.engine, config.served_model_name, sources)
         self.engine.listeners += [watch, metrics, TrackingListener(tracker.curves)]
@@ -123,12 +130,16 @@ class LoopBesideVllm:
         """Attach to the workers, then run. Raises `RunInUseError` where another process runs the loop here."""
         self._stack.enter_context(run_lock(self._config.run_dir, "server"))
         self._journal.clear()
-        await self._client.collective_rpc("hotdraft_attach", args=(self._settings,))
-        await asyncio.to_thread(self._start_parts)
+        try:
+            await self._client.collective_rpc("hotdraft_attach", args=(self._settings,))
+            await asyncio.to_thread(self._start_parts)
+        except BaseException:  # nobody would follow what the workers go on to write
+            await self.stop()
+            raise
         REGISTRY.register(self._exported)
 
     async def stop(self) -> None:
-        """While the workers still answer: what they have recorded is written."""
+        """While the workers still answer: what they have recorded is written, and nothing more."""
         await self._client.collective_rpc("hotdraft_close")
         with suppress(KeyError):  # never registered
             REGISTRY.unregister(self._exported)
@@ -145,7 +156,15 @@ class LoopBesideVllm:
         return asyncio.run_coroutine_threadsafe(told, self._events).result(CALL_SECONDS)
 
     def _reset_prefixes(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._client.reset_prefix_cache(), self._events)
+        asyncio.run_coroutine_threadsafe(self._until_reset(), self._events)
+
+    async def _until_reset(self) -> None:
+        """vLLM does not while requests hold what is cached."""
+        for _ in range(RESET_TRIES):
+            if await self._client.reset_prefix_cache():
+                return
+            await asyncio.sleep(1)
+        logger.warning("vLLM kept its prefix cache: what the draft made of it is of the version before")
 
 
 class Exported(Collector):

@@ -5,6 +5,7 @@ them could are they told to commit, each between two of its steps. If one of sev
 all go back to the version from before: acceptance is one number only if all draft alike.
 """
 
+import logging
 import queue
 import time
 from collections.abc import Callable
@@ -17,6 +18,10 @@ from hotdraft.serving.messages.events import SwapEvent, SwapReason
 from hotdraft.serving.updates.hot_swap import SwapError
 from hotdraft.serving.vllm.front.followed_engine import FollowedEngine
 
+logger = logging.getLogger(__name__)
+
+UNKNOWN = -1
+"""Version of workers that do not all draft with one."""
 STAGE_SECONDS = 600.0
 COMMIT_SECONDS = 120.0
 
@@ -41,10 +46,12 @@ class VllmSwapper:
         self._call = call
         self._after_swap = after_swap
         self._live = StagedVersion(0, None)
+        """That all workers took up last."""
 
     @property
     def live_version(self) -> int:
-        return self._live.version
+        """`UNKNOWN` from a commit that failed halfway until all workers are at one version again."""
+        return self._engine.draft_version
 
     def stage(self, version: int, folder: Path | None) -> StagedVersion:
         """Have all workers read, check and prepare `version`.
@@ -57,14 +64,18 @@ class VllmSwapper:
         return staged
 
     def swap(self, staged: StagedVersion, reason: SwapReason) -> SwapEvent:
-        """Serve `staged` on all workers. Raises `SwapError` if one does not: the version from before serves on."""
-        told = self._ask("hotdraft_commit", staged.version, ends=("swapped", "not_swapped"), seconds=COMMIT_SECONDS)
-        failed = [event for event in told.values() if event["event"] == "not_swapped"]
+        """Serve `staged` on all workers. Raises `SwapError` if one does not, `RuntimeError` if one says nothing.
+
+        The version from before serves on then; where not all could go back to it, nobody knows which does.
+        """
+        try:
+            told, failed = self._commit(staged.version)
+        except RuntimeError:
+            self._engine.draft_version = UNKNOWN
+            raise
         if failed:
             if len(failed) < len(told):
-                self._stage(self._live)
-                before = self._live.version
-                self._ask("hotdraft_commit", before, ends=("swapped", "not_swapped"), seconds=COMMIT_SECONDS)
+                self._go_back()
             raise SwapError(f"version {staged.version}: {failed[0]['worker']}: {failed[0]['why']}")
         previous, self._live = self._live.version, staged
         stall = max((event["seconds"] for event in told.values()), default=0.0)
@@ -72,6 +83,25 @@ class VllmSwapper:
         self._engine.announce_swap(event)
         self._after_swap()
         return event
+
+    def _commit(self, version: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """What all said, and what those said that could not."""
+        told = self._ask("hotdraft_commit", version, ends=("swapped", "not_swapped"), seconds=COMMIT_SECONDS)
+        return told, [event for event in told.values() if event["event"] == "not_swapped"]
+
+    def _go_back(self) -> None:
+        """All to the version that they were at, if they can."""
+        self._engine.draft_version = UNKNOWN
+        try:
+            self._stage(self._live)
+            _, failed = self._commit(self._live.version)
+        except (AdapterError, RuntimeError) as error:
+            failed = [{"worker": "workers", "why": str(error)}]
+        if failed:
+            why = f"{failed[0]['worker']}: {failed[0]['why']}"
+            logger.error("not all are back at version %d: %s", self._live.version, why)
+        else:
+            self._engine.draft_version = self._live.version
 
     def _stage(self, staged: StagedVersion) -> None:
         folder = None if staged.folder is None else str(staged.folder)

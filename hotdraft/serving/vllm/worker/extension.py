@@ -126,7 +126,9 @@ class WorkerPart:
         self._staged = None
 
     def close(self) -> None:
-        """Write what is recorded."""
+        """Write what is recorded, and record nothing more."""
+        if self.recording is not None:
+            self.recording.close()
         if self._recorder is not None:
             self._recorder.close()
 

@@ -67,10 +67,15 @@ class Recording:
             return None
 
     def end(self, problem: str) -> None:
+        self.close()
         self.problem = problem
+        self._journal.tell("detached", why=problem)
+
+    def close(self) -> None:
+        """Record nothing more, as was asked."""
+        self.problem = "closed"
         self._logs.clear()
         self._underway.clear()
-        self._journal.tell("detached", why=problem)
 
     def schedule(self, new: Sequence[Any], finished: Sequence[str], resumed: Sequence[str]) -> None:
         """What the scheduler says before a pass. A request that was preempted is not followed: what it lost may
@@ -184,6 +189,7 @@ class Recording:
                 recorded=sample is not None,
                 left_out=request.left_out,
                 began=log.began,
+                dropped=self.dropped,
                 **asdict(counts),
             )
         return True

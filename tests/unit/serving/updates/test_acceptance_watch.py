@@ -67,7 +67,7 @@ class Server:
     ) -> None:  # fmt: skip
         """Requests that finish now with about `rate` of 100 first tokens accepted, and others as ever."""
         for accepted in np.random.default_rng(seed).normal(100 * rate, 15, requests).clip(0, 100):
-            stats = RequestStats(9, 9, 100, 200, 150, 90, 100, int(accepted), 0, 0, 0, 0.0, 0.0, seconds)
+            stats = RequestStats(9, 9, 100, 200, 150, 90, 100, int(accepted), 0, 0, self.version, 0.0, 0.0, seconds)
             request = GenerationRequest("r", (1,), SamplingParams(), domain, record, client)
             self.watch.on_finish(request, stats, "length")
 
@@ -106,6 +106,15 @@ def test_a_real_fall_rolls_back(server, registry):
     one.serve(0.1, 60)
     one.watch.turn()
     assert registry.champion() == 1, "a version that was returned to is not tried"
+
+
+def test_what_a_version_served_that_is_not_told_of_yet_is_not_the_old_ones(server, registry):
+    """Over vLLM workers commit a version before the server hears of it."""
+    one = server("one")
+    one.serve(0.6, 30)
+    one.version = 2
+    one.serve(0.1, 30)
+    assert one.watch._current.requests == 30
 
 
 def test_a_version_that_a_person_promoted_stays_though_it_falls_and_says_so(server, registry, client, caplog):

@@ -135,6 +135,9 @@ def test_a_version_is_staged_then_committed_and_what_it_drafts_is_recorded_as_it
     runner.step(Scheduled(finished_req_ids={"a"}), {}, [], torch.randn(0, 16))
     one.worker.hotdraft_close()
     assert [event["draft_version"] for event in one.told("finished")] == [3]
+    runner.step(Scheduled([new_request("b")]), {"b": [5]}, [[5, 6]], torch.randn(2, 16))
+    runner.step(Scheduled(finished_req_ids={"b"}), {}, [], torch.randn(0, 16))
+    assert len(one.told("finished")) == 1, "what is closed records nothing more"
     assert one.stage(0, None)["event"] == "staged"
     assert one.commit(0)["event"] == "swapped"
 

@@ -28,6 +28,13 @@ def test_a_line_that_is_being_written_comes_when_it_is_whole(tmp_path: Path) -> 
     assert list(follower.news()) == [{"event": "staged"}]
 
 
+def test_a_broken_line_costs_no_other(tmp_path: Path) -> None:
+    follower = JournalFollower(tmp_path)
+    (tmp_path / "w.000001.jsonl").write_text('{"event": "a"}\n{"event": "b{"event": "c"}\n{"event": "d"}\n')
+    assert [event["event"] for event in follower.news()] == ["a", "d"]
+    assert follower.broken == 1
+
+
 def test_segments_that_were_read_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "SEGMENT_BYTES", 200)
     writer, follower = Journal(tmp_path, "w"), JournalFollower(tmp_path)

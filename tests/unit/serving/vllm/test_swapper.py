@@ -13,7 +13,7 @@ from hotdraft.serving.messages.request import GenerationRequest, RequestStats
 from hotdraft.serving.updates.hot_swap import SwapError
 from hotdraft.serving.vllm.front import swapper as module
 from hotdraft.serving.vllm.front.followed_engine import FollowedEngine, outer_id
-from hotdraft.serving.vllm.front.swapper import VllmSwapper
+from hotdraft.serving.vllm.front.swapper import UNKNOWN, VllmSwapper
 from hotdraft.serving.vllm.journal import Journal, JournalFollower
 
 
@@ -113,6 +113,33 @@ def test_engines_that_took_it_up_go_back_where_another_did_not(
     assert swapper.live_version == 2
 
 
+def test_as_long_as_not_all_are_back_nobody_claims_a_version(
+    workers: Workers, engine: FollowedEngine, tmp_path: Path
+) -> None:
+    swapper = VllmSwapper(engine, workers.call)
+    swapper.swap(swapper.stage(2, tmp_path), "promotion")
+    workers.refuses["engine1"] |= {("hotdraft_commit", 3), ("hotdraft_commit", 2)}
+    with pytest.raises(SwapError, match="engine1"):
+        swapper.swap(swapper.stage(3, tmp_path), "promotion")
+    assert swapper.live_version == engine.draft_version == UNKNOWN
+    workers.refuses["engine1"].clear()
+    event = swapper.swap(swapper.stage(2, tmp_path), "promotion")
+    assert workers.serves == {"engine0": 2, "engine1": 2}
+    assert (event.version, swapper.live_version) == (2, 2)
+
+
+def test_a_worker_that_says_nothing_of_a_commit_leaves_it_open_which_version_serves(
+    workers: Workers, engine: FollowedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "COMMIT_SECONDS", 0.3)
+    swapper = VllmSwapper(engine, workers.call)
+    staged = swapper.stage(3, tmp_path)
+    workers.silent.add("engine1")
+    with pytest.raises(RuntimeError, match="no answer"):
+        swapper.swap(staged, "promotion")
+    assert swapper.live_version == UNKNOWN
+
+
 def test_a_worker_that_says_nothing_is_named(
     workers: Workers, engine: FollowedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,7 +158,8 @@ def test_what_a_worker_counted_of_a_request_is_told_and_kept(workers: Workers, e
         client="c",
         temperature=0.0,
         seeded=False,
-        recorded=False,
+        recorded=True,
+        dropped=2,
         left_out="store",
         began=0.0,
         examined_tokens=4,
@@ -152,6 +180,7 @@ def test_what_a_worker_counted_of_a_request_is_told_and_kept(workers: Workers, e
     assert (request.domain, request.client, request.record) == ("sql", "c", False)
     assert (stats.examined_tokens, stats.accepted_tokens, stats.rounds) == (4, 2, 3)
     assert (stats.first_examined, stats.first_accepted) == (3, 1)
+    assert (engine.recorded, engine.dropped, engine.problem) == (1, 2, None)
 
 
 @pytest.mark.parametrize(

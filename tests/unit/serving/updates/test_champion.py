@@ -1,0 +1,44 @@
+"""Which version is served where the champion cannot be."""
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from hotdraft.serving.messages.events import SwapEvent
+from hotdraft.serving.updates.champion import ChampionFollower
+from hotdraft.serving.updates.last_served import LastServedFile
+from hotdraft.serving.vllm.front.swapper import UNKNOWN
+from tests.unit.serving.updates.followed import BROKEN, Registry
+
+
+class Swapper:
+    """Cannot stage version 3."""
+
+    def __init__(self, live_version: int) -> None:
+        self.live_version = live_version
+
+    def stage(self, version: int, folder: Path | None) -> int:
+        if version == 3:
+            raise BROKEN
+        return version
+
+    def swap(self, staged: int, reason: Any) -> SwapEvent:
+        event = SwapEvent(staged, self.live_version, reason, 0.0)
+        self.live_version = staged
+        return event
+
+
+@pytest.mark.parametrize(("live", "serves"), [(2, 2), (0, 2), (UNKNOWN, 2), (1, 1)])
+def test_an_earlier_champion_stands_in_where_no_version_is_known_to_serve(
+    tmp_path: Path, live: int, serves: int
+) -> None:
+    registry, swapper = Registry(), Swapper(live)
+    for version in (1, 2, 3):
+        registry.promote(version)
+    unchecked: Any = registry, Mock(wraps=LastServedFile(tmp_path))
+    follower = ChampionFollower(swapper, *unchecked)
+    follower.follow("promotion")
+    assert swapper.live_version == serves
+    assert set(follower.unusable) == {3}

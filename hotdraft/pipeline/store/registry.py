@@ -37,6 +37,9 @@ from hotdraft.pipeline.store.errors import (
 from hotdraft.pipeline.store.fetched import FetchedAdapters
 from hotdraft.pipeline.store.pin import is_pinned, pin, said, unpin
 
+MAX_BEFORE = 16
+"""Champions that a version followed, which it is told of: one that is promoted again follows another."""
+
 
 class AdapterRegistry:
     """Versions of the draft's adapter under `config.tracking.registered_model`; 0 is no adapter.
@@ -92,15 +95,15 @@ class AdapterRegistry:
         `unpin`. With `instead_of`, only that champion (0: none) gives way: `ChampionMovedError` if another serves.
         """
         with self._exclusive() as check:
-            self._get(version)
-            previous = self.champion()
+            chosen, previous = self._get(version), self.champion()
             if version == previous and not by_hand:
                 return
             if instead_of is not None and instead_of != previous:
                 raise ChampionMovedError(f"version {instead_of} is not the champion any more, {previous} is")
             self._check_movable(by_hand)
             if version != previous:
-                self._tag(version, previous_champion=str(previous))
+                known = [str(previous), *_champions_before(chosen.tags)]
+                self._tag(version, previous_champion=",".join(dict.fromkeys(known[:MAX_BEFORE])))
             check()
             if by_hand:
                 pin(self._client, self._name, version)
@@ -170,18 +173,18 @@ class AdapterRegistry:
 
     def champions_before(self, version: int) -> Iterator[int]:
         """The champions before `version`, the last one first, without those that were rolled back."""
-        seen = {version}
-        while True:
+        seen, ahead = {0, version}, [version]
+        while ahead:
+            version = ahead.pop()
             try:
-                version = int(self._get(version).tags.get("previous_champion", 0))
-                if not 0 < version < 2**31 or version in seen:
-                    return
-                status = self._status(version)
+                found = self._get(version)
+                if version not in seen and found.tags.get("status") != ROLLED_BACK:
+                    yield version
+                seen.add(version)
+                before = [int(number) for number in _champions_before(found.tags)]
             except ValueError:  # no number, or that of a version which somebody deleted: there the trace ends
-                return
-            if status != ROLLED_BACK:
-                yield version
-            seen.add(version)
+                continue
+            ahead += [number for number in reversed(before) if number not in seen and 0 < number < 2**31]
 
     def version(self, version: int) -> AdapterVersion:
         model = self._model()
@@ -270,6 +273,11 @@ class AdapterRegistry:
     def _drop_candidate(self, version: int) -> None:
         if _aliases(self._model()).get(CANDIDATE) == version:
             self._client.delete_registered_model_alias(self._name, CANDIDATE)
+
+
+def _champions_before(tags: Mapping[str, str]) -> list[str]:
+    """Of a version, those that it followed, the last one first."""
+    return [number for number in tags.get("previous_champion", "").split(",") if number]
 
 
 def _aliases(model: RegisteredModel) -> dict[str, int]:

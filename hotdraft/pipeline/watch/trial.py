@@ -57,21 +57,21 @@ class Trials:
         return open_client(self._config)
 
     def join(self, version: int, *, may_open: bool) -> Trial | None:
-        """The trial of `version` under way, opened if there is none and `may_open`; None if it is not tried.
+        """The trial of `version`, opened if there is none and `may_open`; None as long as it is not tried.
 
-        It is tried once against the same version before.
+        It is tried once against the same version before: what it is given may be over.
         """
+        known = _trial_of(self._tags(version))
+        if known is not None or not may_open:
+            return known
         with exclusive(self._config, self._client, self._model) as still_held:
             tags = self._tags(version)
-            against = tags.get("previous_champion", "0")
-            trial = _state(tags)
-            if trial is None or trial.against != against:
-                if not may_open:
-                    return None
-                trial = Trial(time.time(), against)
+            trial = _trial_of(tags)
+            if trial is None:
+                trial = Trial(time.time(), tags.get("previous_champion", "0"))
                 still_held()
                 self._keep(version, trial)
-        return None if trial.over else trial
+        return trial
 
     def tell(self, version: int, trial: Trial, when: Literal["before", "after"], evidence: Evidence) -> None:
         """Keep what this server served, in place of what it told before."""
@@ -146,6 +146,12 @@ def _state(tags: Mapping[str, str]) -> Trial | None:
     except (ValueError, KeyError, TypeError) as error:
         logger.warning("the tag %s cannot be read: %r", STATE, error)
         return None
+
+
+def _trial_of(tags: Mapping[str, str]) -> Trial | None:
+    """Against the champion that was before."""
+    trial = _state(tags)
+    return trial if trial is not None and trial.against == tags.get("previous_champion", "0") else None
 
 
 def _pooled(tags: Mapping[str, str], when: str, opened: float) -> Evidence:

@@ -6,6 +6,7 @@ looks at what all servers told; see `pipeline.watch`. Whoever finds a fall rolls
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 
@@ -27,6 +28,8 @@ RECENT_REQUESTS = 60
 """Of each client and kind: what the next version is held up to."""
 FEW_REQUESTS = 8
 """On a version that hardly served a client's kind: those on the one before it are needed as well."""
+OPEN_SECONDS = 60.0
+"""After a swap: a server that knows nothing of before does not open a trial, and takes part in one."""
 MAX_ENTRIES = 512
 """Clients times kinds in memory."""
 
@@ -51,6 +54,8 @@ class AcceptanceWatch:
         self._version = 0
         """On trial as far as this server knows; 0 if none is."""
         self._trial: Trial | None = None
+        self._open_until = 0.0
+        """Till when another server is waited for that opens the trial, on the monotonic clock."""
         self._told = 0
         """Requests that the registry was told of."""
 
@@ -75,18 +80,23 @@ class AcceptanceWatch:
             self._current = _Window()
             self._version = event.version if follows else 0
             self._trial, self._told = None, 0
+            self._open_until = time.monotonic() + OPEN_SECONDS
 
     def turn(self) -> None:
         """Tell what is new, look if a look is due, roll back for a fall. Raises what a store that is away does."""
         with self._lock:
             version, trial, served = self._version, self._trial, self._current.requests
             before, after = self._past.recent(version), self._current.since(version)
+            open_until = self._open_until
         if not version or (trial is not None and served == self._told):
             return
         try:
             if trial is None:
                 trial = self._join(version, before)
-            found = self._look(version, trial, after) if trial is not None else None
+                if trial is None and time.monotonic() < open_until:
+                    return
+            under_way = trial is not None and not trial.over
+            found = self._look(version, trial, after) if trial is not None and under_way else None
         except MlflowException as error:
             if error.error_code not in ABSENT:
                 raise
@@ -104,7 +114,7 @@ class AcceptanceWatch:
     def _join(self, version: int, before: Evidence) -> Trial | None:
         may_open = bool(before) and self._registry.champion() == version
         trial = self._trials.join(version, may_open=may_open)
-        if trial is not None:
+        if trial is not None and not trial.over:
             self._trials.tell(version, trial, "before", before)
         return trial
 

@@ -212,6 +212,14 @@ def test_rollback_ends_when_promotions_went_in_a_circle(publisher):
     assert registry.rollback(reason="fell") == 0
 
 
+def test_a_version_that_was_promoted_again_hides_no_champion_before_it(publisher):
+    registry, (three, five, seven) = publisher.registry, [publisher.publish() for _ in range(3)]
+    for version in (three, five, seven, five):
+        registry.promote(version, reason="by hand", by_hand=True)
+    assert list(registry.champions_before(five)) == [seven, three]
+    assert [registry.rollback(reason="fell", by_hand=True) for _ in range(3)] == [seven, three, 0]
+
+
 def test_rollback_of_a_version_that_no_longer_serves_is_refused(publisher):
     first, second = publisher.publish(), publisher.publish()
     publisher.registry.promote(first, reason="gate")

@@ -199,6 +199,19 @@ def test_a_server_that_starts_meanwhile_takes_part_in_the_trial(server, registry
     assert registry.champion() == 1
 
 
+def test_a_server_that_knows_nothing_of_before_waits_for_one_that_does(server, registry, monkeypatch):
+    one, two = server("one"), server("two")
+    one.serve(0.6, 30)
+    registry.promote(2, reason="gate")
+    two.follow()
+    two.watch.turn()
+    one.follow()
+    one.watch.turn()
+    two.serve(0.2, 20)
+    two.watch.turn()
+    assert registry.champion() == 1
+
+
 def test_a_server_that_starts_on_a_version_long_trusted_tries_nothing(server, registry, client):
     one = server("one")
     one.watch.turn()

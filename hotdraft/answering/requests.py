@@ -59,7 +59,7 @@ def answer_requests(
         name = request_id(prompt, temperature)
         requests[name] = GenerationRequest(name, tuple(ids), params, prompt.domain)
     if too_long:
-        Console().print(
+        Console(markup=False).print(
             f"{too_long} of {len(prompts)} prompts are left out: with their answers they are longer than "
             f"engine.max_model_len, {config.engine.max_model_len} tokens",
             highlight=False,

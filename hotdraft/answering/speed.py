@@ -104,7 +104,7 @@ def show_speed_up(config: HotdraftConfig, out: Path, outcome: PredistillResult, 
     client = open_client(config)
     client.log_metric(outcome.run_id, "measured_speed_up", measured)
     client.log_metric(outcome.run_id, "predicted_speed_up", predicted)
-    Console().print(
+    Console(markup=False).print(
         f"Speed-up over plain decoding, one greedy request at a time on this machine: measured {measured:.2f} "
         f"({min(ratios):.2f} to {max(ratios):.2f}), predicted for memory-bound decoding {predicted:.2f}.",
         highlight=False,

@@ -50,6 +50,9 @@ def bench(
         from hotdraft.serving.benchmark.figures.table import tables
         from hotdraft.serving.benchmark.plan import make_plan
 
+    for file in (json_file, chart):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise typer.BadParameter(f"{file}: there is no folder {file.parent}")
     settings = load_config(config)
     plan = make_plan(
         settings,
@@ -65,7 +68,7 @@ def bench(
         overhead=overhead,
         swap=swap,
     )
-    console = Console()
+    console = Console(markup=False)
     with console.status("") as status:
         try:
             report = measure(settings, plan, status.update if console.is_terminal else console.print)

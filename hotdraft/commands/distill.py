@@ -77,7 +77,7 @@ def _once(settings: "HotdraftConfig", as_json: bool, job_id: str | None, lock: i
         from hotdraft.training.online.job import run_job
 
     quiet_trainer()
-    console = Console(stderr=as_json)
+    console = Console(stderr=as_json, markup=False)
     records = JobRecords(settings.run_dir)
     result = None
     with _stopped_by_signals() as stop:

@@ -66,7 +66,7 @@ def experiment(
     }
     answers = answers_of(settings, out / "answers", [one for seeds in streams.values() for one in seeds.values()])
     seconds = round_seconds({name: load_config(config, overrides) for name, overrides in policies.items()})
-    console = Console()
+    console = Console(markup=False)
     for name, seeds in streams.items():
         folder = out if len(streams) == 1 else out / name
         results, reached = _play(console, config, folder, seeds, answers, policies, ceilings)

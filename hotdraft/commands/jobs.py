@@ -71,7 +71,7 @@ def list_jobs(config: ConfigOption, as_json: JsonOption = False) -> None:
             "" if job.version is None else str(job.version),
             "" if gain is None else f"{gain:+.3f}",
         )
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 @app.command()
@@ -106,7 +106,7 @@ def show(job_id: IdArgument, config: ConfigOption, as_json: JsonOption = False) 
     for key, value in facts.items():
         if value is not None:
             table.add_row(key, str(value))
-    Console().print(table)
+    Console(markup=False).print(table)
     typer.echo(log_tail)
 
 
@@ -131,7 +131,7 @@ def watch(
             typer.echo("no job has run yet")
             return
         job_id = newest.id
-    job = follow_job(records, job_id, Console())
+    job = follow_job(records, job_id, Console(markup=False))
     version = "" if job.version is None else f", version {job.version}"
     typer.echo(f"job {job.id} {job.state}{version}: {job.reason}")
 

@@ -98,11 +98,11 @@ def predistill(
     )
     show_cost(cost)
     available = available_for(settings, memory_gb)
-    console = Console()
+    console = Console(markup=False)
     console.print(tables(planned, available))
     check(planned, available, training=memory_gb is not None)
     if not plan and out is not None:
-        _make(planned, available, items, out, slim=slim)
+        _make_alone(planned, available, items, out, slim=slim)
         return
     step = speed = None
     if memory_gb is None and weights_here(settings):
@@ -121,6 +121,20 @@ def _try_step(planned: Any, available: Any, items: Any) -> Any:
         return try_training(planned, available, items)
 
 
+def _make_alone(planned: Any, available: Any, items: Any, out: Path, *, slim: bool) -> None:
+    from hotdraft.pipeline.store.connection import STORE_ONLY_ERRORS, store_errors
+    from hotdraft.pipeline.system.run_lock import run_lock
+    from hotdraft.training.fit.resume import JobInterruptedError
+
+    settings = planned.run.config
+    with run_lock(settings.run_dir, "trainer"), store_errors(settings, STORE_ONLY_ERRORS):
+        try:
+            _make(planned, available, items, out, slim=slim)
+        except JobInterruptedError as interruption:
+            typer.echo(f"hotdraft: {interruption}; the same command goes on from there", err=True)
+            raise typer.Exit(1) from None
+
+
 def _make(planned: Any, available: Any, items: Any, out: Path, *, slim: bool) -> None:
     from rich.console import Console
 
@@ -130,7 +144,7 @@ def _make(planned: Any, available: Any, items: Any, out: Path, *, slim: bool) ->
     from hotdraft.pipeline.models.draft_folder import check_out
     from hotdraft.pipeline.models.names import local_folder
     from hotdraft.pipeline.replay.buffer import ReplayBuffer
-    from hotdraft.pipeline.system.disk import replay_bytes, require_disk
+    from hotdraft.pipeline.system.disk import bytes_in, replay_bytes, require_disk
     from hotdraft.pipeline.traffic.prompts import Prompt
     from hotdraft.training.fit.progress_bar import quiet_trainer
     from hotdraft.training.planning.plan_time import describe_time
@@ -148,10 +162,11 @@ def _make(planned: Any, available: Any, items: Any, out: Path, *, slim: bool) ->
     else:
         check_out(out)
         needed = replay_bytes(output_tokens(settings, items), settings.recorder.top_k)
-        require_disk(settings.run_dir, needed, "what the target says of the prompts")
+        left = max(0, needed - bytes_in(settings.replay_url))
+        require_disk(settings.run_dir, left, "what the target has yet to say of the prompts")
         if not make.has_begun(settings):  # else its own steps have shown what they take
             step = _try_step(planned, available, items)
-            Console().print(describe_time(planned, step), highlight=False, soft_wrap=True)
+            Console(markup=False).print(describe_time(planned, step), highlight=False, soft_wrap=True)
         chosen = settings.predistill
         buffer = ReplayBuffer.of(settings)
         on_policy = chosen.draft if chosen.on_policy_fraction else None

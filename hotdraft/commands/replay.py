@@ -32,7 +32,6 @@ def stats(
     $ hotdraft replay stats --config configs/smollm2.yaml --json
     """
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
     from hotdraft.pipeline.config.settings import load_config
@@ -57,13 +56,13 @@ def stats(
     for label, seconds in (("oldest", found.oldest), ("newest", found.newest)):
         if seconds is not None:
             table.add_row(label, local_time(seconds))
-    console = Console()
+    console = Console(markup=False)
     console.print(table)
     for title, parts in (("domain", found.by_domain), ("draft version", found.by_draft_version)):
         by = Table(title, "requests", "drafted", "accepted", "acceptance rate", box=None, padding=(0, 1, 0, 0))
         for name, its in sorted(parts.items()):
             rate = "" if its.acceptance_rate is None else f"{its.acceptance_rate:.3f}"
-            by.add_row(escape(str(name)), f"{its.requests:,}", f"{its.drafted:,}", f"{its.accepted:,}", rate)
+            by.add_row(str(name), f"{its.requests:,}", f"{its.drafted:,}", f"{its.accepted:,}", rate)
         console.print(by)
     typer.echo("drafted, accepted, rejected: of the examined tokens; what follows a rejected one is not recorded")
 

@@ -24,6 +24,8 @@ ConcurrencyOption = Annotated[int, typer.Option(min=1, help="Requests in flight.
 MaxTokensOption = Annotated[int, typer.Option(min=1, help="For prompts that do not state their own.")]
 
 SHOWN_ERRORS = 3
+TRAFFIC = "traffic.jsonl"
+"""What a demo's folder begins with."""
 
 
 def simulate(
@@ -39,8 +41,13 @@ def simulate(
     temperature: Annotated[
         float, typer.Option(min=0, max=2, help="For prompts that do not state their own.")
     ] = 0.0,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="HOTDRAFT_API_KEY", help="Of the server; by default a key of --config.")
+    ] = None,
 ) -> None:
     """Play prompts through the loop; write how acceptance went. Exit code 1 if a request failed.
+
+    Ctrl-C ends it with a report of what was played.
 
     Examples:
     $ hotdraft simulate --traffic my.jsonl -c configs/smollm2.yaml --out runs/mine
@@ -54,7 +61,7 @@ def simulate(
     from hotdraft.pipeline.traffic.prompts import read_traffic
 
     prompts = [prompt for path in traffic for prompt in read_traffic(path)[:limit]]
-    run(prompts, config, out, concurrency, Defaults(max_tokens, temperature), url=url)
+    run(prompts, config, out, concurrency, Defaults(max_tokens, temperature), url=url, api_key=api_key)
 
 
 def demo(
@@ -77,13 +84,17 @@ def demo(
     from hotdraft.pipeline.traffic.generators import arithmetic, text_to_sql
     from hotdraft.pipeline.traffic.prompts import write_traffic
 
+    if out.exists() and not (out / TRAFFIC).exists() and any(out.iterdir()):
+        raise typer.BadParameter(
+            f"{out} is no earlier demo, and is not empty: name a new folder", param_hint="--out"
+        )
     if out.exists():
         earlier = out.with_name(f"{out.name}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(out.stat().st_mtime))}")
         out.rename(earlier)
         typer.echo(f"the earlier demo is now in {earlier}")
     out.mkdir(parents=True)
     prompts = [*arithmetic(arithmetic_requests, seed), *text_to_sql(sql_requests, seed)]
-    write_traffic(out / "traffic.jsonl", prompts)
+    write_traffic(out / TRAFFIC, prompts)
     overrides = {"run_dir": out, **({"engine": {"kind": engine}} if engine else {})}
     run(prompts, config, out, concurrency, Defaults(max_tokens), overrides=overrides)
 
@@ -96,11 +107,12 @@ def run(
     defaults: "Defaults",
     *,
     url: str | None = None,
+    api_key: str | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> None:
     """Play `prompts` at `url` or at a server of our own; write and print the report.
 
-    Raises `typer.Exit` with code 1 when a request failed or no server was to be had.
+    Raises `typer.Exit` with code 1 when a request failed or no server was to be had, 130 after Ctrl-C.
     """
     import asyncio
     import json
@@ -116,10 +128,11 @@ def run(
     from hotdraft.pipeline.simulation.progress import SimulationProgress, latest_job
     from hotdraft.pipeline.simulation.report import build_report, draw
     from hotdraft.pipeline.system.log_tail import log_tail
+    from hotdraft.serving.http.access import read_api_keys
 
     settings = load_config(config, dict(overrides or {}))
     out.mkdir(parents=True, exist_ok=True)
-    console = Console()
+    console = Console(markup=False)
     log = out / "server.log"
     jobs = JobRecords(settings.run_dir)
     server = nullcontext(url.rstrip("/").removesuffix("/v1")) if url else local_server(config, log, overrides)
@@ -130,8 +143,16 @@ def run(
             with waiting("waiting for the server"):
                 base_url = running.enter_context(server)
             progress = running.enter_context(SimulationProgress(len(prompts), console, lambda: latest_job(jobs)))
+            key = api_key or next(iter(read_api_keys(settings.server)), None)
             playback = asyncio.run(
-                play(base_url, prompts, concurrency=concurrency, defaults=defaults, on_outcome=progress.show)
+                play(
+                    base_url,
+                    prompts,
+                    concurrency=concurrency,
+                    defaults=defaults,
+                    on_outcome=progress.show,
+                    api_key=key,
+                )
             )
     except (ServerError, httpx.HTTPError) as error:
         console.print(f"error: {error}", style="red", markup=False, highlight=False)
@@ -145,8 +166,11 @@ def run(
     _show_curves(console, settings)
     if report["failed_requests"]:
         show_failures(console, playback.outcomes)
-        if not url:
+        if not url and not playback.interrupted:
             console.print(f"the server's last words:\n{log_tail(log)}", markup=False, highlight=False)
+    if playback.interrupted:
+        raise typer.Exit(130)
+    if report["failed_requests"]:
         raise typer.Exit(1)
 
 
@@ -178,7 +202,11 @@ def show_report(console: "Console", report: dict[str, Any]) -> None:
         table.add_row(
             domain,
             str(figures["requests"]),
-            *(["-"] * 3 if first is None else [f"{first:.3f}", f"{last:.3f}", f"{last - first:+.3f}"]),
+            *(
+                ["-"] * 3
+                if first is None or last is None
+                else [f"{first:.3f}", f"{last:.3f}", f"{last - first:+.3f}"]
+            ),
             "-" if length is None else f"{length:.2f}",
         )
     console.print(table)

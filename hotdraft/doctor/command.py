@@ -94,7 +94,7 @@ def _show(findings: "list[Finding]") -> None:
         if finding.mend is not None:
             says.append(f"\n→ {finding.mend}", style="bold")
         table.add_row(Text(finding.state, style=styles[finding.state]), finding.about, says)
-    console = Console()
+    console = Console(markup=False)
     console.print(table)
     counts = {state: sum(one.state == state for one in findings) for state in ("problem", "warning")}
     summary = ", ".join(f"{count} {state}{'' if count == 1 else 's'}" for state, count in counts.items())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hotdraft.doctor.finding import Finding, ok, problem, warning
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.system.disk import free_bytes, nearest_folder
+from hotdraft.pipeline.system.disk import bytes_in, free_bytes, nearest_folder
 
 MIN_FREE_BYTES = 1_000_000_000
 """What checkpoints of a job, adapters and logs may need beside the replay buffer."""
@@ -23,12 +23,15 @@ def examine_run_dir(config: HotdraftConfig) -> Iterator[Finding]:
         yield problem("run_dir", f"{config.run_dir} cannot be written", mend)
         return
     says = f"{config.run_dir}, {free / 1e9:.1f} GB free"
-    needed = MIN_FREE_BYTES + config.replay.max_bytes
+    held = bytes_in(config.run_dir / "replay")
+    needed = MIN_FREE_BYTES + config.replay.max_bytes - held
     if free < MIN_FREE_BYTES:
         yield problem("run_dir", says, f"free some space: a job needs up to {MIN_FREE_BYTES / 1e9:g} GB")
     elif free < needed and config.replay.url is None:
-        mend = f"free some space, or set `replay: {{max_bytes: {max(1, int(free) - MIN_FREE_BYTES)}}}`"
-        yield warning("run_dir", f"{says}, and the replay buffer alone may take {needed / 1e9:.1f} GB", mend)
+        mend = f"free some space, or set `replay: {{max_bytes: {held + int(free) - MIN_FREE_BYTES}}}`"
+        yield warning(
+            "run_dir", f"{says}, and the replay buffer and jobs may take {needed / 1e9:.1f} GB more", mend
+        )
     else:
         yield ok("run_dir", says)
     yield from _privacy(config)

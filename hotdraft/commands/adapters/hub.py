@@ -8,6 +8,9 @@ import typer
 from hotdraft.commands.adapters.export import ExportFormat, FormatOption, write_version
 from hotdraft.commands.options import ConfigOption, VersionArgument, waiting
 
+OUTDATED = ["*.safetensors", "*.safetensors.index.json", "*.gguf", "adapter_config.json", "*.parquet"]
+"""Files that a version pushed before, in another format, may have left."""
+
 
 def push(
     version: VersionArgument,
@@ -30,6 +33,7 @@ def push(
     from huggingface_hub import HfApi
 
     from hotdraft.commands.adapters.hub_errors import hub_errors
+    from hotdraft.pipeline.models.names import ModelError
 
     with TemporaryDirectory() as name:
         folder = Path(name) / "export"
@@ -37,7 +41,11 @@ def push(
         with waiting(f"putting it on the hub as {repo}"), hub_errors(repo, "written"):
             hub = HfApi()
             page = hub.create_repo(repo, private=private, exist_ok=True)
-            hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=f"Version {version}")
+            if private and not hub.model_info(repo).private:
+                raise ModelError(f"{repo} on the hub is public: make it private there, or name another")
+            hub.upload_folder(
+                repo_id=repo, folder_path=folder, commit_message=f"Version {version}", delete_patterns=OUTDATED
+            )
     typer.echo(f"version {version} is at {page}")
 
 

@@ -67,7 +67,7 @@ def list_versions(config: ConfigOption, as_json: JsonOption = False) -> None:
     table = Table(*columns, box=None, padding=(0, 1, 0, 0))  # 80 characters wide
     for version in versions:
         table.add_row(*_cells(version))
-    Console().print(table)
+    Console(markup=False).print(table)
     typer.echo("promised, served: accepted share of the examined tokens, by the gate and over that many requests")
     if pinned:
         typer.echo(f"{PINNED} {PINNED_WORDS}" if any(version.pinned for version in versions) else NONE_PINNED)
@@ -105,7 +105,7 @@ def show(version: VersionArgument, config: ConfigOption, as_json: JsonOption = F
     table = Table("", Column("", overflow="fold"), show_header=False)
     for key, value in facts.items():
         table.add_row(key, str(value))
-    console = Console()
+    console = Console(markup=False)
     console.print(table)
     if (by_domain := _by_domain(found)).row_count:
         console.print(by_domain)

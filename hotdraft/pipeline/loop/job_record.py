@@ -169,7 +169,10 @@ class RunningJob:
         metrics: Mapping[str, float] | None = None,
         refused_in_a_row: int = 0,
     ) -> None:
-        """Put the job's end on record, `reason` in one line. Its work goes, unless it failed or was interrupted."""
+        """Put the job's end on record, `reason` in one line. Its work goes, unless it failed or was interrupted.
+
+        Raises OSError where that cannot be written: it has died then, for whoever asks.
+        """
         self._job = replace(
             self._job,
             state=state,
@@ -180,9 +183,15 @@ class RunningJob:
             refused_in_a_row=refused_in_a_row,
             progress=None,
         )
-        self.write()
-        if self._job.work is not None and state not in ("failed", "interrupted"):
-            shutil.rmtree(self.work_folder, ignore_errors=True)
+        try:
+            self.write()
+            if self._job.work is not None and state not in ("failed", "interrupted"):
+                shutil.rmtree(self.work_folder, ignore_errors=True)
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Run no more."""
         self._close_lock()
         for suffix in ("lock", "cancel"):
             (self._folder / f"{self.id}.{suffix}").unlink(missing_ok=True)
@@ -200,14 +209,19 @@ class RunningJob:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        try:
+            self._end_for(error)
+        finally:
+            if self._handler is not None:
+                logging.getLogger().removeHandler(self._handler)
+                self._handler.close()
+
+    def _end_for(self, error: BaseException | None) -> None:
         if self._job.state == "running":
             expected = isinstance(error, ValueError)
             text = str(error) if expected else f"{type(error).__name__}: {error}"
             logger.error("job %s ended without a verdict: %s", self.id, text, exc_info=None if expected else error)
             self.end("failed" if isinstance(error, Exception) else "interrupted", text)
-        if self._handler is not None:
-            logging.getLogger().removeHandler(self._handler)
-            self._handler.close()
 
     def _close_lock(self) -> None:
         if self._lock is not None:

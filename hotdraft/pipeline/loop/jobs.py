@@ -112,7 +112,11 @@ class JobRecords:
             lock = self._path(job_id, "lock").open("w")
             fcntl.flock(lock, fcntl.LOCK_EX)
             job = RunningJob(Job(job_id, origin, "running", now), self._folder, self.log_path(job_id), lock)
-            job.write()
+            try:
+                job.write()
+            except OSError:
+                job.release()
+                raise
             return job
 
     def inherit(self, job_id: str, lock: int) -> RunningJob:

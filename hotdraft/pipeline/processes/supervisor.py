@@ -17,6 +17,9 @@ from hotdraft.pipeline.processes.command_line import hotdraft_command, on_leash
 
 logger = logging.getLogger(__name__)
 
+MAX_LOG_BYTES = 10_000_000
+"""Above which a trainer that is started begins another log, and the one before it is kept."""
+
 
 def environment_of(overrides: Mapping[str, Any], prefix: str = "HOTDRAFT") -> Iterator[tuple[str, str]]:
     """The environment variables that say the same as nested `overrides`; None says nothing."""
@@ -132,6 +135,8 @@ class TrainerSupervisor:
 
     def _spawn(self) -> subprocess.Popen[bytes] | None:
         try:
+            if self.log_path.exists() and self.log_path.stat().st_size > MAX_LOG_BYTES:
+                self.log_path.replace(self.log_path.with_suffix(".log.1"))
             with self.log_path.open("ab") as log:
                 return subprocess.Popen(
                     self._command,

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +50,8 @@ class Playback:
     speedup: float | None
     """Over k = 0, by the costs that the server measured; None if it has none."""
     wall_seconds: float
+    interrupted: bool = False
+    """By Ctrl-C: outcomes are those until then."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +69,22 @@ async def play(
     concurrency: int,
     defaults: Defaults,
     on_outcome: Callable[[Outcome], None],
+    api_key: str | None = None,
 ) -> Playback:
     """Send `prompts` in order, `concurrency` at once; a failed request is an outcome, not an exception.
+
+    A cancellation ends it with what there is.
 
     Raises `httpx.HTTPError` when the server cannot be reached at all.
     """
     outcomes: list[Outcome] = []
     waiting = iter(enumerate(prompts, start=1))
     limits = httpx.Limits(max_connections=concurrency + 1)
-    async with httpx.AsyncClient(base_url=base_url, timeout=REQUEST_SECONDS, limits=limits) as client:
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    interrupted = False
+    async with httpx.AsyncClient(
+        base_url=base_url, timeout=REQUEST_SECONDS, limits=limits, headers=headers
+    ) as client:
         model = await served_model(client)
         before = after = await counted(client)
         started = time.monotonic()
@@ -86,12 +95,16 @@ async def play(
                 outcomes.append(outcome)
                 on_outcome(outcome)
 
-        await asyncio.gather(*(send_next() for _ in range(concurrency)))
+        try:
+            await asyncio.gather(*(send_next() for _ in range(concurrency)))
+        except asyncio.CancelledError:
+            interrupted = True
         wall_seconds = time.monotonic() - started
         with suppress(httpx.HTTPError):  # a server that died has failed requests to tell of it
             after = await counted(client)
     swaps, rejected, seconds, plain_seconds = (after[name] - before[name] for name in COUNTS)
-    return Playback(outcomes, int(swaps), int(rejected), plain_seconds / seconds if seconds else None, wall_seconds)
+    speedup = plain_seconds / seconds if seconds else None
+    return Playback(outcomes, int(swaps), int(rejected), speedup, wall_seconds, interrupted)
 
 
 async def send(client: httpx.AsyncClient, model: str, request: int, prompt: Prompt, defaults: Defaults) -> Outcome:
@@ -109,13 +122,21 @@ async def send(client: httpx.AsyncClient, model: str, request: int, prompt: Prom
         return Outcome(request, prompt.domain, error=f"{type(error).__name__}: {error}")
     if response.status_code != 200:
         return Outcome(request, prompt.domain, error=f"HTTP {response.status_code}: {response.text[:500]}")
-    answer = response.json()
-    counts = answer.get("hotdraft") or await counts_beside(client, answer["id"])
-    if counts is None:
-        return Outcome(request, prompt.domain, error='the response has no "hotdraft" field')
+    try:
+        answer = response.json()
+        counts = answer.get("hotdraft") or await counts_beside(client, answer["id"])
+        if counts is None:
+            return Outcome(request, prompt.domain, error='the response has no "hotdraft" field')
+        return _served(request, prompt.domain, answer, counts)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        said = f"no chat completion ({type(error).__name__}: {error}): {response.text[:200]}"
+        return Outcome(request, prompt.domain, error=said)
+
+
+def _served(request: int, domain: str, answer: Mapping[str, Any], counts: Mapping[str, Any]) -> Outcome:
     return Outcome(
         request,
-        prompt.domain,
+        domain,
         tokens=answer["usage"]["completion_tokens"],
         rounds=counts["rounds"],
         drafted=counts["drafted_tokens"],

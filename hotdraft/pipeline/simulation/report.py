@@ -51,6 +51,7 @@ def build_report(playback: Playback) -> dict[str, Any]:
         "by_domain": domains,
         "windows": windows(outcomes),
         "wall_seconds": playback.wall_seconds,
+        "interrupted": playback.interrupted,
     }
 
 
@@ -130,7 +131,7 @@ def draw(playback: Playback, report: dict[str, Any], path: Path) -> None:
             linewidth=2,
             marker="o",
             markersize=4,
-            label=domain.replace("_", " "),
+            label=domain.replace("_", " ").replace("$", r"\$"),
         )
     crowded = report["requests"] * 0.035
     last_request, level = -math.inf, 0

@@ -1,6 +1,7 @@
 """Whether what is about to be written fits: better told now than found out in hours."""
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 KEPT_BYTES = 4.0
@@ -18,6 +19,15 @@ class DiskError(ValueError):
 def free_bytes(path: str | Path) -> int:
     """What the disk of `path`, which need not exist yet, has free."""
     return shutil.disk_usage(nearest_folder(path)).free
+
+
+def bytes_in(folder: str | Path) -> int:
+    """Of the disk, by all files below `folder`, which need not exist; those that go meanwhile are not counted."""
+    total = 0
+    for path in Path(folder).rglob("*"):
+        with suppress(FileNotFoundError):
+            total += path.lstat().st_blocks * 512
+    return total
 
 
 def nearest_folder(path: str | Path) -> Path:

@@ -8,9 +8,8 @@ from hotdraft.pipeline.replay.buffer import sample_from_row
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.training.batches.record_check import contradiction
+from hotdraft.training.batches.sample_cache import SampleCache
 
-KEPT = 1024
-"""Samples that stay in memory, those asked for last."""
 AT_ONCE = 256
 
 
@@ -24,7 +23,7 @@ class SoundRows:
         self._vocab_size = vocab_size
         self._answered = answered
         self._is_sound = np.zeros(len(rows), bool)
-        self._kept: dict[int, ReplaySample] = {}
+        self._kept = SampleCache[int]()
 
     def samples(self, rows: Sequence[int] | np.ndarray) -> list[ReplaySample]:
         """Those of `rows`, in order, that are there still and sound."""
@@ -35,14 +34,12 @@ class SoundRows:
         asked = np.asarray(rows, np.int64)
         for start in range(0, len(asked), AT_ONCE):
             chunk = asked[start : start + AT_ONCE].tolist()
-            found = {row: self._kept.pop(row) for row in dict.fromkeys(chunk) if row in self._kept}
+            found = {row: sample for row in dict.fromkeys(chunk) if (sample := self._kept.get(row)) is not None}
             missing = [row for row in chunk if row not in found and row not in self.faults]
             for row, values in self._rows.read(missing):
                 if (sample := self._checked(row, values)) is not None:
                     found[row] = sample
-            self._kept |= found
-            for row in list(self._kept)[: len(self._kept) - KEPT]:
-                del self._kept[row]
+                    self._kept.keep(row, sample)
             yield from ((row, found[row]) for row in chunk if row in found)
 
     def _checked(self, row: int, values: dict) -> ReplaySample | None:

@@ -92,7 +92,7 @@ def predicted_speed_up(acceptance: float, k: int, cost_ratio: float) -> float:
 
 def show_cost(cost: DraftCost) -> None:
     """Print the pair's sizes as a table, and below it what drafting is predicted to cost and to gain."""
-    console = Console()
+    console = Console(markup=False)
     table = Table("", "target", "draft", title="The pair")
     for column in table.columns[1:]:
         column.justify = "right"

@@ -67,6 +67,11 @@ def _stream(phases: Sequence[PhaseConfig], settings: ExperimentConfig, limit: in
         kept += prompts[:probes]
         left[source] = iter(prompts[probes:])
     played = [next(left[source]) for source in asked]
+    if unprobed := sorted({prompt.domain for prompt in played} - {prompt.domain for prompt in kept}):
+        raise ValueError(
+            f"of {', '.join(unprobed)} no prompt is among the {probes} of each source that are kept apart: raise "
+            "experiment.probes, or give each domain a file of its own"
+        )
     more = [prompt for source in left for prompt in _more(source, left[source], settings.ceiling_requests, seed)]
     return Stream(played, kept, [prompt for prompt in more if prompt not in kept])
 

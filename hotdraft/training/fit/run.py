@@ -79,7 +79,7 @@ def train(
     place: RunPlace,
     options: FitOptions,
 ) -> dict[str, float]:
-    """Train what is trainable of `model` for `max_steps` or `max_seconds`; gives the last loss and the steps.
+    """Train what is trainable of `model` for `max_steps` or `max_seconds`; gives last loss, steps and seconds.
 
     Goes on from `last.ckpt` in `place.checkpoints` if there is one; without `max_seconds` it ends where it would
     have ended unbroken, or about there where prompts are kept. Raises `NonFiniteLossError`, and
@@ -143,4 +143,5 @@ def train(
         raise JobInterruptedError("the job got SIGTERM") from error
     module.to(device)  # the trainer moves a model off the GPU when it ends
     loss = trainer.callback_metrics.get("loss", torch.tensor(torch.nan))
-    return {"steps": float(trainer.global_step), "final_loss": float(loss)}
+    seconds = timer.time_elapsed()
+    return {"steps": float(trainer.global_step), "final_loss": float(loss), "train_seconds": seconds}

@@ -9,7 +9,7 @@ import torch
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.loading import choose_device
-from hotdraft.pipeline.system.disk import free_bytes
+from hotdraft.pipeline.system.disk import bytes_in, free_bytes
 
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
@@ -22,7 +22,7 @@ class Available:
 
     memory: int
     disk: int | None
-    """None: another machine's, which nobody can tell from here."""
+    """What a run that goes on has written is its own. None: another machine's, which nobody can tell from here."""
     name: str
 
 
@@ -30,11 +30,17 @@ def available_for(config: HotdraftConfig, memory_gb: float | None = None) -> Ava
     """What a run on this machine has; or on another, whose device has `memory_gb`. Raises `ModelError`."""
     if memory_gb is not None:
         return Available(int(memory_gb * 1e9), None, "as given")
-    device, disk = choose_device(config.device), free_bytes(config.run_dir)
+    written = sum(bytes_in(folder) for folder in (checkpoints_of(config), Path(config.replay_url)))
+    device, disk = choose_device(config.device), free_bytes(config.run_dir) + written
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return Available(properties.total_memory, disk, properties.name)
     return Available(ram_bytes(), disk, "the machine's memory")
+
+
+def checkpoints_of(config: HotdraftConfig) -> Path:
+    """Folder of a pre-distillation's checkpoints."""
+    return config.run_dir / "checkpoints"
 
 
 def ram_bytes() -> int:

@@ -55,7 +55,7 @@ def _place(config: HotdraftConfig, elsewhere: bool) -> tuple[str, torch.dtype]:
 def tables(plan: MemoryPlan, available: Available) -> Group:
     """What is made; memory by moment and disk, as predicted."""
     memory = f"Predicted memory of a device in GB, of {_gb(available.memory)} ({available.name})"
-    disk = "Disk in GB" if available.disk is None else f"Disk in GB, of {_gb(available.disk)} free"
+    disk = "Disk in GB" if available.disk is None else f"Disk in GB, of {_gb(available.disk)} free or its own"
     device = _table(memory, {"recording": plan.recording, "training": plan.training})
     return Group(Text(_title(plan)), Text(), device, Text(), _table(disk, {"disk": plan.disk}))
 

@@ -1,7 +1,6 @@
 """Pre-distillation: a draft learns what its target said, as the replay buffer holds it."""
 
 import shutil
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +37,7 @@ from hotdraft.training.batches.replay_data import ReplayDataModule
 from hotdraft.training.drafts.draft_cost import predicted_cost
 from hotdraft.training.drafts.draft_init import make_draft
 from hotdraft.training.fit.run import RunPlace
+from hotdraft.training.planning.machine import checkpoints_of
 from hotdraft.training.predistill.draft_card import (
     CardFacts,
     Figures,
@@ -91,13 +91,11 @@ def predistill(
     del target
     give_target(draft, config.target)
 
-    checkpoints = _checkpoints(config)
+    checkpoints = checkpoints_of(config)
     made_by = recipe(config)
     run_id = begin_or_resume(checkpoints, made_by, lambda: _new_run(config, out.name))
     place = RunPlace(config.tracking_uri, run_id, checkpoints, progress=True)
-    started = time.monotonic()
     draft, reached = train_draft(draft, data, settings, tokenizer, place)
-    seconds = time.monotonic() - started
 
     samples = data.held_out_samples(MAX_EVALUATED)
     figures, by_position = evaluate(draft, samples, settings.batch_tokens)
@@ -112,7 +110,7 @@ def predistill(
         origin=cut or str(settings.draft),
         settings=settings,
         steps=int(reached["best_step"]),
-        seconds=seconds,
+        seconds=reached["train_seconds"],
         data=buffer.stats(),
         tokens_by_kind=_tokens_by_kind(rows, kinds or {}),
         figures=figures,
@@ -136,7 +134,7 @@ def predistill(
 
 def conclude(config: HotdraftConfig, outcome: PredistillResult) -> None:
     """Tell MLflow, once, and print what the written draft reached; its checkpoints are needed no more."""
-    checkpoints = _checkpoints(config)
+    checkpoints = checkpoints_of(config)
     if checkpoints.exists():
         client = open_client(config)
         _log_figures(client, outcome)
@@ -172,7 +170,7 @@ def evaluate(draft: PreTrainedModel, samples: Sequence[ReplaySample], batch_toke
 
 def show(figures: Figures, by_position: Figures) -> None:
     """Print both tables."""
-    console = Console()
+    console = Console(markup=False)
     for title, found, where, counted in (
         ("On prompts never trained on", figures, "domain", "prompts"),
         ("By position", by_position, "output position", "positions"),
@@ -187,7 +185,7 @@ def show(figures: Figures, by_position: Figures) -> None:
 
 def has_begun(config: HotdraftConfig) -> bool:
     """Whether there is a checkpoint that training goes on from."""
-    return (_checkpoints(config) / "last.ckpt").is_file()
+    return (checkpoints_of(config) / "last.ckpt").is_file()
 
 
 def _checkpoints(config: HotdraftConfig) -> Path:

@@ -40,7 +40,8 @@ def train_draft(
 
     Goes on from the last checkpoint in `place`, in which case `draft` must be what the run began with.
     With `method` full, what does not require a gradient stays as it is and `draft` itself is trained.
-    Figures: `steps`, `final_loss`, and `best_step`, that of the returned draft.
+    Figures: `steps`, `final_loss`, `train_seconds`, those before a stop too, and `best_step`, that of the returned
+    draft.
     Raises `DeviceError` before any work, `NonFiniteLossError`, and `TrainingProcessError`.
     """
     dtype = draft.dtype

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from hotdraft.pipeline.replay.sample import ReplaySample
+from hotdraft.training.batches.sample_cache import SampleCache
 from hotdraft.training.scoring.target_scores import ScoredText, score
-
-MOST_KEPT = 1024
-"""Requests."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +30,8 @@ class Rehearsal:
     """What teachers say of older requests, each asked once: few are there to rehearse, and they come again."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, str], ReplaySample] = {}
-        """By version and request, the oldest first."""
+        self._kept = SampleCache[tuple[int, str]]()
+        """By version and request."""
 
     def taught(self, teacher_of: TeacherOf, samples: Sequence[ReplaySample], top_k: int) -> list[ReplaySample]:
         """`samples` in order, with the distributions of their domains' teachers in place of the target's.
@@ -42,18 +40,16 @@ class Rehearsal:
         """
         teachers = [teacher_of(sample.domain) for sample in samples]
         keys = [(teacher.version, sample.request_id) for teacher, sample in zip(teachers, samples, strict=True)]
+        taught = {key: sample for key in keys if (sample := self._kept.get(key)) is not None}
         for version, model in {teacher.version: teacher.model for teacher in teachers}.items():
             missing = [
-                sample
-                for sample, key in zip(samples, keys, strict=True)
-                if key[0] == version and key not in self._kept
+                sample for sample, key in zip(samples, keys, strict=True) if key[0] == version and key not in taught
             ]
             found = rehearsed(model, missing, top_k) if missing else []
-            self._kept.update({(version, sample.request_id): sample for sample in found})
-        taught = [self._kept[key] for key in keys]
-        for key in list(self._kept)[:-MOST_KEPT]:
-            del self._kept[key]
-        return taught
+            for sample in found:
+                taught[version, sample.request_id] = sample
+                self._kept.keep((version, sample.request_id), sample)
+        return [taught[key] for key in keys]
 
     def forget(self) -> None:
         self._kept.clear()

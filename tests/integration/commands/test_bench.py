@@ -83,3 +83,12 @@ def test_what_cannot_be_measured_is_refused(
     config = write_config(tmp_path)
     with pytest.raises(BenchError, match=message):
         CliRunner().invoke(app, ["bench", "--config", str(config), *option], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("option", ["--json", "--chart"])
+def test_a_report_that_could_not_be_written_is_not_measured(
+    write_config: Callable[..., Path], tmp_path: Path, option: str
+) -> None:
+    told = ["bench", "--config", str(write_config(tmp_path)), option, str(tmp_path / "missing" / "x")]
+    result = CliRunner().invoke(app, told)
+    assert (result.exit_code, "there is no folder" in " ".join(result.output.split())) == (2, True)

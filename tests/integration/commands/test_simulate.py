@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 KEYS = {
     "requests", "failed_requests", "swaps", "adapters_rejected", "k", "speedup", "tokens",
     "tokens_per_second",
-    "acceptance_rate_first", "acceptance_rate_last", "by_domain", "windows", "wall_seconds",
+    "acceptance_rate_first", "acceptance_rate_last", "by_domain", "windows", "wall_seconds", "interrupted",
 }  # fmt: skip
 WINDOW_KEYS = {"request", "domain", "acceptance_rate", "mean_acceptance_length", "draft_version"}
 

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -49,13 +50,20 @@ def test_a_version_is_written_to_a_folder(config: Path, tmp_path: Path) -> None:
 
 def test_a_version_is_put_on_the_hub(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[tuple[str, Any]] = []
+    is_private = True
 
     class Hub:
         def create_repo(self, repo: str, *, private: bool, exist_ok: bool) -> str:
             done.append(("made", (repo, private, exist_ok)))
             return f"https://hub.test/{repo}"
 
-        def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> None:
+        def model_info(self, repo: str) -> Any:
+            return SimpleNamespace(private=is_private)
+
+        def upload_folder(
+            self, *, repo_id: str, folder_path: Path, commit_message: str, delete_patterns: list[str]
+        ) -> None:
+            assert "*.safetensors" in delete_patterns
             done.append(("filled", (repo_id, sorted(path.name for path in folder_path.iterdir()))))
 
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
@@ -64,6 +72,12 @@ def test_a_version_is_put_on_the_hub(config: Path, monkeypatch: pytest.MonkeyPat
     files = ["README.md", "adapter_config.json", "adapter_model.safetensors"]
     files += ["hotdraft_adapter.json", "probe.safetensors"]
     assert done == [("made", ("me/my-draft", True, True)), ("filled", ("me/my-draft", files))]
+    is_private = False
+    told = invoke("push", "1", "-c", str(config), "--repo", "me/my-draft", "--private")
+    assert "is public" in str(told.exception)
+    assert [what for what, _ in done] == ["made", "filled", "made"], (
+        "nothing is written where everybody can read it"
+    )
 
 
 def test_a_hub_that_cannot_be_written_is_one_line(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

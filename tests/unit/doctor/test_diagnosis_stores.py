@@ -70,6 +70,15 @@ def test_room_on_the_disk(tmp_path, monkeypatch):
     assert only(examine_run_dir(config_of(tmp_path, replay={"url": "s3://bucket/replay"}))).state == "ok"
 
 
+def test_what_is_advised_deletes_nothing_that_was_recorded(tmp_path, monkeypatch):
+    settings = config_of(tmp_path)
+    monkeypatch.setattr(run_dir, "free_bytes", lambda _: 2 * 10**9)
+    monkeypatch.setattr(run_dir, "bytes_in", lambda _: 5 * 10**9)
+    assert "max_bytes: 6000000000" in only(examine_run_dir(settings)).mend
+    monkeypatch.setattr(run_dir, "bytes_in", lambda _: settings.replay.max_bytes - 10**8)
+    assert only(examine_run_dir(settings)).state == "ok", "most of what the buffer may take is taken"
+
+
 def test_a_run_dir_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
     assert only(examine_run_dir(config_of(tmp_path, run_dir=tmp_path / "file" / "run"))).state == "problem"

@@ -82,6 +82,16 @@ def test_killed_child_is_started_again(supervise):
     assert supervisor.state == "running"
 
 
+def test_a_long_log_is_put_aside_when_the_trainer_starts(supervise, config, monkeypatch):
+    monkeypatch.setattr("hotdraft.pipeline.processes.supervisor.MAX_LOG_BYTES", 100)
+    config.run_dir.mkdir()
+    (config.run_dir / "trainer.log").write_text("x" * 101)
+    supervisor = supervise(SLEEP)
+    wait_until(lambda: is_up(supervisor))
+    assert (config.run_dir / "trainer.log.1").read_text() == "x" * 101
+    assert supervisor.log_path.read_text() == "up\n"
+
+
 def test_restarts_back_off_up_to_a_limit(supervise, caplog):
     command = [sys.executable, "-S", "-c", "raise SystemExit(3)"]
     supervisor = supervise(command, first_delay=0.05, longest_delay=0.2)

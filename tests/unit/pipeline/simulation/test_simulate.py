@@ -1,6 +1,9 @@
 import json
+import signal
+import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,7 +26,7 @@ from hotdraft.pipeline.traffic.prompts import ask, write_traffic
 
 KEYS = {
     "requests", "failed_requests", "swaps", "adapters_rejected", "k", "speedup", "tokens", "tokens_per_second",
-    "acceptance_rate_first", "acceptance_rate_last", "by_domain", "windows", "wall_seconds",
+    "acceptance_rate_first", "acceptance_rate_last", "by_domain", "windows", "wall_seconds", "interrupted",
 }  # fmt: skip
 
 
@@ -51,6 +54,11 @@ class FakeHotdraft(BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.bodies.append(body)
+        body["key"] = self.headers["Authorization"]
+        if body["messages"][-1]["content"] == "wait":
+            time.sleep(60)
+        if body["messages"][-1]["content"] == "page":
+            return self.answer("<html>a proxy's</html>")
         if body["messages"][-1]["content"] == "fail":
             return self.answer({"error": {"message": "scripted failure"}}, status=500)
         swapped = len(self.bodies) > self.swap_after
@@ -143,6 +151,7 @@ def test_the_report_counts_what_the_server_said(tmp_path, config):
     assert bodies[10] | {"messages": None} == {
         "model": "fake",
         "messages": None,
+        "key": None,
         "max_tokens": 33,
         "temperature": 0.0,
         "metadata": {"domain": "sql"},
@@ -175,6 +184,53 @@ def test_a_domain_of_which_nothing_was_served_has_no_windows(tmp_path, config):
     assert (report["failed_requests"], [window["domain"] for window in report["windows"]]) == (1, ["b"])
 
 
+def test_an_answer_that_is_none_costs_no_other_and_names_of_domains_are_only_names(tmp_path, config):
+    write_traffic(tmp_path / "t.jsonl", [ask("[/a]$x^", "one"), ask("[/a]$x^", "page"), ask("[red]", "two")])
+    with fake_server() as (url, _):
+        result = cli(
+            simulate, "--traffic", tmp_path / "t.jsonl", "-c", config, "--url", url, "--out", tmp_path / "o"
+        )
+    assert result.exit_code == 1
+    assert "no chat completion" in result.output
+    assert "[/a]$x^" in result.output
+    report = json.loads((tmp_path / "o" / "report.json").read_text())
+    assert (report["requests"], report["failed_requests"]) == (3, 1)
+
+
+def test_the_servers_key_is_that_of_the_configuration_or_the_one_given(tmp_path, config):
+    config.write_text(config.read_text() + "server:\n  api_keys: [mine]\n")
+    write_traffic(tmp_path / "t.jsonl", [ask("a", "one")])
+    with fake_server() as (url, bodies):
+        told = ["--traffic", tmp_path / "t.jsonl", "-c", config, "--url", url, "--out", tmp_path / "o"]
+        assert cli(simulate, *told).exit_code == 0
+        assert cli(simulate, *told, "--api-key", "other").exit_code == 0
+    assert [body["key"] for body in bodies] == ["Bearer mine", "Bearer other"]
+
+
+def test_ctrl_c_ends_it_with_a_report_of_what_was_played(tmp_path, config):
+    write_traffic(tmp_path / "t.jsonl", [ask("a", "one"), ask("a", "wait")])
+    with fake_server() as (url, bodies):
+        command = [sys.executable, "-m", "hotdraft", "simulate", "--traffic", tmp_path / "t.jsonl", "-c", config]
+        process = subprocess.Popen([*map(str, command), "--url", url, "--out", str(tmp_path / "o")])
+        while len(bodies) < 2:
+            assert process.poll() is None
+            time.sleep(0.1)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    report = json.loads((tmp_path / "o" / "report.json").read_text())
+    assert (report["requests"], report["failed_requests"], report["interrupted"]) == (1, 0, True)
+
+
+def test_a_folder_that_is_no_demos_is_left_where_it_is(tmp_path, config):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    result = cli(demo, "--out", tmp_path / "mine", "--config", config)
+    assert result.exit_code == 2
+    assert "is not empty: name a new folder" in " ".join(result.output.split())
+    assert (tmp_path / "mine" / "thesis.tex").exists()
+
+
 def test_a_server_that_is_not_there_is_an_error(tmp_path, config):
     write_traffic(tmp_path / "t.jsonl", [ask("a", "x")])
     result = cli(
@@ -186,7 +242,9 @@ def test_a_server_that_is_not_there_is_an_error(tmp_path, config):
 
 def test_demo_plays_two_domains_and_keeps_the_earlier_run(tmp_path, config, monkeypatch):
     out = tmp_path / "demo"
-    (out / "mlflow.db").mkdir(parents=True)
+    out.mkdir()
+    for name in ("mlflow.db", "traffic.jsonl"):
+        (out / name).touch()
     with fake_server() as (url, bodies):
 
         @contextmanager

@@ -6,7 +6,7 @@ import pytest
 
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample
-from hotdraft.pipeline.system.disk import DiskError, replay_bytes, require_disk
+from hotdraft.pipeline.system.disk import DiskError, bytes_in, replay_bytes, require_disk
 
 
 def test_needs_are_held_against_the_free_bytes_of_the_right_disk(tmp_path, monkeypatch):
@@ -21,6 +21,14 @@ def test_needs_are_held_against_the_free_bytes_of_the_right_disk(tmp_path, monke
     assert asked == [tmp_path]
     with pytest.raises(DiskError, match=r"the replay buffer may take 7\.00 GB.*not/yet has 2\.50 GB free"):
         require_disk(tmp_path / "not" / "yet", 7_000_000_000, "the replay buffer")
+
+
+def test_what_a_folder_takes_is_all_below_it(tmp_path):
+    (tmp_path / "deep").mkdir()
+    for name in ("a", "deep/b"):
+        (tmp_path / name).write_bytes(b"x" * 100_000)
+    assert 200_000 <= bytes_in(tmp_path) < 250_000
+    assert bytes_in(tmp_path / "not yet") == bytes_in("s3://bucket/replay") == 0
 
 
 @pytest.mark.slow

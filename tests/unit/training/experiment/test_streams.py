@@ -63,6 +63,13 @@ def test_a_file_must_have_more_prompts_than_are_kept_apart(files):
         read_streams(SETTINGS.model_copy(update={"probes": 10}), files, None)
 
 
+def test_a_domain_of_which_nothing_is_kept_apart_is_told_at_once(files):
+    with files[0].open("a") as file:
+        file.write('{"domain": "rare", "prompt": "once"}\n')
+    with pytest.raises(ValueError, match=r"of (rare|sums) no prompt is among the 1 of each"):
+        read_streams(SETTINGS.model_copy(update={"probes": 1}), files, None)
+
+
 def test_a_phase_asks_each_source_by_its_share_and_nothing_comes_twice(files):
     sums, sql = map(str, files)
     phases = [

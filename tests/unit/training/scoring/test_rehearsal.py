@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from hotdraft.training.batches.packing import pack
+from hotdraft.training.batches.sample_cache import SampleCache
 from hotdraft.training.scoring import rehearsal
 from hotdraft.training.scoring.forward import OutputHead, hidden_states
 from hotdraft.training.scoring.position_scores import position_scores
@@ -54,9 +55,8 @@ def test_a_teacher_is_asked_once_and_a_new_champion_anew(make_llama, serve, monk
     assert asked == [2, 1, 3]
 
 
-def test_no_more_is_kept_than_there_is_room_for(make_llama, serve, monkeypatch):
-    monkeypatch.setattr(rehearsal, "MOST_KEPT", 2)
+def test_what_has_no_room_is_taught_all_the_same(make_llama, serve):
     learner, samples, teacher = Rehearsal(), serve(make_llama(1), 3), Teacher(0, make_llama(0))
+    learner._kept = SampleCache(max_bytes=1)
     taught = learner.taught(lambda _: teacher, samples, top_k=16)
     assert [sample.request_id for sample in taught] == [sample.request_id for sample in samples]
-    assert [request for _, request in learner._kept] == [sample.request_id for sample in samples[1:]]

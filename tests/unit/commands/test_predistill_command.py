@@ -1,0 +1,42 @@
+"""A pre-distillation that cannot go on says so in a line, and has its run folder to itself."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+from mlflow.exceptions import MlflowException
+
+from hotdraft.commands import predistill as command
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.store.connection import StoreError
+from hotdraft.pipeline.system.run_lock import RunInUseError, run_lock
+from hotdraft.training.fit.resume import JobInterruptedError
+
+
+def make(run_dir: Path, monkeypatch: pytest.MonkeyPatch, outcome: Exception) -> None:
+    def raises(*_: object, **__: object) -> None:
+        raise outcome
+
+    monkeypatch.setattr(command, "_make", raises)
+    planned: Any = SimpleNamespace(run=SimpleNamespace(config=HotdraftConfig(target="t", run_dir=run_dir)))
+    command._make_alone(planned, None, [], run_dir / "out", slim=False)
+
+
+def test_one_that_was_asked_to_stop_ends_with_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit):
+        make(tmp_path, monkeypatch, JobInterruptedError("the job got SIGTERM"))
+    assert "the job got SIGTERM; the same command goes on from there" in capsys.readouterr().err
+
+
+def test_a_store_that_is_away_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StoreError, match="cannot be used: no route"):
+        make(tmp_path, monkeypatch, MlflowException("no route"))
+
+
+def test_two_do_not_work_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with run_lock(tmp_path, "trainer"), pytest.raises(RunInUseError):
+        make(tmp_path, monkeypatch, AssertionError("began"))

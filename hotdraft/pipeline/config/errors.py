@@ -15,7 +15,7 @@ from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.config.sources import Keys, Sources
 
 PREFIX = "HOTDRAFT_"
-OTHERS = re.compile(r"CACHE|CONFIG|BIN|FOLDER|SCREENSHOTS|ADDRESS|MEMORY|BENCH_PYTHON_\w+|\w+_PYTHON")
+OTHERS = re.compile(r"API_KEY|CACHE|CONFIG|BIN|FOLDER|SCREENSHOTS|ADDRESS|MEMORY|BENCH_PYTHON_\w+|\w+_PYTHON")
 """How variables go on that are no keys of the configuration."""
 OF_KUBERNETES = re.compile(r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?)")
 """What it sets for a service, which may be called hotdraft; beside these a `…PORT` that is an address."""

@@ -197,14 +197,16 @@ def test_an_answer_that_is_none_costs_no_other_and_names_of_domains_are_only_nam
     assert (report["requests"], report["failed_requests"]) == (3, 1)
 
 
-def test_the_servers_key_is_that_of_the_configuration_or_the_one_given(tmp_path, config):
+def test_the_servers_key_is_that_of_the_configuration_or_the_one_given(tmp_path, config, monkeypatch):
     config.write_text(config.read_text() + "server:\n  api_keys: [mine]\n")
     write_traffic(tmp_path / "t.jsonl", [ask("a", "one")])
     with fake_server() as (url, bodies):
         told = ["--traffic", tmp_path / "t.jsonl", "-c", config, "--url", url, "--out", tmp_path / "o"]
         assert cli(simulate, *told).exit_code == 0
         assert cli(simulate, *told, "--api-key", "other").exit_code == 0
-    assert [body["key"] for body in bodies] == ["Bearer mine", "Bearer other"]
+        monkeypatch.setenv("HOTDRAFT_API_KEY", "secret")
+        assert cli(simulate, *told).exit_code == 0
+    assert [body["key"] for body in bodies] == ["Bearer mine", "Bearer other", "Bearer secret"]
 
 
 def test_ctrl_c_ends_it_with_a_report_of_what_was_played(tmp_path, config):

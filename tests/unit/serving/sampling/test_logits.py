@@ -94,7 +94,7 @@ def test_sampling_never_draws_a_token_of_probability_zero() -> None:
     [
         ("max_tokens", 0),
         ("temperature", -1.0),
-        ("top_k", -1),
+        ("top_k", -2),
         ("top_p", 0.0),
         ("min_p", 1.0),
         ("stop", ("",)),

@@ -236,6 +236,7 @@ def test_older_directions_are_left_alone_or_where_layers_are_narrow_half_is_rehe
         OlderDirections, "on_train_batch_end", lambda self, *_: left_alone.append(self._factors[0][1].shape[1])
     )
     config = with_distill(config, older_directions=directions, older_fraction=0.2, mix_requests=8, max_steps=3)
-    run_job(config, buffer=buffer, registry=AdapterRegistry(config))
+    at_once = config.model_copy(update={"gate": config.gate.model_copy(update={"wait_seconds": 0.0})})
+    run_job(at_once, buffer=buffer, registry=AdapterRegistry(at_once))
     assert shares == [0.5] * narrow
     assert left_alone == [directions] * 3 * (0 < directions < 128)

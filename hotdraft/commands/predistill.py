@@ -144,9 +144,10 @@ def _make(planned: Any, available: Any, items: Any, out: Path, *, slim: bool) ->
     from hotdraft.pipeline.models.draft_folder import check_out
     from hotdraft.pipeline.models.names import local_folder
     from hotdraft.pipeline.replay.buffer import ReplayBuffer
-    from hotdraft.pipeline.system.disk import bytes_in, replay_bytes, require_disk
+    from hotdraft.pipeline.system.disk import replay_bytes, require_disk
     from hotdraft.pipeline.traffic.prompts import Prompt
     from hotdraft.training.fit.progress_bar import quiet_trainer
+    from hotdraft.training.planning.machine import recorded_bytes
     from hotdraft.training.planning.plan_time import describe_time
     from hotdraft.training.predistill import make
     from hotdraft.training.predistill.finished_draft import FinishedDraft
@@ -162,7 +163,7 @@ def _make(planned: Any, available: Any, items: Any, out: Path, *, slim: bool) ->
     else:
         check_out(out)
         needed = replay_bytes(output_tokens(settings, items), settings.recorder.top_k)
-        left = max(0, needed - bytes_in(settings.replay_url))
+        left = max(0, needed - recorded_bytes(settings))
         require_disk(settings.run_dir, left, "what the target has yet to say of the prompts")
         if not make.has_begun(settings):  # else its own steps have shown what they take
             step = _try_step(planned, available, items)

@@ -137,12 +137,12 @@ def _served(request: int, domain: str, answer: Mapping[str, Any], counts: Mappin
     return Outcome(
         request,
         domain,
-        tokens=answer["usage"]["completion_tokens"],
-        rounds=counts["rounds"],
-        drafted=counts["drafted_tokens"],
-        accepted=counts["accepted_tokens"],
-        accepted_guesses=counts.get("accepted_guesses", 0),
-        draft_version=counts["draft_version"],
+        tokens=int(answer["usage"]["completion_tokens"]),
+        rounds=int(counts["rounds"]),
+        drafted=int(counts["drafted_tokens"]),
+        accepted=int(counts["accepted_tokens"]),
+        accepted_guesses=int(counts.get("accepted_guesses", 0)),
+        draft_version=int(counts["draft_version"]),
     )
 
 

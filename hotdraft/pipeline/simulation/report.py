@@ -102,6 +102,11 @@ def swap_marks(playback: Playback) -> list[tuple[int, int]]:
     return marks
 
 
+def without_formulas(text: str) -> str:
+    """`text` as a picture is to show it: matplotlib reads what is between two dollars."""
+    return text.replace("$", r"\$")
+
+
 def draw(playback: Playback, report: dict[str, Any], path: Path) -> None:
     """Acceptance over requests as a PNG: a curve a domain, its requests as faint dots, swaps as marks."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -131,7 +136,7 @@ def draw(playback: Playback, report: dict[str, Any], path: Path) -> None:
             linewidth=2,
             marker="o",
             markersize=4,
-            label=domain.replace("_", " ").replace("$", r"\$"),
+            label=without_formulas(domain.replace("_", " ")),
         )
     crowded = report["requests"] * 0.035
     last_request, level = -math.inf, 0

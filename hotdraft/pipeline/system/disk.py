@@ -1,5 +1,6 @@
 """Whether what is about to be written fits: better told now than found out in hours."""
 
+import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -24,9 +25,10 @@ def free_bytes(path: str | Path) -> int:
 def bytes_in(folder: str | Path) -> int:
     """Of the disk, by all files below `folder`, which need not exist; those that go meanwhile are not counted."""
     total = 0
-    for path in Path(folder).rglob("*"):
-        with suppress(FileNotFoundError):
-            total += path.lstat().st_blocks * 512
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += Path(root, name).lstat().st_blocks * 512
     return total
 
 

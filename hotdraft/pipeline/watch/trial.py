@@ -34,7 +34,7 @@ class Trial:
     opened: float
     """Unix time, seconds; tells it from an earlier one of the version."""
     against: str
-    """The champion before; "0" if none."""
+    """The champions before, as the version's tag names them; "0" if none."""
     looks: int = 0
     """Done by now."""
     over: bool = False

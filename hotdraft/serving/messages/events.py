@@ -50,7 +50,7 @@ class SwapEvent:
 class SwapClock:
     """Tells the requests that began after the last swap: no other version had a part in them.
 
-    Nor may a version have, over vLLM, that is committed by its workers and not told of yet.
+    The version is compared too: over vLLM workers may draft with one before it is announced.
     """
 
     def __init__(self) -> None:

@@ -58,7 +58,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """Taken from a token's logit for each time that the answer has it."""
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
-    """Token ids, each with what is added to its logit."""
+    """Token ids, each with what is added to its logit; kept as pairs."""
     logprobs: int | None = None
     """None: not wanted. n: the log-probs of the answer's tokens, and at each of them the n likeliest tokens."""
     prompt_logprobs: int | None = None
@@ -67,6 +67,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if self.stop is None or isinstance(self.stop, str):
             object.__setattr__(self, "stop", () if self.stop is None else (self.stop,))
+        object.__setattr__(self, "logit_bias", self.biases)
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
         if 0 < self.temperature < MIN_TEMPERATURE:
@@ -109,7 +110,7 @@ class SamplingParams:
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
         """Those of `logit_bias`."""
-        return tuple(self.logit_bias.items()) if isinstance(self.logit_bias, Mapping) else self.logit_bias
+        return tuple(dict(self.logit_bias).items())
 
     @property
     def has_filters(self) -> bool:

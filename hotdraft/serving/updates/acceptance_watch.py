@@ -74,6 +74,8 @@ class AcceptanceWatch:
         did is no measure for any other."""
         with self._lock:
             self._clock.swapped(event.version)
+            if event.version == event.previous_version:  # workers that differed are at it again
+                return
             follows = event.version > event.previous_version
             if follows:
                 self._past.take(self._current)
@@ -95,8 +97,7 @@ class AcceptanceWatch:
                 trial = self._join(version, before)
                 if trial is None and time.monotonic() < open_until:
                     return
-            under_way = trial is not None and not trial.over
-            found = self._look(version, trial, after) if trial is not None and under_way else None
+            found = self._look(version, trial, after) if trial is not None and not trial.over else None
         except MlflowException as error:
             if error.error_code not in ABSENT:
                 raise

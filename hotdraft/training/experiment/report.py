@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from hotdraft.pipeline.simulation.report import without_formulas
 from hotdraft.training.experiment.figures import (
     Result,
     Results,
@@ -124,7 +125,12 @@ def draw(results: Results, path: Path) -> None:
     if shift:
         for start in starts(first)[1:]:
             axes.axvline(start, color="0.6", linewidth=1, linestyle=":")
-            axes.annotate(first[start]["domain"], (start, 0.01), xycoords=("data", "axes fraction"), color="0.4")
+            axes.annotate(
+                without_formulas(first[start]["domain"]),
+                (start, 0.01),
+                xycoords=("data", "axes fraction"),
+                color="0.4",
+            )
     axes.set_title("served", fontsize="medium")
     axes.set_xlabel("request")
     axes.set_ylabel("acceptance rate")
@@ -144,7 +150,7 @@ def _draw_kept(axes: Any, results: Results) -> None:
             mean = statistics.fmean(ends)
             spread = [[mean - min(ends)], [max(ends) - mean]]
             axes.bar(left, mean, width * 0.9, color=f"C{colour}", yerr=spread, ecolor="0.4")
-    axes.set_xticks(range(len(domains)), domains)
+    axes.set_xticks(range(len(domains)), [*map(without_formulas, domains)])
     axes.set_title("unseen requests, at the end", fontsize="medium")
     axes.spines[["top", "right"]].set_visible(False)
 

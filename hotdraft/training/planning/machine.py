@@ -30,12 +30,17 @@ def available_for(config: HotdraftConfig, memory_gb: float | None = None) -> Ava
     """What a run on this machine has; or on another, whose device has `memory_gb`. Raises `ModelError`."""
     if memory_gb is not None:
         return Available(int(memory_gb * 1e9), None, "as given")
-    written = sum(bytes_in(folder) for folder in (checkpoints_of(config), Path(config.replay_url)))
+    written = bytes_in(checkpoints_of(config)) + recorded_bytes(config)
     device, disk = choose_device(config.device), free_bytes(config.run_dir) + written
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return Available(properties.total_memory, disk, properties.name)
     return Available(ram_bytes(), disk, "the machine's memory")
+
+
+def recorded_bytes(config: HotdraftConfig) -> int:
+    """Of the run directory's disk, by the replay buffer."""
+    return bytes_in(config.replay_url) if config.replay.url is None else 0
 
 
 def checkpoints_of(config: HotdraftConfig) -> Path:

@@ -188,10 +188,6 @@ def has_begun(config: HotdraftConfig) -> bool:
     return (checkpoints_of(config) / "last.ckpt").is_file()
 
 
-def _checkpoints(config: HotdraftConfig) -> Path:
-    return config.run_dir / "checkpoints"
-
-
 def _new_run(config: HotdraftConfig, name: str) -> str:
     client = open_client(config)
     run_id = client.create_run(experiment_id(client, config, EXPERIMENT), run_name=name).info.run_id

@@ -31,7 +31,8 @@ async def whole_completion(stream: TokenStream, builder: ResponseBuilder, *, n: 
         choice.finish_reason = finish_reason(delta)
         stats[index] = delta.stats
     whole = partial(_whole, builder, in_order(choices), combined(in_order(stats), n))
-    return await asyncio.to_thread(whole) if any(choice.logprobs for choice in choices.values()) else whole()
+    is_long = any(choice.logprobs or choice.prompt_logprobs for choice in choices.values())
+    return await asyncio.to_thread(whole) if is_long else whole()
 
 
 def _whole(builder: ResponseBuilder, choices: list[ChoiceText], stats: RequestStats) -> str:

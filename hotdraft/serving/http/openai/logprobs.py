@@ -65,7 +65,8 @@ class TokenTexts:
 
 
 class TextOffsets:
-    """Where the tokens of a text begin in it, as they come. Those of one character begin where it does."""
+    """Where the tokens of a text begin in it, as they come; those of a character not told yet, where all that waits
+    to be told does."""
 
     def __init__(self, detokenizer: Detokenizer, start: int = 0) -> None:
         self._detokenizer = detokenizer

@@ -127,9 +127,7 @@ class RequestPreparer:
         ]
         told = sum(map(_logprobs, requests))
         if told > MAX_TOLD and len(requests) > 1:
-            says = (
-                f"{told} log-probs would be told of {len(requests)} answers, {MAX_TOLD} are allowed: ask for fewer."
-            )
+            says = f"Up to {told} log-probs of {len(requests)} answers: {MAX_TOLD} are allowed; set max_tokens."
             raise ApiError(400, says, param="logprobs")
         return requests
 

@@ -135,7 +135,8 @@ class GenerationOptions(RequestModel):
     def _refuse_what_is_not_built(self) -> Self:
         refuse_unbuilt(self.model_extra or {})
         if self.best_of not in (None, self.choices):
-            raise PydanticCustomError("best_of", "best_of is supported only where it is n: all answers are told")
+            says = "{param} is supported only where it is n: all answers are told"
+            raise PydanticCustomError("best_of", says, {"param": "best_of"})
         for name, needed in self.needs.items():
             if getattr(self, name) is not None and not getattr(self, needed):
                 facts = {"param": name, "needed": needed}
@@ -183,7 +184,6 @@ class GenerationOptions(RequestModel):
         others = ("ignore_eos", "presence_penalty", "frequency_penalty")
         told = {name: value for name in (*MODEL_TELLS, *others) if (value := getattr(self, name)) is not None}
         given: dict[str, Any] = {**defaults, **told}
-        given["top_k"] = max(given.get("top_k", 0), 0)
         return SamplingParams(
             max_tokens=max_tokens,
             stop=self.stop_strings,
@@ -219,7 +219,7 @@ class CompletionRequest(GenerationOptions):
     @model_validator(mode="after")
     def _something_to_tell(self) -> Self:
         if self.requested_tokens == 0 and not self.echo:
-            raise PydanticCustomError("nothing", "max_tokens may be 0 only with echo: true")
+            raise PydanticCustomError("nothing", "{param} may be 0 only with echo: true", {"param": "max_tokens"})
         return self
 
     @property

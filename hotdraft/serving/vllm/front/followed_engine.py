@@ -21,8 +21,13 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
 ANSWER_ID = re.compile(r"(?:\d+_)?(?:(chatcmpl-.+)|(cmpl-.+)-\d+)-[0-9a-f]{8}")
-SUMMED = ("completion_tokens", "rounds", "drafted_tokens", "examined_tokens", "accepted_tokens")
+SUMMED = (
+    "completion_tokens", "rounds", "drafted_tokens", "examined_tokens", "accepted_tokens", "first_examined",
+    "first_accepted",
+)  # fmt: skip
 """Over the choices of an answer."""
+SEVERAL = -1
+"""Version of a request that more than one drafted for."""
 KEPT_REQUESTS = 4096
 """Finished ones whose counts can be asked for."""
 
@@ -170,7 +175,7 @@ class FollowedEngine:
             first_accepted=told["first_accepted"],
             guessed_tokens=0,
             accepted_guesses=0,
-            draft_version=told["draft_version"],
+            draft_version=told["draft_version"] if told["one_version"] else SEVERAL,
             queued_seconds=0.0,
             time_to_first_token=None,
             total_seconds=time.time() - told["began"],

@@ -134,16 +134,19 @@ class LoopBesideVllm:
             await self._client.collective_rpc("hotdraft_attach", args=(self._settings,))
             await asyncio.to_thread(self._start_parts)
         except BaseException:  # nobody would follow what the workers go on to write
-            await self.stop()
+            with suppress(Exception):  # of which the one above is the cause
+                await self.stop()
             raise
         REGISTRY.register(self._exported)
 
     async def stop(self) -> None:
         """While the workers still answer: what they have recorded is written, and nothing more."""
-        await self._client.collective_rpc("hotdraft_close")
-        with suppress(KeyError):  # never registered
-            REGISTRY.unregister(self._exported)
-        await asyncio.to_thread(self._stack.close)
+        try:
+            await self._client.collective_rpc("hotdraft_close")
+        finally:
+            with suppress(KeyError):  # never registered
+                REGISTRY.unregister(self._exported)
+            await asyncio.to_thread(self._stack.close)
 
     def _start_parts(self) -> None:
         for part in self._parts:
@@ -160,11 +163,15 @@ class LoopBesideVllm:
 
     async def _until_reset(self) -> None:
         """vLLM does not while requests hold what is cached."""
+        why = "requests held it"
         for _ in range(RESET_TRIES):
-            if await self._client.reset_prefix_cache():
-                return
+            try:
+                if await self._client.reset_prefix_cache():
+                    return
+            except Exception as error:  # noqa: BLE001 -- the top of a task that nobody waits for
+                why = f"{type(error).__name__}: {error}"
             await asyncio.sleep(1)
-        logger.warning("vLLM kept its prefix cache: what the draft made of it is of the version before")
+        logger.warning("vLLM kept its prefix cache, of the draft's version before, too: %s", why)
 
 
 class Exported(Collector):

@@ -68,9 +68,10 @@ class VllmSwapper:
 
         The version from before serves on then; where not all could go back to it, nobody knows which does.
         """
+        self._check_workers()
         try:
             told, failed = self._commit(staged.version)
-        except RuntimeError:
+        except Exception:  # some may have, and may yet
             self._engine.draft_version = UNKNOWN
             raise
         if failed:
@@ -84,6 +85,10 @@ class VllmSwapper:
         self._after_swap()
         return event
 
+    def _check_workers(self) -> None:
+        if not self._engine.drafting_workers:
+            raise RuntimeError("no worker of vLLM has a draft to swap")
+
     def _commit(self, version: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """What all said, and what those said that could not."""
         told = self._ask("hotdraft_commit", version, ends=("swapped", "not_swapped"), seconds=COMMIT_SECONDS)
@@ -95,7 +100,7 @@ class VllmSwapper:
         try:
             self._stage(self._live)
             _, failed = self._commit(self._live.version)
-        except (AdapterError, RuntimeError) as error:
+        except Exception as error:  # noqa: BLE001 -- whatever it is, that is not what the caller is to hear of
             failed = [{"worker": "workers", "why": str(error)}]
         if failed:
             why = f"{failed[0]['worker']}: {failed[0]['why']}"
@@ -117,9 +122,8 @@ class VllmSwapper:
     def _ask(self, method: str, version: int, *args: Any, ends: tuple[str, str], seconds: float) -> dict[str, Any]:
         """What each worker with a draft came to; raises `RuntimeError` naming those that said nothing in time."""
         heard: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._check_workers()
         waiting, told = set(self._engine.drafting_workers), {}
-        if not waiting:
-            raise RuntimeError("no worker of vLLM has a draft to swap")
         deadline = time.monotonic() + seconds
         with self._engine.heard_by(heard.put):
             self._call(method, version, *args)

@@ -59,6 +59,8 @@ class FakeHotdraft(BaseHTTPRequestHandler):
             time.sleep(60)
         if body["messages"][-1]["content"] == "page":
             return self.answer("<html>a proxy's</html>")
+        if body["messages"][-1]["content"] == "null":
+            return self.answer({"usage": {"completion_tokens": None}, "hotdraft": {"rounds": 1}})
         if body["messages"][-1]["content"] == "fail":
             return self.answer({"error": {"message": "scripted failure"}}, status=500)
         swapped = len(self.bodies) > self.swap_after
@@ -185,7 +187,7 @@ def test_a_domain_of_which_nothing_was_served_has_no_windows(tmp_path, config):
 
 
 def test_an_answer_that_is_none_costs_no_other_and_names_of_domains_are_only_names(tmp_path, config):
-    write_traffic(tmp_path / "t.jsonl", [ask("[/a]$x^", "one"), ask("[/a]$x^", "page"), ask("[red]", "two")])
+    write_traffic(tmp_path / "t.jsonl", [ask("[/a]$x^", "one"), ask("[/a]$x^", "page"), ask("[red]", "null")])
     with fake_server() as (url, _):
         result = cli(
             simulate, "--traffic", tmp_path / "t.jsonl", "-c", config, "--url", url, "--out", tmp_path / "o"
@@ -194,7 +196,7 @@ def test_an_answer_that_is_none_costs_no_other_and_names_of_domains_are_only_nam
     assert "no chat completion" in result.output
     assert "[/a]$x^" in result.output
     report = json.loads((tmp_path / "o" / "report.json").read_text())
-    assert (report["requests"], report["failed_requests"]) == (3, 1)
+    assert (report["requests"], report["failed_requests"]) == (3, 2)
 
 
 def test_the_servers_key_is_that_of_the_configuration_or_the_one_given(tmp_path, config, monkeypatch):

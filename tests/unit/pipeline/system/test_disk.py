@@ -1,3 +1,4 @@
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -23,11 +24,14 @@ def test_needs_are_held_against_the_free_bytes_of_the_right_disk(tmp_path, monke
         require_disk(tmp_path / "not" / "yet", 7_000_000_000, "the replay buffer")
 
 
-def test_what_a_folder_takes_is_all_below_it(tmp_path):
+def test_what_a_folder_takes_is_all_below_it(tmp_path, monkeypatch):
     (tmp_path / "deep").mkdir()
     for name in ("a", "deep/b"):
         (tmp_path / name).write_bytes(b"x" * 100_000)
     assert 200_000 <= bytes_in(tmp_path) < 250_000
+    monkeypatch.setattr(os, "walk", lambda folder: [(str(tmp_path), [], ["a", "gone"])])
+    assert 100_000 <= bytes_in(tmp_path) < 120_000
+    monkeypatch.undo()
     assert bytes_in(tmp_path / "not yet") == bytes_in("s3://bucket/replay") == 0
 
 

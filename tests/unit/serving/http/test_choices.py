@@ -1,6 +1,7 @@
 """Several answers to a prompt, several prompts, log-probabilities and echo."""
 
 import math
+import threading
 from typing import Any
 
 import openai
@@ -15,6 +16,7 @@ from hotdraft.serving.http.openai.logprobs import (
     prompt_offsets,
     text_logprobs,
 )
+from hotdraft.serving.http.openai.response_builder import TextBuilder
 from hotdraft.serving.messages.request import TokenLogprob
 from tests.models import tiny_tokenizer
 from tests.unit.serving.http.scripted import USER, WORDS, ScriptedEngine, make_tokenizer
@@ -159,18 +161,34 @@ def test_only_the_prompt_is_told(client: openai.OpenAI, engine: ScriptedEngine, 
     assert not engine.requests[0].record, "one token that nobody sees teaches nothing"
 
 
+@pytest.mark.parametrize("told", [{"logprobs": 1}, {"logprobs": 1, "echo": True, "max_tokens": 0}, {}])
+def test_many_log_probs_are_written_beside_the_event_loop(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, told: dict[str, Any]
+) -> None:
+    writers: list[str] = []
+    whole = TextBuilder.whole
+    monkeypatch.setattr(
+        TextBuilder,
+        "whole",
+        lambda self, *rest: writers.append(threading.current_thread().name) or whole(self, *rest),
+    )
+    client.completions.create(model="tiny-chat", prompt=[5, 6], **told)
+    assert [name.startswith("asyncio") for name in writers] == [bool(told)]
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"max_tokens": 0}, "only with echo"),
         ({"n": 2, "extra_body": {"best_of": 3}}, "best_of"),
         ({"n": 2, "extra_body": {"best_of": 1}}, "best_of"),
-        ({"n": 128, "logprobs": 20, "echo": True, "prompt": [[5] * 40] * 7}, "log-probs"),
+        ({"n": 128, "logprobs": 20, "echo": True, "prompt": [[5] * 40] * 7}, "set max_tokens"),
     ],
 )
 def test_what_is_refused(client: openai.OpenAI, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(openai.BadRequestError, match=says):
+    with pytest.raises(openai.BadRequestError, match=says) as refused:
         client.completions.create(**{"model": "tiny-chat", "prompt": "hello", **options})
+    assert refused.value.param in ("max_tokens", "best_of", "logprobs")
 
 
 def test_as_many_of_as_many_are_all(client: openai.OpenAI) -> None:

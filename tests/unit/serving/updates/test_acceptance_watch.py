@@ -199,6 +199,16 @@ def test_a_server_that_starts_meanwhile_takes_part_in_the_trial(server, registry
     assert registry.champion() == 1
 
 
+def test_workers_that_come_back_to_the_version_on_trial_end_no_trial(server, registry):
+    one = server("one")
+    one.serve(0.6, 30)
+    promote(registry, 2, one)
+    one.watch.on_swap(SwapEvent(2, 2, "promotion", 0.0))
+    one.serve(0.2, 20)
+    one.watch.turn()
+    assert registry.champion() == 1
+
+
 def test_a_server_that_knows_nothing_of_before_waits_for_one_that_does(server, registry, monkeypatch):
     one, two = server("one"), server("two")
     one.serve(0.6, 30)

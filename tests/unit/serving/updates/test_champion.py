@@ -30,6 +30,14 @@ class Swapper:
         return event
 
 
+def test_where_none_served_before_the_draft_itself_is_better_than_nobody_knows_what(tmp_path: Path) -> None:
+    registry, swapper = Registry(), Swapper(UNKNOWN)
+    registry.promote(3)
+    unchecked: Any = registry, Mock(wraps=LastServedFile(tmp_path))
+    ChampionFollower(swapper, *unchecked).follow("promotion")
+    assert swapper.live_version == 0
+
+
 @pytest.mark.parametrize(("live", "serves"), [(2, 2), (0, 2), (UNKNOWN, 2), (1, 1)])
 def test_an_earlier_champion_stands_in_where_no_version_is_known_to_serve(
     tmp_path: Path, live: int, serves: int

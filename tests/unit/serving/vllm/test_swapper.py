@@ -13,7 +13,7 @@ from hotdraft.serving.messages.request import GenerationRequest, RequestStats
 from hotdraft.serving.updates.hot_swap import SwapError
 from hotdraft.serving.vllm.front import swapper as module
 from hotdraft.serving.vllm.front.followed_engine import FollowedEngine, outer_id
-from hotdraft.serving.vllm.front.swapper import UNKNOWN, VllmSwapper
+from hotdraft.serving.vllm.front.swapper import UNKNOWN, StagedVersion, VllmSwapper
 from hotdraft.serving.vllm.journal import Journal, JournalFollower
 
 
@@ -126,6 +126,29 @@ def test_as_long_as_not_all_are_back_nobody_claims_a_version(
     event = swapper.swap(swapper.stage(2, tmp_path), "promotion")
     assert workers.serves == {"engine0": 2, "engine1": 2}
     assert (event.version, swapper.live_version) == (2, 2)
+
+
+def test_a_call_that_fails_whatever_it_raises_leaves_it_open_which_version_serves(
+    workers: Workers, engine: FollowedEngine, tmp_path: Path
+) -> None:
+    def call(method: str, *args: Any) -> None:
+        workers.call(method, *args)
+        if method == "hotdraft_commit":
+            raise TimeoutError
+
+    swapper = VllmSwapper(engine, call)
+    staged = swapper.stage(3, tmp_path)
+    with pytest.raises(TimeoutError):
+        swapper.swap(staged, "promotion")
+    assert swapper.live_version == UNKNOWN
+
+
+def test_without_a_worker_that_drafts_nothing_changes(tmp_path: Path) -> None:
+    engine = FollowedEngine(JournalFollower(tmp_path), k=2, num_slots=4, max_model_len=64)
+    swapper = VllmSwapper(engine, lambda *_: None)
+    with pytest.raises(RuntimeError, match="no worker"):
+        swapper.swap(StagedVersion(3, tmp_path), "promotion")
+    assert swapper.live_version == 0
 
 
 def test_a_worker_that_says_nothing_of_a_commit_leaves_it_open_which_version_serves(

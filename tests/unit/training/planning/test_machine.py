@@ -34,3 +34,7 @@ def test_what_a_run_has_written_is_its_own_to_go_on_with(tmp_path: Path, monkeyp
     taken = available_for(config).disk
     assert taken is not None
     assert 2_000_000 <= taken < 2_200_000
+    replay = config.replay.model_copy(update={"url": str(tmp_path / "replay")})
+    elsewhere = available_for(config.model_copy(update={"replay": replay})).disk
+    assert elsewhere is not None
+    assert elsewhere <= taken - 500_000, "another disk may have that"

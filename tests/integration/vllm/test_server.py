@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -122,6 +123,7 @@ def test_what_a_client_says_of_its_traffic_is_kept_to(server: Server) -> None:
     tagged = server.counts(server.ask(1, metadata={"domain": "sql"})["id"])
     assert (tagged["domain"], tagged["recorded"], tagged["completion_tokens"]) == ("sql", True, 16)
     assert tagged["examined_tokens"] >= tagged["accepted_tokens"] > 0
+    assert tagged["examined_tokens"] >= tagged["first_examined"] >= tagged["first_accepted"] > 0
     unstored = server.counts(server.ask(2, store=False, metadata={"domain": "private"})["id"])
     assert (unstored["domain"], unstored["recorded"]) == ("unrecorded", False)
     penalised = server.counts(server.ask(3, presence_penalty=0.5)["id"])
@@ -132,7 +134,11 @@ def test_what_a_client_says_of_its_traffic_is_kept_to(server: Server) -> None:
     assert "private" not in set(rows["domain"])
     metrics = server.client.get("/metrics").text
     assert 'hotdraft_domain_accepted_tokens_total{domain="sql"' in metrics
-    assert "vllm:spec_decode_num_accepted_tokens_total" in metrics
+    of_first = r'vllm:spec_decode_num_accepted_tokens_per_pos_total\{[^}]*position="0"[^}]*\} [1-9]'
+    assert re.search(of_first, metrics), "what the alert goes by"
+    assert re.search(r"vllm:spec_decode_num_drafts_total\{[^}]*\} [1-9]", metrics)
+    assert re.search(r"hotdraft_recorder_samples_total\{[^}]*\} [1-9]", metrics)
+    assert re.search(r"hotdraft_recorder_dropped_total\{[^}]*\} 0", metrics)
     assert "private" not in metrics
 
 

@@ -55,7 +55,7 @@ def test_answers_stay_those_of_the_target_over_swaps_and_are_recorded_with_its_d
     *came, ended = scenario(pair, tmp_path / "live", acts).play()
     assert [one["live"] for one in came[1::2]] == [1, 2, 0]
     assert [one["tokens"] for one in came[::2]] == [plain["tokens"]] * 4
-    assert ended["failures"] == {}
+    assert not any(ended["failures"].values())
 
     recorded = samples(tmp_path / "live")
     assert len(recorded) == 4 * len(PROMPTS)

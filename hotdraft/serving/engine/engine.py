@@ -66,7 +66,8 @@ class Engine:
         self.decoder = decoder
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids
-        self._special_ids = special_ids(tokenizer.backend_tokenizer)
+        self.special_ids = special_ids(tokenizer.backend_tokenizer)
+        """Tokens that are no text."""
         self.sampling_defaults = sampling_defaults
         self.num_slots = decoder.slots.num_slots
         self.max_model_len = decoder.max_model_len
@@ -212,7 +213,7 @@ class Engine:
     def _detokenizer(self, request: GenerationRequest) -> Detokenizer:
         """What ends answers is not part of them, special or not, unless it does not end this one."""
         ends = frozenset() if request.params.ignore_eos else self.eos_ids
-        silent = self._special_ids if ends <= self._special_ids else self._special_ids | ends
+        silent = self.special_ids if ends <= self.special_ids else self.special_ids | ends
         return Detokenizer(self.tokenizer.backend_tokenizer, silent)
 
     def cancel(self, request_id: str) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from fastapi import Request
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.serving.engine.detokenizer import Detokenizer, special_ids
+from hotdraft.serving.engine.detokenizer import Detokenizer
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.http.client_identity import answer_scope, client_identity
 from hotdraft.serving.http.errors import ApiError, context_length_exceeded, unknown_model
@@ -35,7 +35,6 @@ class RequestPreparer:
         self._config = config
         self._encoder = PromptEncoder(engine)
         self._texts = TokenTexts(engine.tokenizer)
-        self._special_ids = special_ids(engine.tokenizer.backend_tokenizer)
 
     async def chat(
         self, body: ChatCompletionRequest, client: Request, domain: str | None
@@ -57,7 +56,8 @@ class RequestPreparer:
         left = self._engine.max_model_len - max(map(len, prompts))
         max_tokens = self._max_tokens(body, prompts, default=min(DEFAULT_COMPLETION_TOKENS, left), param="prompt")
         echoed = await asyncio.to_thread(self._echoed, body) if body.echo else []
-        builder = TextBuilder(*self._about("cmpl", body), partial(self._detokenizer, self._special_ids), echoed)
+        detokenizer = partial(self._detokenizer, self._engine.special_ids)
+        builder = TextBuilder(*self._about("cmpl", body), detokenizer, echoed)
         return self._requests(body, client, domain, builder.request_id, prompts, max_tokens), builder
 
     def _about(self, kind: str, body: GenerationOptions) -> tuple[str, str, int, TokenTexts, bool]:

@@ -51,6 +51,7 @@ class ScriptedEngine:
     room: int = 1000
     """Requests it takes."""
     tokenizer: PreTrainedTokenizerFast = field(default_factory=make_tokenizer)
+    special_ids: frozenset[int] = frozenset({0})
     max_model_len: int = 64
     draft_version: int = DRAFT_VERSION
     num_running: int = 0

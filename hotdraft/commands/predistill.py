@@ -144,10 +144,9 @@ def _make(planned: Any, available: Any, items: Any, out: Path, *, slim: bool) ->
     from hotdraft.pipeline.models.draft_folder import check_out
     from hotdraft.pipeline.models.names import local_folder
     from hotdraft.pipeline.replay.buffer import ReplayBuffer
-    from hotdraft.pipeline.system.disk import replay_bytes, require_disk
+    from hotdraft.pipeline.system.disk import recorded_bytes, replay_bytes, require_disk
     from hotdraft.pipeline.traffic.prompts import Prompt
     from hotdraft.training.fit.progress_bar import quiet_trainer
-    from hotdraft.training.planning.machine import recorded_bytes
     from hotdraft.training.planning.plan_time import describe_time
     from hotdraft.training.predistill import make
     from hotdraft.training.predistill.finished_draft import FinishedDraft

@@ -84,11 +84,10 @@ def demo(
     from hotdraft.pipeline.traffic.generators import arithmetic, text_to_sql
     from hotdraft.pipeline.traffic.prompts import write_traffic
 
-    if out.exists() and not (out / TRAFFIC).exists() and any(out.iterdir()):
-        raise typer.BadParameter(
-            f"{out} is no earlier demo, and is not empty: name a new folder", param_hint="--out"
-        )
     if out.exists():
+        if not (out / TRAFFIC).exists() and any(out.iterdir()):
+            says = f"{out} is no earlier demo, and is not empty: name a new folder"
+            raise typer.BadParameter(says, param_hint="--out")
         earlier = out.with_name(f"{out.name}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(out.stat().st_mtime))}")
         out.rename(earlier)
         typer.echo(f"the earlier demo is now in {earlier}")

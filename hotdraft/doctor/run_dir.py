@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hotdraft.doctor.finding import Finding, ok, problem, warning
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.system.disk import bytes_in, free_bytes, nearest_folder
+from hotdraft.pipeline.system.disk import free_bytes, nearest_folder, recorded_bytes
 
 MIN_FREE_BYTES = 1_000_000_000
 """What checkpoints of a job, adapters and logs may need beside the replay buffer."""
@@ -23,7 +23,7 @@ def examine_run_dir(config: HotdraftConfig) -> Iterator[Finding]:
         yield problem("run_dir", f"{config.run_dir} cannot be written", mend)
         return
     says = f"{config.run_dir}, {free / 1e9:.1f} GB free"
-    held = bytes_in(config.run_dir / "replay")
+    held = recorded_bytes(config)
     needed = MIN_FREE_BYTES + config.replay.max_bytes - held
     if free < MIN_FREE_BYTES:
         yield problem("run_dir", says, f"free some space: a job needs up to {MIN_FREE_BYTES / 1e9:g} GB")

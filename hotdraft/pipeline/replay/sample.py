@@ -1,6 +1,6 @@
 """What serving tells training: one sample per finished request, free of torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -50,6 +50,12 @@ class ReplaySample:
     """Filters of the request, as in its sampling parameters; these values filter nothing."""
     top_k: int = 0
     min_p: float = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """Of its arrays."""
+        values = (getattr(self, field.name) for field in fields(self))
+        return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
 
     @property
     def rejected(self) -> np.ndarray:

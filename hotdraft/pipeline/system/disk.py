@@ -5,6 +5,8 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from hotdraft.pipeline.config.settings import HotdraftConfig
+
 KEPT_BYTES = 4.0
 """A kept token in a shard: 2.0 were measured for its id, which Parquet's dictionary packs into as many bits as the
 vocabulary needs (16 of 49152; 18 of 152k are 2.3), and 1.6 for its log-prob, whose 16 bits zstd shortens."""
@@ -30,6 +32,11 @@ def bytes_in(folder: str | Path) -> int:
             with suppress(FileNotFoundError):
                 total += Path(root, name).lstat().st_blocks * 512
     return total
+
+
+def recorded_bytes(config: HotdraftConfig) -> int:
+    """Of the run directory's disk, by the replay buffer."""
+    return bytes_in(config.replay_url) if config.replay.url is None else 0
 
 
 def nearest_folder(path: str | Path) -> Path:

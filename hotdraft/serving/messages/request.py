@@ -67,7 +67,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if self.stop is None or isinstance(self.stop, str):
             object.__setattr__(self, "stop", () if self.stop is None else (self.stop,))
-        object.__setattr__(self, "logit_bias", self.biases)
+        object.__setattr__(self, "logit_bias", tuple(dict(self.logit_bias).items()))
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
         if 0 < self.temperature < MIN_TEMPERATURE:
@@ -109,8 +109,9 @@ class SamplingParams:
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
-        """Those of `logit_bias`."""
-        return tuple(dict(self.logit_bias).items())
+        """Those of `logit_bias`, which is kept so."""
+        assert isinstance(self.logit_bias, tuple)
+        return self.logit_bias
 
     @property
     def has_filters(self) -> bool:

@@ -7,9 +7,11 @@ import numpy as np
 from hotdraft.pipeline.replay.buffer import sample_from_row
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.replay.sample import ReplaySample
+from hotdraft.pipeline.system.byte_cache import ByteCache
 from hotdraft.training.batches.record_check import contradiction
-from hotdraft.training.batches.sample_cache import SampleCache
 
+KEPT_BYTES = 256 * 2**20
+"""A request of 100 tokens with 64 of the target's likeliest at each takes 40 kB, one of 8,000 takes 3 MB."""
 AT_ONCE = 256
 
 
@@ -23,7 +25,7 @@ class SoundRows:
         self._vocab_size = vocab_size
         self._answered = answered
         self._is_sound = np.zeros(len(rows), bool)
-        self._kept = SampleCache[int]()
+        self._kept = ByteCache[int, ReplaySample](KEPT_BYTES)
 
     def samples(self, rows: Sequence[int] | np.ndarray) -> list[ReplaySample]:
         """Those of `rows`, in order, that are there still and sound."""

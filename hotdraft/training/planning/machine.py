@@ -9,7 +9,7 @@ import torch
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.loading import choose_device
-from hotdraft.pipeline.system.disk import bytes_in, free_bytes
+from hotdraft.pipeline.system.disk import bytes_in, free_bytes, recorded_bytes
 
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
@@ -36,11 +36,6 @@ def available_for(config: HotdraftConfig, memory_gb: float | None = None) -> Ava
         properties = torch.cuda.get_device_properties(device)
         return Available(properties.total_memory, disk, properties.name)
     return Available(ram_bytes(), disk, "the machine's memory")
-
-
-def recorded_bytes(config: HotdraftConfig) -> int:
-    """Of the run directory's disk, by the replay buffer."""
-    return bytes_in(config.replay_url) if config.replay.url is None else 0
 
 
 def checkpoints_of(config: HotdraftConfig) -> Path:

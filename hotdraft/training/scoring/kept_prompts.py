@@ -6,7 +6,6 @@ for some steps, they teach as much a step (docs/learning.md). Nor is read again 
 another began with: instructions, schemas, earlier turns (RadixAttention: Zheng et al., 2023).
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -19,6 +18,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from hotdraft.pipeline.models.layer_stack import with_cache
+from hotdraft.pipeline.system.byte_cache import ByteCache
 from hotdraft.pipeline.system.transfer import moved
 from hotdraft.training.batches.packing import PackedBatch
 
@@ -46,7 +46,7 @@ class _Prompt:
         return self.layers[0][0].shape[2] if self.layers else 0
 
     @property
-    def bytes(self) -> int:
+    def nbytes(self) -> int:
         return sum(tensor.nbytes for pair in self.layers for tensor in pair)
 
 
@@ -57,9 +57,8 @@ class KeptPrompts:
         """`steps`: how long a prompt is kept."""
         self.step = 0
         self._steps = steps
-        self._kept: OrderedDict[bytes, _Prompt] = OrderedDict()
-        """By its tokens, the one that was asked for longest ago first."""
-        self._bytes = 0
+        self._kept = ByteCache[bytes, _Prompt](MOST_BYTES)
+        """By its tokens."""
 
     def before(self, model: PreTrainedModel, batch: PackedBatch) -> tuple[DynamicCache, list[int]]:
         """Keys of what stands before the supervised positions of `batch`, request by request, and how many [R].
@@ -74,7 +73,7 @@ class KeptPrompts:
             found |= self._read(model, missing)
         cache = _joined([found[tokens] for tokens in prompts if tokens])
         for tokens in missing:
-            self._keep(tokens, found[tokens])
+            self._kept.keep(tokens, found[tokens])
         return cache, [_length(tokens) for tokens in prompts]
 
     def _ahead(self, batch: PackedBatch, missing: Sequence[bytes]) -> list[bytes]:
@@ -86,19 +85,10 @@ class KeptPrompts:
 
     def _find(self, tokens: bytes) -> _Prompt | None:
         kept = self._kept.get(tokens)
-        if kept is None:
-            return None
-        if not self._is_new(kept):
-            self._bytes -= self._kept.pop(tokens).bytes
-            return None
-        self._kept.move_to_end(tokens)
-        return kept
-
-    def _keep(self, tokens: bytes, prompt: _Prompt) -> None:
-        self._kept[tokens] = prompt
-        self._bytes += prompt.bytes
-        while self._bytes > MOST_BYTES:
-            self._bytes -= self._kept.popitem(last=False)[1].bytes
+        if kept is None or self._is_new(kept):
+            return kept
+        self._kept.drop(tokens)
+        return None
 
     @torch.no_grad()
     def _read(self, model: PreTrainedModel, prompts: Sequence[bytes]) -> dict[bytes, _Prompt]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from hotdraft.pipeline.replay.sample import ReplaySample
-from hotdraft.training.batches.sample_cache import SampleCache
+from hotdraft.pipeline.system.byte_cache import ByteCache
+from hotdraft.training.batches.sound_rows import KEPT_BYTES
 from hotdraft.training.scoring.target_scores import ScoredText, score
 
 
@@ -30,7 +31,7 @@ class Rehearsal:
     """What teachers say of older requests, each asked once: few are there to rehearse, and they come again."""
 
     def __init__(self) -> None:
-        self._kept = SampleCache[tuple[int, str]]()
+        self._kept = ByteCache[tuple[int, str], ReplaySample](KEPT_BYTES)
         """By version and request."""
 
     def taught(self, teacher_of: TeacherOf, samples: Sequence[ReplaySample], top_k: int) -> list[ReplaySample]:

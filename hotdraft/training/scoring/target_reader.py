@@ -5,7 +5,6 @@ in a ring; of others the target reads each request again, once. As many are kept
 a job and what it rehearses come again and again.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Self
 
@@ -18,6 +17,7 @@ from hotdraft.pipeline.models.hidden_state_draft import HiddenStateDraft, at_uni
 from hotdraft.pipeline.models.layer_stack import hook_states
 from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.pipeline.system.array_ring import ArrayRing
+from hotdraft.pipeline.system.byte_cache import ByteCache
 from hotdraft.pipeline.system.transfer import moved
 from hotdraft.training.scoring.packed_attention import attend_within_requests
 
@@ -37,11 +37,9 @@ class TargetReader:
         self.name = name
         self._served = served
         self._draft = draft
-        self._most_bytes = most_bytes
         self._target: PreTrainedModel | None = None
-        self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._kept = ByteCache[bytes, Tensor](most_bytes)
         """By the tokens of a request, its states [T, S] in bfloat16."""
-        self._bytes = 0
 
     @torch.no_grad()
     def __call__(self, input_ids: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -52,7 +50,7 @@ class TargetReader:
         if missing:
             found |= dict(zip(missing, self._read(list(missing.values())), strict=True))
         for name in names:
-            self._keep(name, found[name])
+            self._kept.keep(name, found[name])
         return torch.cat([found[name] for name in names])[None]
 
     def __deepcopy__(self, memo: object) -> Self:
@@ -60,8 +58,9 @@ class TargetReader:
         return self
 
     def _find(self, name: bytes) -> Tensor | None:
-        if name in self._kept or self._served is None:
-            return self._kept.get(name)
+        kept = self._kept.get(name)
+        if kept is not None or self._served is None:
+            return kept
         tokens = len(name) // torch.int64.itemsize
         found = self._served.get(name, (tokens, self._draft.config.state_size), np.uint16)
         if found is None:
@@ -92,14 +91,6 @@ class TargetReader:
             for hook in hooks:
                 hook.remove()
         return [part.clone() for part in torch.cat(parts, -1).split(lengths)]
-
-    def _keep(self, name: bytes, states: Tensor) -> None:
-        if name not in self._kept:
-            self._kept[name] = states
-            self._bytes += states.nbytes
-        self._kept.move_to_end(name)
-        while self._bytes > self._most_bytes:
-            self._bytes -= self._kept.popitem(last=False)[1].nbytes
 
     def _loaded(self) -> PreTrainedModel:
         if self._target is None:

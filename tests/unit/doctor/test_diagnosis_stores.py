@@ -73,9 +73,9 @@ def test_room_on_the_disk(tmp_path, monkeypatch):
 def test_what_is_advised_deletes_nothing_that_was_recorded(tmp_path, monkeypatch):
     settings = config_of(tmp_path, replay={"max_bytes": 10**10})
     monkeypatch.setattr(run_dir, "free_bytes", lambda _: 2 * 10**9)
-    monkeypatch.setattr(run_dir, "bytes_in", lambda _: 5 * 10**9)
+    monkeypatch.setattr(run_dir, "recorded_bytes", lambda _: 5 * 10**9)
     assert "max_bytes: 6000000000" in only(examine_run_dir(settings)).mend
-    monkeypatch.setattr(run_dir, "bytes_in", lambda _: settings.replay.max_bytes - 10**8)
+    monkeypatch.setattr(run_dir, "recorded_bytes", lambda _: settings.replay.max_bytes - 10**8)
     assert only(examine_run_dir(settings)).state == "ok", "most of what the buffer may take is taken"
 
 

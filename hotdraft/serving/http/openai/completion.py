@@ -1,7 +1,7 @@
 """A client's choices as one response, or as server-sent events."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -9,7 +9,7 @@ from hotdraft.serving.http.errors import ApiError
 from hotdraft.serving.http.openai.response_builder import ChoiceText, ResponseBuilder
 from hotdraft.serving.http.openai.responses import ClientFinishReason, Envelope, combined, speculation, usage
 from hotdraft.serving.http.openai.token_stream import TokenStream
-from hotdraft.serving.messages.request import OutputDelta, RequestStats, TokenLogprob
+from hotdraft.serving.messages.request import OutputDelta, RequestStats
 
 T = TypeVar("T")
 
@@ -30,13 +30,10 @@ async def whole_completion(stream: TokenStream, builder: ResponseBuilder, *, n: 
         choice.prompt_logprobs += delta.prompt_logprobs or ()
         choice.finish_reason = finish_reason(delta)
         stats[index] = delta.stats
-    whole = partial(_whole, builder, in_order(choices), combined(in_order(stats), n))
     is_long = any(choice.logprobs or choice.prompt_logprobs for choice in choices.values())
-    return await asyncio.to_thread(whole) if is_long else whole()
-
-
-def _whole(builder: ResponseBuilder, choices: list[ChoiceText], stats: RequestStats) -> str:
-    return _json(builder.whole(choices, stats))
+    said, total = in_order(choices), combined(in_order(stats), n)
+    [written] = await _written(lambda: [builder.whole(said, total)], aside=is_long)
+    return written
 
 
 async def sse_events(
@@ -54,26 +51,29 @@ async def sse_events(
             said = ChoiceText(delta.text, finish_reason(delta), list(delta.logprobs or ()))
             if index not in stats:
                 told = delta.prompt_logprobs or ()
-                opening = partial(_opening, builder, index, told, delta.stats, unknown_usage)
-                for event in await asyncio.to_thread(opening) if told else opening():
-                    yield event
+                opening = partial(builder.opening, index, told, delta.stats, **unknown_usage)
+                for chunk in await _written(opening, aside=bool(told)):
+                    yield _event(chunk)
             stats[index] = delta.stats
             if said.finish_reason or said.text or said.logprobs:
                 ends = stream.is_finished and not include_usage
                 info = {"hotdraft": speculation(combined(in_order(stats), n))} if ends else {}
-                yield _event(builder.chunk(index, said, delta.stats, **unknown_usage, **info))
+                yield _event(_json(builder.chunk(index, said, delta.stats, **unknown_usage, **info)))
         if include_usage:
             total = combined(in_order(stats), n)
-            yield _event(builder.closing(total, usage=usage(total), hotdraft=speculation(total)))
+            yield _event(_json(builder.closing(total, usage=usage(total), hotdraft=speculation(total))))
     except ApiError as error:
-        yield f"data: {error.body.model_dump_json()}\n\n"
+        yield _event(error.body.model_dump_json())
     yield _DONE
 
 
-def _opening(
-    builder: ResponseBuilder, index: int, told: Sequence[TokenLogprob], stats: RequestStats, extra: dict[str, Any]
-) -> list[str]:
-    return [_event(chunk) for chunk in builder.opening(index, told, stats, **extra)]
+async def _written(make: Callable[[], Sequence[Envelope]], *, aside: bool) -> list[str]:
+    """What `make` makes as JSON; `aside` of the event loop where that takes its time."""
+
+    def write() -> list[str]:
+        return [_json(response) for response in make()]
+
+    return await asyncio.to_thread(write) if aside else write()
 
 
 def in_order(by_index: Mapping[int, T]) -> list[T]:
@@ -89,8 +89,8 @@ def finish_reason(delta: OutputDelta) -> ClientFinishReason | None:
     raise ApiError(500, "The server had an error while processing your request.")
 
 
-def _event(chunk: Envelope) -> str:
-    return f"data: {_json(chunk)}\n\n"
+def _event(content: str) -> str:
+    return f"data: {content}\n\n"
 
 
 def _json(response: Envelope) -> str:

@@ -51,8 +51,7 @@ class RequestPreparer:
         self, body: CompletionRequest, client: Request, domain: str | None
     ) -> tuple[list[GenerationRequest], TextBuilder]:
         self._check(body, prompts=len(body.prompt))
-        with_special = body.add_special_tokens is not False
-        prompts = await unless_gone(client, self._encoder.texts(body.prompt, with_special))
+        prompts = await unless_gone(client, self._encoder.texts(body.prompt, body.has_special_tokens))
         left = self._engine.max_model_len - max(map(len, prompts))
         max_tokens = self._max_tokens(body, prompts, default=min(DEFAULT_COMPLETION_TOKENS, left), param="prompt")
         echoed = await asyncio.to_thread(self._echoed, body) if body.echo else []
@@ -73,8 +72,7 @@ class RequestPreparer:
     def _echo(self, prompt: str | list[int], body: CompletionRequest) -> EchoedPrompt:
         told = body.wanted_logprobs is not None
         if isinstance(prompt, str):
-            with_special = body.add_special_tokens is not False
-            offsets = prompt_offsets(self._engine.tokenizer, prompt, with_special) if told else []
+            offsets = prompt_offsets(self._engine.tokenizer, prompt, body.has_special_tokens) if told else []
             return EchoedPrompt(prompt, offsets)
         offsets = TextOffsets(self._detokenizer(frozenset())).following(prompt) if told else []
         return EchoedPrompt(decode(self._engine.tokenizer, prompt), offsets)

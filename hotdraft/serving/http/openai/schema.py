@@ -216,6 +216,11 @@ class CompletionRequest(GenerationOptions):
     echo: bool | None = Field(False, description="answers begin with their prompts, logprobs too")
     add_special_tokens: bool | None = Field(True, description="those that the tokenizer puts around a text")
 
+    @property
+    def has_special_tokens(self) -> bool:
+        """Whether the tokenizer puts its own around a text."""
+        return self.add_special_tokens is not False
+
     @model_validator(mode="after")
     def _something_to_tell(self) -> Self:
         if self.requested_tokens == 0 and not self.echo:

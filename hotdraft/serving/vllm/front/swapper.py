@@ -59,6 +59,7 @@ class VllmSwapper:
         Raises `AdapterError` naming what is wrong with it, and `RuntimeError` for a worker that failed otherwise or
         did not answer.
         """
+        self._check_workers()
         staged = StagedVersion(version, None if folder is None or version == 0 else folder.absolute())
         self._stage(staged)
         return staged
@@ -122,7 +123,6 @@ class VllmSwapper:
     def _ask(self, method: str, version: int, *args: Any, ends: tuple[str, str], seconds: float) -> dict[str, Any]:
         """What each worker with a draft came to; raises `RuntimeError` naming those that said nothing in time."""
         heard: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._check_workers()
         waiting, told = set(self._engine.drafting_workers), {}
         deadline = time.monotonic() + seconds
         with self._engine.heard_by(heard.put):

@@ -66,10 +66,10 @@ def test_a_prompt_is_as_old_as_what_it_goes_on_from(make_llama, serve):
     hidden_states(model, batches[0], prompts)
     prompts.step = 2
     hidden_states(model, batches[1], prompts)
-    assert [kept.read_at for kept in prompts._kept.values()] == [0, 0]
+    assert [kept.read_at for _, kept in prompts._kept.items()] == [0, 0]
     prompts.step = 3
     hidden_states(model, batches[1], prompts)
-    assert prompts._kept[batches[1].prompts[0]].read_at == 3
+    assert prompts._kept.get(batches[1].prompts[0]).read_at == 3
 
 
 def test_a_prompt_that_begins_like_no_other_or_shares_a_template_alone_is_new(make_llama, serve):
@@ -77,7 +77,7 @@ def test_a_prompt_that_begins_like_no_other_or_shares_a_template_alone_is_new(ma
     model, prompts = build("Llama"), KeptPrompts(3)
     for prompts.step, ids in enumerate(([1, 2, 3, 50], [4, 2, 3, 50], [4, 7, 8, 9, 10, 50])):
         hidden_states(model, pack([replace(sample, prompt_ids=np.array(ids))]), prompts)
-    assert [kept.read_at for kept in prompts._kept.values()] == [0, 1, 2]
+    assert [kept.read_at for _, kept in prompts._kept.items()] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("most", "expected"), [(1024, [30, 4, 4, 4]), (12, [20, 4, 4, 10, 4])])
@@ -119,10 +119,10 @@ def test_what_is_kept_is_bounded_and_the_newest_stays(batch, monkeypatch):
     unbounded = KeptPrompts(100)
     hidden_states(model, batch, unbounded)
     last = batch.prompts[-1]
-    monkeypatch.setattr(kept_prompts, "MOST_BYTES", unbounded._kept[last].bytes)
+    monkeypatch.setattr(kept_prompts, "MOST_BYTES", unbounded._kept.get(last).nbytes)
     prompts = KeptPrompts(100)
     torch.testing.assert_close(hidden_states(model, batch, prompts), expected)
-    assert list(prompts._kept) == [last]
+    assert [tokens for tokens, _ in prompts._kept.items()] == [last]
     torch.testing.assert_close(hidden_states(model, batch, prompts), expected)
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from hotdraft.pipeline.system.byte_cache import ByteCache
 from hotdraft.training.batches.packing import pack
-from hotdraft.training.batches.sample_cache import SampleCache
 from hotdraft.training.scoring import rehearsal
 from hotdraft.training.scoring.forward import OutputHead, hidden_states
 from hotdraft.training.scoring.position_scores import position_scores
@@ -57,6 +57,6 @@ def test_a_teacher_is_asked_once_and_a_new_champion_anew(make_llama, serve, monk
 
 def test_what_has_no_room_is_taught_all_the_same(make_llama, serve):
     learner, samples, teacher = Rehearsal(), serve(make_llama(1), 3), Teacher(0, make_llama(0))
-    learner._kept = SampleCache(max_bytes=1)
+    learner._kept = ByteCache(max_bytes=1)
     taught = learner.taught(lambda _: teacher, samples, top_k=16)
     assert [sample.request_id for sample in taught] == [sample.request_id for sample in samples]

@@ -4,8 +4,10 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hotdraft.pipeline.config.settings import HotdraftConfig
+if TYPE_CHECKING:  # a machine that only has torch needs the rest
+    from hotdraft.pipeline.config.settings import HotdraftConfig
 
 KEPT_BYTES = 4.0
 """A kept token in a shard: 2.0 were measured for its id, which Parquet's dictionary packs into as many bits as the
@@ -34,7 +36,7 @@ def bytes_in(folder: str | Path) -> int:
     return total
 
 
-def recorded_bytes(config: HotdraftConfig) -> int:
+def recorded_bytes(config: "HotdraftConfig") -> int:
     """Of the run directory's disk, by the replay buffer."""
     return bytes_in(config.replay_url) if config.replay.url is None else 0
 

@@ -1,15 +1,14 @@
 // The formats of weights: how inputs are brought to what they are multiplied with, and the innermost loops of a tile.
 
-// Memory that is asked for while a tile is computed, `count` lines with each vector of a panel, into the cache of level HINT
-// less than 4.
-template <int HINT>
+// Memory that is asked for while a tile is computed, `count` lines with each vector of a panel. Into the second level's
+// cache: what goes straight to the first has few places to wait in.
 struct Asking {
     const char *lines;
     int64_t stride;
     int count;
 
     void ask(int64_t vector) const {
-        for (int line = 0; line < count; ++line) __builtin_prefetch(lines + line * stride + vector * VECTOR, 0, HINT);
+        for (int line = 0; line < count; ++line) __builtin_prefetch(lines + line * stride + vector * VECTOR, 0, 2);
     }
 };
 

@@ -67,12 +67,12 @@ struct Product {
         const char *weights;
         int64_t begin, end;
         bool goes_on, is_last;
-        Asking<2> ahead;
+        Asking ahead;
     };
 
     // Each of several blocks asks for its part of what comes next.
     template <int P>
-    Asking<2> ahead(const char *next, int64_t block, int64_t blocks) const {
+    Asking ahead(const char *next, int64_t block, int64_t blocks) const {
         if (blocks == 1) return {next, panel, 0};
         const int64_t first = P * block / blocks, last = P * (block + 1) / blocks;
         return {next + first * panel, panel, int(last - first)};
@@ -90,7 +90,7 @@ struct Product {
         const auto multiply = [&](const auto &ahead) { Format::template tile<P, T>(weights, panel, x, stride, count, ahead, sums); };
         if constexpr (T == 1 && Format::READS) multiply(Nothing());
         else if (step.ahead.count) multiply(step.ahead);
-        else multiply(Asking<3>{weights + NEAR * VECTOR, panel, P});
+        else multiply(Asking{weights + NEAR * VECTOR, panel, P});
         if (step.is_last) return use(at, token, sums);
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p)

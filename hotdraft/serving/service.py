@@ -130,6 +130,8 @@ def serve(
         if told_to_end.is_set():
             sys.exit(0)
         server.run()
+    if engine.fatal_error is not None:
+        sys.exit(f"the server ends, as its engine did: {engine.fatal_error}")
 
 
 class _Part(Protocol):

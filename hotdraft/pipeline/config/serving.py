@@ -112,7 +112,8 @@ class EngineConfig(Section):
     text_memory_mb: int = Field(32, ge=1, description="recent answers kept in memory to guess from, in MB")
     share_answers: bool = Field(
         False,
-        description="guess from answers to requests with other API keys too, whose speed may then tell of them",
+        description="guess from answers to requests with other API keys too, and copy what was read of their "
+        "prompts: speed may then tell of them",
     )
     draft_vocab_size: int | None = Field(
         None, ge=16, description="most frequent tokens that the draft's output head covers; all if unset"
@@ -127,7 +128,10 @@ class EngineConfig(Section):
     max_model_len: int = Field(1024, ge=8, description="prompt and output tokens of one request, at most")
     max_queue: int = Field(1024, ge=1, description="requests that may wait for a slot before 503")
     prefill_chunk: int = Field(256, ge=1, description="prompt tokens processed between two rounds, at most")
-    reuse_prefixes: bool = Field(True, description="copy what another request has read of the same beginning")
+    reuse_prefixes: bool = Field(
+        True,
+        description="copy what another request has read of the same beginning; of another key's or salt's none",
+    )
     threads: Threads = Field(None, description="CPU threads of the decoder; torch's default if unset")
     enforce_eager: bool = Field(
         False,

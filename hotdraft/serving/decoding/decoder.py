@@ -82,13 +82,13 @@ class SpeculativeDecoder:
         self._readers: list[Track | Proposer] = [self.target] if proposer is None else [self.target, proposer]
 
     @torch.inference_mode()
-    def load(self, row: int, prompt_ids: Sequence[int], *, read_whole: bool = False) -> None:
+    def load(self, row: int, prompt_ids: Sequence[int], *, scope: str = "", read_whole: bool = False) -> None:
         """Start a request in a slot; `prefill` must follow before it joins a round.
 
-        What some slot, in use or not, has read already of the same tokens is copied, unless the target is
-        to `read_whole` the prompt.
+        What some slot of the same scope, in use or not, has read already of the same tokens is copied, unless the
+        target is to `read_whole` the prompt.
         """
-        same = self.slots.load(row, prompt_ids)
+        same = self.slots.load(row, prompt_ids, scope)
         for reader in self._readers:
             # what reads the target's states waits for them
             anew = read_whole and (reader is self.target or self.target.states is not None)
@@ -188,7 +188,7 @@ class SpeculativeDecoder:
             self.slots.append_on_host([token_ids[:count] for token_ids, count in new])
         else:
             outcome = judge_greedily(
-                self.target.runner,
+                self.target,
                 self.slots,
                 proposal,
                 self.vocab_size,

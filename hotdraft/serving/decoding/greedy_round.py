@@ -13,8 +13,9 @@ from torch import Tensor
 
 from hotdraft.pipeline.replay.sample import NOT_DRAFTED
 from hotdraft.serving.decoding.rounds import Round
-from hotdraft.serving.models.runner import Runner, Window
+from hotdraft.serving.models.runner import Window
 from hotdraft.serving.models.slots import Slots
+from hotdraft.serving.models.track import Track
 from hotdraft.serving.proposers.row_proposal import RowProposal
 from hotdraft.serving.sampling.target_log import TargetLog, pack, unpack
 
@@ -33,7 +34,7 @@ class _Judged(NamedTuple):
 
 
 def judge_greedily(
-    runner: Runner,
+    target: Track,
     slots: Slots,
     proposals: Sequence[RowProposal],
     vocab_size: int,
@@ -46,16 +47,16 @@ def judge_greedily(
     The `top_k` likeliest tokens are logged, nothing if that is 0; `with_tokens` is that of `unpack`.
     """
     lengths = slots.lengths[: len(proposals)]
-    logits = _read(runner, slots, proposals)[..., :vocab_size].float()
+    logits = _read(target, slots, proposals)[..., :vocab_size].float()
     judged = [_judge(proposal, of_row) for proposal, of_row in zip(proposals, logits.numpy(), strict=True)]
     if any(row.came >= 0 for row in judged):
-        # a token's key belongs where the token is
+        # what was made of a token belongs where the token is
         ends = [length + row.num_accepted for length, row in zip(lengths, judged, strict=True)]
         sources = [
             length - 1 + row.columns[-1] if row.came >= 0 else end
             for length, end, row in zip(lengths, ends, judged, strict=True)
         ]
-        runner.move_keys(torch.tensor(sources), torch.tensor(ends))
+        target.move_keys(torch.tensor(sources), torch.tensor(ends))
     slots.commit([row.token_ids for row in judged])
     k = max(len(proposal.token_ids) for proposal in proposals)
     return Round(
@@ -71,7 +72,7 @@ def judge_greedily(
     )
 
 
-def _read(runner: Runner, slots: Slots, proposals: Sequence[RowProposal]) -> Tensor:
+def _read(target: Track, slots: Slots, proposals: Sequence[RowProposal]) -> Tensor:
     """Logits [B, Q, N] of each row's last token, those proposed behind it, and the alternatives: a `TokenTree`."""
     fed, positions = [], []
     for row, (token_ids, _, alternatives, _) in enumerate(proposals):
@@ -92,7 +93,7 @@ def _read(runner: Runner, slots: Slots, proposals: Sequence[RowProposal]) -> Ten
         keys,
         leaves_gaps=True,
     )
-    return runner.forward(window, torch.from_numpy(_padded(fed, width, 0)).long(), width)
+    return target.runner.forward(window, torch.from_numpy(_padded(fed, width, 0)).long(), width)
 
 
 def _judge(proposal: RowProposal, logits: np.ndarray) -> _Judged:

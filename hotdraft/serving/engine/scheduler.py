@@ -16,7 +16,7 @@ from hotdraft.serving.decoding.learned_costs import RoundSetting
 from hotdraft.serving.decoding.rounds import Round
 from hotdraft.serving.engine.k_choice import KChoice
 from hotdraft.serving.engine.sequence import Sequence
-from hotdraft.serving.messages.request import FinishReason
+from hotdraft.serving.messages.request import FinishReason, GenerationRequest
 from hotdraft.serving.models.track import MIN_SHARED
 from hotdraft.serving.proposers.plan import ProposalPlan
 from hotdraft.serving.proposers.suffixes import NOTHING
@@ -224,7 +224,7 @@ class Scheduler:
                 not self.prefilling.may_be_read_together
                 or joins != self._with_proposer(first)
                 or max(width, unread) * (len(self._together) + 1) > budget
-                or self._would_share(self.prefilling.request.prompt_ids, unread)
+                or self._would_share(self.prefilling.request, unread)
             ):
                 with self._lock:
                     self._waiting.appendleft(self.prefilling)
@@ -238,10 +238,14 @@ class Scheduler:
         self._together, self.prefilling = [], first
         return 0
 
-    def _would_share(self, prompt_ids: tuple[int, ...], unread: int) -> bool:
+    def _would_share(self, request: GenerationRequest, unread: int) -> bool:
         """Whether it can copy more, of those that are being read, than it has to read now."""
-        known = len(prompt_ids) - 1 - unread
-        return any(_shared(prompt_ids, other.request.prompt_ids) >= known + MIN_SHARED for other in self._together)
+        needed = len(request.prompt_ids) - 1 - unread + MIN_SHARED
+        beside = (other.request for other in self._together)
+        return any(
+            other.scope == request.scope and _shared(request.prompt_ids, other.prompt_ids) >= needed
+            for other in beside
+        )
 
     def _with_proposer(self, sequence: Sequence) -> bool:
         """Whether the draft reads its prompt as well."""
@@ -259,7 +263,8 @@ class Scheduler:
             self.prefilling.is_drafted_alone = self._k_choice.is_drafted_alone(recorded=output.is_recorded)
             self.prefilling.is_drafted = self.prefilling.is_drafted_alone or self._k_choice.is_drafted(row + 1)
             output.admitted = time.perf_counter()
-        self._decoder.load(row, output.request.prompt_ids, read_whole=output.prompt_log is not None)
+        request, read_whole = output.request, output.prompt_log is not None
+        self._decoder.load(row, request.prompt_ids, scope=request.scope, read_whole=read_whole)
         return True
 
     def _release(self, row: int) -> None:

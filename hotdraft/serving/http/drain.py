@@ -70,6 +70,10 @@ class DrainingServer(uvicorn.Server):
         if self.started:
             self._on_listening(self.servers[0].sockets[0].getsockname()[1])
 
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end: also once the engine has died, for whoever minds the process to begin another."""
+        return await super().on_tick(counter) or not self._engine.is_alive
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._listen(0)  # who comes now is refused once the door is closed
         await asyncio.sleep(SETTLE_SECONDS)

@@ -145,7 +145,9 @@ class GenerationRequest:
     client: str = ""
     """Tells clients apart, see `serving.http.client_identity`; empty if nobody knows."""
     scope: str = ""
-    """Answers to requests of the same scope may be guessed from: their owner, then a colon and a salt if any."""
+    """Answers to requests of the same scope may be guessed from, and what was read of their prompts be copied.
+
+    Their owner, then a colon and a salt if any."""
 
 
 @dataclass(frozen=True)

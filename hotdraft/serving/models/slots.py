@@ -26,13 +26,19 @@ class Slots:
         """The same, [num_slots, 1]."""
         self._prompt_lengths = torch.zeros_like(self.device_lengths)
         self._host_tokens = np.zeros((num_slots, self.max_length), np.int32)
+        self._scopes = [""] * num_slots
         self._reuse_prefixes = reuse_prefixes
 
-    def load(self, row: int, prompt_ids: Sequence[int]) -> np.ndarray:
-        """Begin a row anew. How many of the prompt's first tokens [num_slots] each slot held until now."""
+    def load(self, row: int, prompt_ids: Sequence[int], scope: str = "") -> np.ndarray:
+        """Begin a row anew. How many of the prompt's first tokens [num_slots] each slot held until now.
+
+        0 of those of another scope: how soon a prompt is read would tell of theirs.
+        """
         length = len(prompt_ids)
         prompt = np.asarray(prompt_ids, np.int32)
         same = (self._host_tokens[:, :length] == prompt).cumprod(1).sum(1)
+        same[[other != scope for other in self._scopes]] = 0
+        self._scopes[row] = scope
         self._host_tokens[row, :length] = prompt
         self.tokens[row, :length] = sent(prompt, torch.int64, self.device)
         self._prompt_lengths[row] = length
@@ -49,6 +55,7 @@ class Slots:
         length = self.lengths[source]
         self.tokens[destination, :length] = self.tokens[source, :length]
         self._host_tokens[destination] = self._host_tokens[source]
+        self._scopes[destination] = self._scopes[source]
         self._prompt_lengths[destination] = self._prompt_lengths[source]
         self.rewind(destination, length)
 

@@ -8,11 +8,12 @@ import numpy as np
 from hotdraft.serving.proposers.recent_text import BYTES_A_TOKEN, END, RecentText
 
 MAX_SCOPES = 64
-"""Beyond which the one that was not used for longest is forgotten, of the owner that has most."""
+"""Beyond which the one that was not used for longest is forgotten, of the owner that has most, and not its own."""
 
 
 class TextMemory:
-    """Scopes share the bound evenly, by powers of 2: few are moved when another comes."""
+    """Owners share the bound evenly, an owner's salts half of its share where it has text without: by powers of 2,
+    so that few are moved when another comes."""
 
     def __init__(self, num_bytes: int) -> None:
         self._capacity = num_bytes // BYTES_A_TOKEN
@@ -38,19 +39,37 @@ class TextMemory:
     def _admit(self, scope: str) -> None:
         if len(self._scopes) == MAX_SCOPES:
             del self._scopes[self._least_used()]
-        self._scopes[scope] = RecentText(share := self._capacity >> len(self._scopes).bit_length())
+        owners = Counter(map(_owner, [*self._scopes, scope]))
         for name, text in self._scopes.items():
-            if text.capacity > share:
+            if text.capacity > (share := self._share(name, owners, beside=scope)):
                 self._scopes[name] = _shrunk(text, share)
+        self._scopes[scope] = RecentText(self._share(scope, owners, beside=scope))
+
+    def _share(self, scope: str, owners: Counter[str], beside: str) -> int:
+        """Tokens of a scope, by how many scopes each owner has with the one that comes `beside`."""
+        owner = _owner(scope)
+        share = self._capacity >> _halvings(len(owners))
+        if owners[owner] == 1:
+            return share
+        has_own = owner in self._scopes or owner == beside
+        if has_own:
+            share >>= 1
+        return share if scope == owner else share >> _halvings(owners[owner] - has_own)
 
     def _least_used(self) -> str:
         owners = Counter(map(_owner, self._scopes))
         most = max(owners.values())
-        return next(scope for scope in self._scopes if owners[_owner(scope)] == most)
+        of_most = [scope for scope in self._scopes if owners[_owner(scope)] == most]
+        return next((scope for scope in of_most if scope != _owner(scope)), of_most[0])
 
 
 def _owner(scope: str) -> str:
     return scope.partition(":")[0]
+
+
+def _halvings(count: int) -> int:
+    """Until each of so many has a part."""
+    return (count - 1).bit_length()
 
 
 def _shrunk(text: RecentText, capacity: int) -> RecentText:

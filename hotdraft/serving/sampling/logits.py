@@ -105,6 +105,8 @@ def _biased(
     entries = [(row, token_id, bias) for row, one in enumerate(params) for token_id, bias in one.biases]
     if not entries:
         return None
+    # as few shapes as there are powers of two: each is a CUDA graph
+    entries += [(0, 0, 0.0)] * ((1 << (len(entries) - 1).bit_length()) - len(entries))
     rows, token_ids, biases = zip(*entries, strict=True)
     return (
         sent(rows, torch.int64, device),

@@ -123,7 +123,9 @@ class GenerationOptions(RequestModel):
         "guessed from",
     )
     cache_salt: str | None = Field(
-        None, max_length=256, description="the answer helps to guess only those of requests with the same salt"
+        None,
+        max_length=256,
+        description="answer and prompt speed up only requests with the same salt",
     )
     metadata: Annotated[
         Annotated[dict[UnicodeText, MetadataText], Field(max_length=MAX_METADATA)] | None,

@@ -33,7 +33,7 @@ class Rows:
         self.is_behind = self.keeps_states = False
         self.proposer_seconds = 0.0
 
-    def load(self, row: int, prompt_ids: tuple[int, ...], *, read_whole: bool) -> None:
+    def load(self, row: int, prompt_ids: tuple[int, ...], *, scope: str, read_whole: bool) -> None:
         self.prompts[row], self.left[row] = prompt_ids, len(prompt_ids) - 1
         self.slots.lengths[row] = len(prompt_ids)
 

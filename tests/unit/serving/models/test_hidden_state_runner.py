@@ -1,5 +1,8 @@
 """A draft that reads its target's states: what it drafts is what its own definition says, whoever runs the two."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,7 +13,9 @@ from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.proposers.plan import ProposalPlan
-from hotdraft.serving.proposers.row_proposal import RowProposal
+from hotdraft.serving.proposers.row_proposal import Alternative, RowProposal
+from hotdraft.serving.sampling.alternatives import Alternatives
+from hotdraft.serving.sampling.proposal import Proposal
 from hotdraft.training.drafts.hidden_state_init import new_hidden_state_draft
 from tests.models import save, tiny_llama, tiny_neox
 from tests.unit.serving.decoders import GREEDY, PROMPTS, batch, greedy_reference, load, run, start
@@ -125,6 +130,35 @@ def test_answers_are_the_targets(pair: tuple[str, str], instructions: str) -> No
     assert run(decoder, [4, 0, 2, 1], batch([GREEDY] * len(PROMPTS)), len(PROMPTS)) == greedy_reference(
         pair[0], PROMPTS
     )
+
+
+def in_numbers(wrong: int, right: int) -> list[RowProposal]:
+    return [RowProposal([wrong, 5], 0, [Alternative(0, right)])]
+
+
+def in_tensors(wrong: int, right: int) -> Proposal:
+    beside = Alternatives(torch.tensor([[right]]), torch.tensor([[0]]), torch.tensor([[1]]))
+    return Proposal(torch.tensor([[wrong, 5]]), torch.tensor([2]), None, torch.tensor([[True]]), None, beside)
+
+
+@pytest.mark.parametrize("proposed", [in_numbers, in_tensors])
+@pytest.mark.parametrize("instructions", ["none", *INSTRUCTIONS])
+def test_a_second_choice_that_comes_leaves_its_own_states(
+    pair: tuple[str, str], instructions: str, proposed: Callable[[int, int], Any]
+) -> None:
+    decoder, reference = make(pair, instructions, max_alternatives=3), Reference(pair)
+    decoder.load(0, PROMPTS[0])
+    decoder.prefill(0, 100, with_proposer=True)
+    with torch.no_grad():
+        right = int(reference.target(torch.tensor([PROMPTS[0]])).logits[0, -1].argmax())
+    decoder.propose = lambda *_: proposed(right ^ 1, right)  # type: ignore[method-assign]
+    with torch.inference_mode():
+        outcome = decoder.round(ProposalPlan.uniform(1, 0), batch([GREEDY]), log=False)
+    assert outcome.num_new.tolist() == [2]
+    kept = torch.from_numpy(decoder.states_of(0)).view(torch.bfloat16).float()
+    assert len(kept) == len(PROMPTS[0]) + 1, "the second choice's among them"
+    wanted = reference.states(decoder.slots.held(0).tolist())[0, : len(kept)]
+    torch.testing.assert_close(kept.flatten(1), wanted.float(), atol=0.02, rtol=0.02)
 
 
 @pytest.mark.parametrize("instructions", ["none", *INSTRUCTIONS])

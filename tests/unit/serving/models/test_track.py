@@ -16,8 +16,8 @@ from tests.unit.serving.decoders import GREEDY, batch, make_decoder
 PROMPT = list(range(1, 61))
 
 
-def read(decoder: SpeculativeDecoder, row: int, prompt: list[int], chunk: int = 100) -> None:
-    decoder.load(row, prompt)
+def read(decoder: SpeculativeDecoder, row: int, prompt: list[int], chunk: int = 100, scope: str = "") -> None:
+    decoder.load(row, prompt, scope=scope)
     while not decoder.prefill(row, chunk, with_proposer=True):
         pass
 
@@ -152,3 +152,16 @@ def test_what_may_be_reused(tiny_target: str, tiny_draft: str) -> None:
     track.begin(1, 7)
     track.move(1, 3)
     assert track.reusable(np.array([9, 9, 9, 30])).tolist() == [0, 7, 0, 7]
+
+
+def test_a_prompt_of_another_scope_is_read_anew(tiny_target: str, tiny_draft: str) -> None:
+    """How soon a first token comes would tell what somebody else asked."""
+    decoder = make_decoder(tiny_target, tiny_draft)
+    read(decoder, 0, PROMPT, scope="one")
+    decoder.move(0, 1)
+    fed = count_fed(decoder)
+    read(decoder, 0, PROMPT, scope="another")
+    assert fed == {"target": len(PROMPT) - 1, "proposer": len(PROMPT) - 2}
+    read(decoder, 2, PROMPT, scope="one")
+    read(decoder, 3, PROMPT, scope="another")
+    assert fed == {"target": len(PROMPT) - 1, "proposer": len(PROMPT) - 2}

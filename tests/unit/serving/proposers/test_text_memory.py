@@ -1,6 +1,7 @@
 """Scopes keep to themselves and to the bound."""
 
 import numpy as np
+import pytest
 
 from hotdraft.serving.proposers.recent_text import BYTES_A_TOKEN
 from hotdraft.serving.proposers.text_memory import MAX_SCOPES, TextMemory
@@ -40,6 +41,18 @@ def test_the_bound_holds_for_any_number_of_scopes_and_the_newest_text_stays() ->
         assert held(memory, scope)[-3:] == [1998, 1999, -1]
     assert memory.of("owner0") is None
     assert memory.of("owner30") is not None
+
+
+@pytest.mark.parametrize("others", ["", "one", "another"])
+def test_many_salts_shrink_their_owners_share_alone_and_leave_half_of_that(others: str) -> None:
+    memory = TextMemory(LIMIT)
+    for _ in range(40):
+        memory.remember("one", range(50))
+    before = len(held(memory, "one"))
+    for number in range(3 * MAX_SCOPES):
+        memory.remember(f"{others}:{number}", [1, 2, 3])
+        assert memory.num_bytes <= LIMIT
+    assert len(held(memory, "one")) > 0.45 * before
 
 
 def test_who_takes_many_scopes_loses_its_own() -> None:

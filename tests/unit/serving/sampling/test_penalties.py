@@ -57,6 +57,8 @@ def test_a_bias_is_added_to_the_logits_of_its_row_and_to_those_that_a_draft_know
     biased = penalise(zeros, zeros, sampling)
     assert not biased[0].any()
     assert biased[1].tolist() == [[0, 2.5, 0, -100, 0, 1]] * 3
+    assert sampling.biased is not None
+    assert [len(column) for column in sampling.biased] == [4] * 3, "few shapes for any number of tokens"
     known = penalise(zeros[..., :2], zeros[..., :2], sampling, torch.tensor([3, 4]))
     assert known[1].tolist() == [[-100, 0]] * 3, "of what it does not know nothing is added anywhere"
 

@@ -37,6 +37,10 @@ class AdapterError(ValueError):
     """An adapter that must not be used; the message names what is wrong with it."""
 
 
+class OtherBaseError(AdapterError):
+    """An adapter that was trained on another draft: nobody can serve it with this one."""
+
+
 @dataclass(frozen=True)
 class AdapterCard:
     """What an adapter belongs to and what it learned from."""
@@ -135,7 +139,7 @@ def load_adapter(folder: Path, base: AdapterBase) -> LoadedAdapter:
     """
     card = read_card(folder)
     if card.base_fingerprint != base.fingerprint:
-        raise AdapterError(
+        raise OtherBaseError(
             f"adapter was trained on another base: {card.base_fingerprint[:12]}, "
             f"this draft is {base.fingerprint[:12]}"
         )

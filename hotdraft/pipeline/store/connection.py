@@ -107,6 +107,16 @@ def log_params(client: MlflowClient, run_id: str, settings: Mapping[str, object]
         client.log_batch(run_id, params=params[start : start + MAX_PARAMS_AT_ONCE])
 
 
+def has_run(client: MlflowClient, run_id: str) -> bool:
+    """Whether the store has it, and not as one that was deleted."""
+    try:
+        return bool(client.get_run(run_id).info.lifecycle_stage == "active")
+    except MlflowException as error:
+        if error.error_code in ABSENT:
+            return False
+        raise
+
+
 @contextmanager
 def exclusive(config: HotdraftConfig, client: MlflowClient, name: str) -> Iterator[Callable[[], None]]:
     """Holds off all others that change the registered model `name`, on this machine or another.

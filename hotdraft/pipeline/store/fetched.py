@@ -44,7 +44,11 @@ class FetchedAdapters:
             for folder in sorted(self._root.iterdir(), key=lambda folder: folder.stat().st_mtime)[:-KEPT]:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def discard(self, folder: Path) -> None:
-        """Remove what was fetched into `folder`, so that the store is asked again; other folders stay."""
-        if folder.absolute().parent == self._root.absolute():
+    def discard(self, folder: Path) -> bool:
+        """Remove what was fetched into `folder`, so that the store is asked again; other folders stay.
+
+        Whether it is such a folder.
+        """
+        if fetched := folder.absolute().parent == self._root.absolute():
             shutil.rmtree(folder, ignore_errors=True)
+        return fetched

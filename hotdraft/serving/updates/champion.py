@@ -41,7 +41,8 @@ Files = tuple[tuple[str, int, int], ...]
 class Unusable:
     """A version that this server cannot serve, and when that may change.
 
-    What is wrong with its files stays wrong until they change; whatever else it was may pass.
+    What is wrong with its files stays wrong until they change, but for a copy, which is fetched again; whatever
+    else it was may pass.
     """
 
     why: str
@@ -88,7 +89,9 @@ class ChampionFollower:
         if champion == live:
             if not champion:
                 self._last_served.write(0, None)
-        elif not self._serve(champion, None, "rollback" if champion < live else reason) and live <= 0:
+        elif not self._serve(champion, None, "rollback" if champion < live else reason) and (
+            live <= 0 or self._was_taken_back(live)
+        ):
             self._stand_in(reason)
 
     def take_up_last_served(self) -> None:
@@ -152,8 +155,8 @@ class ChampionFollower:
             serves = f"version {live}" if live >= 0 else "nobody knows what"
             logger.error("version %d is unusable here, %s serves on: %s", version, serves, said)
         self.failures += 1
-        if isinstance(error, (AdapterError, SwapError)) and folder is not None:
-            self._registry.fetched.discard(folder)
+        is_spoiled = isinstance(error, (AdapterError, SwapError))
+        if is_spoiled and folder is not None and not self._registry.fetched.discard(folder):
             mark = Unusable(why, tries, None, folder, files_in(folder))
         else:
             mark = Unusable(why, tries, time.monotonic() + min(2.0**tries, LONGEST_RETRY_SECONDS))

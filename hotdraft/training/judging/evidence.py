@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 
 from hotdraft.pipeline.config.learning import DistillConfig
-from hotdraft.pipeline.models.adapter_folder import AdapterError
+from hotdraft.pipeline.models.adapter_folder import AdapterError, OtherBaseError
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, sample_from_row
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.store.errors import RegistryError
@@ -86,12 +86,24 @@ class VersionScores:
         self._known: Known = {} if known is None else known
 
     def of_champion(self, version: int) -> np.ndarray:
-        """Scores [R]; the draft's own if `version` does not fit the configuration."""
+        """Scores [R]; the draft's own if `version` is of another draft.
+
+        Where its files are spoiled, those of the champion before it that can be read, which servers stand in with.
+        """
+        every = np.ones(len(self._samples), bool)
         try:
-            return self._complete(version, np.ones(len(self._samples), bool))
-        except AdapterError as error:
+            return self._complete(version, every)
+        except OtherBaseError as error:
             logger.warning("judging against the draft itself: version %d does not fit: %s", version, error)
-            return self._complete(0, np.ones(len(self._samples), bool))
+            return self._complete(0, every)
+        except AdapterError as error:
+            logger.error(
+                "version %d is judged by what stands in for it, as its files are spoiled: %s", version, error
+            )
+        for stand_in in self._registry.champions_before(version):
+            if (scores := self.of_best(stand_in, every)) is not None:
+                return scores
+        return self._complete(0, every)
 
     def of_best(self, version: int, rows: np.ndarray) -> np.ndarray | None:
         """Scores [R], known at `rows` (bool [R]) at least; None if `version` cannot be had or served any more."""

@@ -8,6 +8,7 @@ from hotdraft.pipeline.models.adapter_folder import (
     AdapterBase,
     AdapterError,
     LoadedAdapter,
+    OtherBaseError,
     Quantization,
     load_adapter,
 )
@@ -28,10 +29,20 @@ def with_parent(draft: ServedDraft, registry: AdapterRegistry, version: int) -> 
 
 
 def load_version(draft: ServedDraft, registry: AdapterRegistry, version: int) -> LoadedAdapter | None:
-    """The adapter `version`; None if that is 0. Raises `AdapterError` if it does not fit, and `RegistryError`."""
+    """The adapter `version`; None if that is 0. Raises `AdapterError` if it does not fit, and `RegistryError`.
+
+    What was fetched and is spoiled is fetched once more.
+    """
     if not version:
         return None
-    return load_adapter(registry.download(version), AdapterBase.of(draft.base, draft.fingerprint))
+    base, folder = AdapterBase.of(draft.base, draft.fingerprint), registry.download(version)
+    try:
+        return load_adapter(folder, base)
+    except OtherBaseError:
+        raise
+    except AdapterError:
+        registry.fetched.discard(folder)
+        return load_adapter(registry.download(version), base)
 
 
 def initial_adapter(

@@ -13,8 +13,10 @@ from hotdraft.pipeline.loop.job_record import Burst, JobWork
 from hotdraft.pipeline.store.connection import (
     STORE_ERRORS,
     STORE_ONLY_ERRORS,
+    StoreError,
     create_run,
     experiment_id,
+    has_run,
     open_client,
 )
 from hotdraft.training.fit.resume import JobInterruptedError
@@ -39,8 +41,7 @@ def begin(context: JobContext, recorded: Recorded, burst: Burst | None) -> None:
         if (left_running := _run_of(client, config, folder.name)) is not None:
             end_run(client, left_running)
         shutil.rmtree(folder)
-    run_id = job.job.run_id or _open_run(client, config, work.id)
-    job.note(replace(work, attempts=work.attempts + 1), run_id)
+    job.note(replace(work, attempts=work.attempts + 1), standing_run(context, work.id))
     logger.info(
         "job %s: %d requests to learn from, %d to be judged by, version %d to be beaten",
         work.id, len(recorded.data.train_rows), len(recorded.held_out), work.parent_version,
@@ -52,13 +53,21 @@ def kept_or_dropped(context: JobContext) -> Iterator[None]:
     """A job that is stopped within, or whose store fails, is kept for the next, unless it is to be dropped."""
     try:
         yield
-    except (JobInterruptedError, *STORE_ONLY_ERRORS):
+    except (JobInterruptedError, StoreError, *STORE_ONLY_ERRORS):
         job = context.job
         if (dropped := context.interruption.dropped) is not None:
             end_run(open_client(context.config), job.run_id)
             raise dropped from None
         job.note(replace(job.work, attempts=0))
         raise
+
+
+def standing_run(context: JobContext, work_id: str) -> str:
+    """The run of what the job works at: another where MLflow has it no more, or is another MLflow now."""
+    client, run_id = open_client(context.config), context.job.job.run_id
+    if run_id is not None and has_run(client, run_id):
+        return run_id
+    return _open_run(client, context.config, work_id)
 
 
 def _open_run(client: MlflowClient, config: HotdraftConfig, job_id: str) -> str:

@@ -76,9 +76,8 @@ class _Follower:
         self._asked = 0.0
         """When a job that ran last asked what is more urgent, on the monotonic clock."""
         self._warming = self._warm()
-        self._learned = self._records.last_job()
-        brought = len(held_out_in_mixture(config))
-        self._trigger = DistillTrigger(config, self._buffer, self._learned, held_out=brought)
+        self._brought = len(held_out_in_mixture(config))
+        self._begin_trigger()
         self._unfinished = unfinished(self._records, config) is not None
 
     def turn(self, stop: StopEvent) -> bool:
@@ -89,7 +88,7 @@ class _Follower:
         last = self._records.last_job()
         if last is not None and last != self._learned:  # a job by hand has taken what is there
             self._unfinished = False
-            self._reset(new_draft=last.accepted)
+            self._begin_trigger()
         decision = self._trigger.decide()
         self._next_job.tell(decision.reason)
         if not self._is_enabled():
@@ -124,8 +123,11 @@ class _Follower:
             return True
         except (JobError, JobCancelledError, RegistryError) as error:
             logger.warning("no verdict on job %s: %s", job.id, error)
+        if self._unfinished:
+            self._begin_trigger()
+        else:
+            self._reset(decision, new_draft=verdict is not None and verdict.accepted)
         self._unfinished = False
-        self._reset(decision, new_draft=verdict is not None and verdict.accepted)
         return verdict is not None
 
     def _urgent(self) -> str | None:
@@ -140,7 +142,12 @@ class _Follower:
             logger.warning("whether there is anything more urgent than the job cannot be told: %s", error)
             return None
 
-    def _reset(self, taken: Decision | None = None, *, new_draft: bool) -> None:
+    def _begin_trigger(self) -> None:
+        """By what the last job learned from: it may be less than what has come by now."""
+        self._learned = self._records.last_job()
+        self._trigger = DistillTrigger(self._config, self._buffer, self._learned, held_out=self._brought)
+
+    def _reset(self, taken: Decision, *, new_draft: bool) -> None:
         self._learned = self._records.last_job()
         refused = 0 if self._learned is None else self._learned.refused_in_a_row
         self._trigger.reset(taken, new_draft=new_draft, refused_in_a_row=refused)

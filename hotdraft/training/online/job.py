@@ -19,7 +19,7 @@ from hotdraft.training.fit.resume import JobInterruptedError, StopSignal
 from hotdraft.training.judging.evidence import GateEvidence, tell
 from hotdraft.training.judging.gate import Verdict
 from hotdraft.training.judging.resident import Resident
-from hotdraft.training.online.begin import begin, end_run, kept_or_dropped
+from hotdraft.training.online.begin import begin, end_run, kept_or_dropped, standing_run
 from hotdraft.training.online.compare import compare
 from hotdraft.training.online.context import Interruption, JobCancelledError, JobContext, Urgent
 from hotdraft.training.online.offer import offer
@@ -98,6 +98,8 @@ def _judged(context: JobContext, burst: Burst | None) -> tuple[Judged, GateEvide
     if (former := unfinished(JobRecords(config.run_dir), config)) is not None:
         job.note(former.work, former.run_id)
         if former.run_id is not None and (judged := _verdict_in(job.work_folder)) is not None:
+            with store_errors(config):
+                job.note(former.work, standing_run(context, job.work.id))
             return judged, None
         burst = job.work.burst
     began, cpu_began = time.monotonic(), time.process_time()

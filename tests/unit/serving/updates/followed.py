@@ -27,6 +27,7 @@ class Registry:
         self.down = False
         self.keeps_files_back = False
         self.fetched = Mock()
+        self.fetched.discard.return_value = False
         self.odd: Exception | None = None
         self.rejected: set[int] = set()
         self.asked_after: list[int] = []

@@ -1,5 +1,6 @@
 """Which version is served where the champion cannot be."""
 
+import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -50,3 +51,33 @@ def test_an_earlier_champion_stands_in_where_no_version_is_known_to_serve(
     follower.follow("promotion")
     assert swapper.live_version == serves
     assert set(follower.unusable) == {3}
+
+
+def test_a_version_that_was_rolled_back_serves_no_longer_where_the_champion_cannot(tmp_path: Path) -> None:
+    """Of 2, 3 and 4, 4 served and was undone; 3 is spoiled here."""
+    registry, swapper = Registry(), Swapper(4)
+    for version in (2, 3, 4):
+        registry.promote(version)
+    registry.rollback(reason="fell")
+    unchecked: Any = registry, Mock(wraps=LastServedFile(tmp_path))
+    ChampionFollower(swapper, *unchecked).follow("promotion")
+    assert swapper.live_version == 2
+
+
+def test_a_copy_that_came_spoiled_is_fetched_again_after_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry, swapper = Registry(), Swapper(2)
+    registry.fetched.discard.return_value = True
+    registry.promote(2)
+    registry.promote(3)
+    unchecked: Any = registry, Mock(wraps=LastServedFile(tmp_path))
+    follower = ChampionFollower(swapper, *unchecked)
+    follower.follow("promotion")
+    follower.follow("promotion")
+    assert follower.unusable[3].tries == 1
+    later = time.monotonic() + 3
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    monkeypatch.setattr(swapper, "stage", lambda version, folder: version)
+    follower.follow("promotion")
+    assert swapper.live_version == 3

@@ -1,5 +1,6 @@
 import threading
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -290,3 +291,33 @@ def test_an_outage_puts_no_jobs_on_record(config, jobs, make_llama, serve, monke
     assert JobRecords(config.run_dir).jobs() == []
     follow(config, StopAfterPolls(4))
     assert jobs.count == 1
+
+
+@pytest.mark.parametrize("by", ["hand", "another life"])
+def test_what_came_since_a_job_fixed_what_it_learns_from_is_new_though_it_was_seen(
+    config, jobs, make_llama, serve, monkeypatch, by
+):
+    """While a job by hand trained, or one was waiting to be gone on with."""
+    target = make_llama(0)
+    buffer = ReplayBuffer(config.replay_url)
+    buffer.append(serve(target, 20))
+    running = JobRecords(config.run_dir).begin("api")
+    running.note(JobWork(running.id, "recipe", last_request="r19", parent_version=0))
+    buffer.append(serve(target, 20, prefix="late", seed=3))
+    if by == "hand":
+        end = partial(running.end, "accepted", "better")
+    else:
+        monkeypatch.setattr(follow_module, "unfinished", lambda *_: running if not jobs.count else None)
+        running.end("interrupted", "asked to stop")
+        end = lambda: None  # noqa: E731
+
+        def go_on(config, *, job, **_):
+            jobs.count += 1
+            with job:
+                job.note(running.job.work if jobs.count == 1 else JobWork(job.id, "recipe", "late19", 0))
+                job.end("accepted", "better", version=1)
+            return SimpleNamespace(verdict=SimpleNamespace(accepted=True))
+
+        monkeypatch.setattr(follow_module, "run_job", go_on)
+    follow(config, Watch(20, 10, end))
+    assert jobs.count == (1 if by == "hand" else 2)

@@ -133,6 +133,37 @@ def test_a_store_that_goes_away_while_a_job_trains_costs_it_no_attempt(config, b
     assert (result.run_id, result.metrics["steps"]) == (was.run_id, 40)
 
 
+def test_files_that_cannot_be_had_for_now_cost_a_job_no_attempt(config, buffer, monkeypatch):
+    """Those of an earlier version, say, that the gate asks for after training."""
+
+    def away(*_):
+        raise StoreError("the bucket is away")
+
+    with monkeypatch.context() as outage:
+        outage.setattr("hotdraft.training.online.job.compare", away)
+        with pytest.raises(StoreError):
+            run_job(config, buffer=buffer, registry=AdapterRegistry(config))
+    assert left(config).work.attempts == 0
+
+
+@pytest.mark.parametrize("with_verdict", [False, True])
+def test_a_job_whose_run_was_deleted_is_finished_with_another(config, buffer, store, with_verdict):
+    registry = AdapterRegistry(config)
+    if with_verdict:
+        store.goes_away("log_artifacts")
+        with pytest.raises(StoreError):
+            run_job(config, buffer=buffer, registry=registry)
+        store.is_back()
+        was = left(config)
+    else:
+        was = interrupted(config, buffer)
+    open_client(config).delete_run(was.run_id)
+    result = run_job(config, buffer=buffer, registry=registry)
+    assert result.version == registry.champion() == 1
+    assert result.run_id != was.run_id
+    assert open_client(config).get_run(result.run_id).info.status == "FINISHED"
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -82,6 +82,19 @@ def two_versions(config, buffer):
     return registry
 
 
+def test_a_champion_whose_files_are_spoiled_is_judged_by_what_stands_in_for_it_and_not_by_the_draft(
+    config, buffer, two_versions
+):
+    samples = [sample_from_row(row) for row in buffer.load().with_format("numpy")][:8]
+    draft = Resident().draft(config.draft, config)
+
+    def scores(version):
+        return VersionScores(draft, two_versions, config.distill, samples).of_champion(version).tolist()
+
+    (two_versions.download(2) / "adapter_model.safetensors").write_bytes(b"")
+    assert scores(2) == scores(1) != scores(0)
+
+
 @pytest.mark.parametrize(("asked", "judgements"), [(20, 1), (45, 2)])
 def test_a_champion_rolled_back_during_a_job_stays_so_unless_the_candidate_beats_the_one_that_serves(
     config, buffer, two_versions, asked, judgements, monkeypatch

@@ -1,6 +1,6 @@
 # syntax=docker/dockerfile:1
 # docker build -t hotdraft .
-# docker build -t hotdraft:cuda --build-arg TORCH_INDEX_URL=https://download.pytorch.org/whl/cu128 .
+# docker build -t hotdraft:cuda --build-arg TORCH_INDEX_URL=https://download.pytorch.org/whl/cu130 .
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build

@@ -72,6 +72,7 @@ def k(
 
     settings = load_config(config)
     file = ControlFile(settings.run_dir)
+    _warn_of_nobody(settings.run_dir)
     if setting is None:
         controls = file.read()
     else:
@@ -89,9 +90,17 @@ def _loop(config: Path, as_json: bool, enabled: bool | None) -> None:
     from hotdraft.pipeline.config.settings import load_config
     from hotdraft.pipeline.loop.controls import ControlFile
 
-    file = ControlFile(load_config(config).run_dir)
+    run_dir = load_config(config).run_dir
+    file = ControlFile(run_dir)
+    _warn_of_nobody(run_dir)
     controls = file.read() if enabled is None else file.switch_loop(enabled)
     _tell(controls, f"the loop is {'on' if controls.loop_enabled else 'off'}", as_json)
+
+
+def _warn_of_nobody(run_dir: Path) -> None:
+    """A relative folder is another one elsewhere."""
+    if not run_dir.exists():
+        typer.echo(f"warning: nothing has run in {run_dir.absolute()} yet, so nobody obeys for now", err=True)
 
 
 def _tell(controls: "Controls", sentence: str, as_json: bool) -> None:

@@ -42,7 +42,8 @@ def _native(instructions: str) -> Finding:
         if instructions != "auto":
             return problem("native library", str(error), "set `engine.instructions: auto` in the configuration")
         mend = (
-            "with a compiler (Debian: `apt-get install g++`) run `pip install --force-reinstall --no-deps hotdraft`"
+            "with a compiler (Debian: `apt-get install g++`) run `pip install --force-reinstall --no-deps .` "
+            "in a checkout"
         )
         return warning("native library", f"torch computes instead, slower: {error}", mend)
 

@@ -22,7 +22,7 @@ def examine_packages() -> Iterator[Finding]:
         yield warning(
             "packages",
             "hotdraft is not installed and this is no checkout, so its requirements are not known",
-            "install it: `pip install hotdraft`",
+            "install it: `pip install .` in a checkout",
         )
         return
     python, requirements = declared

@@ -133,12 +133,15 @@ def test_version() -> None:
     assert re.fullmatch(r"hotdraft (\d+\.\d+\S*|unknown)\n", told.output)
 
 
-def test_what_a_run_writes_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_what_a_command_writes_where_nothing_has_run_is_told_and_its_owners_alone(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(f"target: tiny\nrun_dir: {tmp_path / 'run'}\n")
     arguments = ["loop", "off", "--config", str(config)]
     program = f"import sys; sys.argv = ['hotdraft', *{arguments}]; from hotdraft.cli import main; main()"
-    subprocess.run([sys.executable, "-c", program], umask=0o022, check=True, capture_output=True)
+    run = [sys.executable, "-c", program]
+    first, again = (subprocess.run(run, umask=0o022, check=True, capture_output=True, text=True) for _ in range(2))
+    assert first.stderr == f"warning: nothing has run in {tmp_path / 'run'} yet, so nobody obeys for now\n"
+    assert again.stderr == "", "there is a run folder now"
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "run", *(tmp_path / "run").iterdir())}
     assert modes["run"] == 0o700
     assert modes["control.json"] == 0o600

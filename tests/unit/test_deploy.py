@@ -225,7 +225,7 @@ def test_units_run_commands_of_ours(path: Path, monkeypatch: pytest.MonkeyPatch)
     commands = [shlex.split(value) for key, value in settings if key.startswith("ExecStart")]
     assert len(commands) == 2
     for program, *words in commands:
-        assert program == "/opt/hotdraft/bin/hotdraft"
+        assert program.removeprefix("-") == "/opt/hotdraft/bin/hotdraft"
         parse(words)
     assert ("KillSignal", "SIGTERM") in settings
     assert ("NoNewPrivileges", "yes") in settings

@@ -242,7 +242,7 @@ def test_alerts_fire_when_they_should_and_not_before(tmp_path: Path) -> None:
             alert("HotdraftRolledBack", "380m", fires=False),
             alert("HotdraftRolledBack", "385m", fires=True),
             alert("HotdraftRequestsWait", "389m", fires=False),
-            alert("HotdraftRequestsWait", "394m", fires=True),
+            alert("HotdraftRequestsWait", "399m", fires=True),
             alert("HotdraftRecorderDrops", "399m", fires=False),
         ],
     }

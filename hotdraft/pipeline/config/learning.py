@@ -95,8 +95,9 @@ class DistillConfig(TrainingSection):
     older_directions: int = Field(
         128,
         ge=0,
-        description="of each adapted layer's inputs on older requests, that training leaves alone; where one "
-        "has not twice as many, none, and half of the batches are older at least. None where `older_fraction` is 0",
+        description="of the inputs of each adapted layer, those most used by older requests, that an adapter may "
+        "not touch; a layer narrower than twice that has none, and half of the batches are older at least. None "
+        "where `older_fraction` is 0",
     )
     older_targets: Literal["best", "target"] = Field(
         "best", description="whose distributions these teach, see `training.scoring.rehearsal`"
@@ -156,8 +157,8 @@ class PredistillConfig(TrainingSection):
     )
     hidden_states: list[int] | None = Field(
         None,
-        description="a draft of one new layer that reads the target's states behind so many of its layers, "
-        "`[8, 20, 30]` of 30 for example; it is cut from none then",
+        description="after which of the target's layers the draft, one new layer then, reads its states: "
+        "`[8, 20, 30]` of 30 for example; it is cut from none",
     )
     feed_forward: int | None = Field(
         None, ge=8, description="of a cut draft: intermediate channels kept in each layer; all if unset"

@@ -121,8 +121,8 @@ class EngineConfig(Section):
     draft_window: int | None = Field(
         None,
         ge=64,
-        description="tokens of a prompt that the draft reads: the last so many, if it has more than twice as many, "
-        "and three times as many with the answer; all if unset",
+        description="tokens that the draft reads of a prompt of more than twice as many: the last ones, and the "
+        "last ones anew each time that it holds three times as many; all if unset",
     )
     num_slots: int = Field(8, ge=1, le=65536, description="requests decoded together")
     max_model_len: int = Field(1024, ge=8, description="prompt and output tokens of one request, at most")

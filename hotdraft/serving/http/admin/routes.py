@@ -185,7 +185,7 @@ def _add_control_routes(
 
     @router.put("/loop", responses=error_responses(400, 503))
     def switch_loop(body: LoopSwitch) -> Loop:
-        """Switch the loop on or off, for the trainer beside this server or elsewhere."""
+        """Switch the loop on or off, for the trainer that shares this server's run folder."""
         with _answered("the run directory"):
             return Loop(enabled=controls.switch_loop(body.enabled).loop_enabled, trainer=trainer())
 

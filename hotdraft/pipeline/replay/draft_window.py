@@ -27,7 +27,28 @@ def lengths_read(lengths: np.ndarray, window: int | None) -> np.ndarray:
     return lengths if window is None else np.where(lengths <= 2 * window, lengths, window)
 
 
-def in_window(sample: ReplaySample, window: int | None) -> ReplaySample:
-    """`sample` with what is read of its prompt."""
+ANSWERED = ("output_ids", "target_top_ids", "target_top_logprobs", "target_tail_logprob", "drafted_ids", "accepted",
+            "draft_versions")  # fmt: skip
+"""What a sample has of each of its answer's tokens."""
+
+
+def in_windows(sample: ReplaySample, window: int | None) -> list[ReplaySample]:
+    """`sample` in the parts that its answer is drafted in, each behind what is read before it.
+
+    Once `most_held` is reached, the last `window` tokens are what is read before the next part.
+    """
     first = first_read(len(sample.prompt_ids), window)
-    return sample if first == 0 else replace(sample, prompt_ids=sample.prompt_ids[first:])
+    whole = sample if first == 0 else replace(sample, prompt_ids=sample.prompt_ids[first:])
+    before, length = len(whole.prompt_ids), len(whole.output_ids)
+    read = before + length - 1  # nothing is predicted after the last token
+    if window is None or most_held(read, window) == read:
+        return [whole]
+    parts, context, start = [], np.concatenate([whole.prompt_ids, whole.output_ids]), 0
+    while start < length:
+        read = before if start == 0 else window
+        end = start + 3 * window - read + 1
+        answered = {name: getattr(whole, name)[start:end] for name in ANSWERED}
+        prompt_ids = context[before + start - read : before + start]
+        parts.append(replace(whole, prompt_ids=prompt_ids, **answered))
+        start = end
+    return parts

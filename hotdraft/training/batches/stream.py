@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from hotdraft.pipeline.replay.draft_window import in_window, lengths_read
+from hotdraft.pipeline.replay.draft_window import in_windows, lengths_read
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.training.batches.packing import DataError, PackedBatch, pack
 from hotdraft.training.batches.pools import Pool
@@ -104,7 +104,9 @@ class PackedBatches(IterableDataset[PackedBatch]):
             found = self._sound.samples([self._at[row]])
             if not found:
                 continue
-            sample = in_window(found[0], batching.window)
+            parts = in_windows(found[0], batching.window)
+            # what older requests teach is kept by their ids
+            sample = parts[0 if pool.older or len(parts) == 1 else generator.integers(len(parts))]
             length = min(max_length, len(sample.prompt_ids) + len(sample.output_ids) - 1)
             if chosen and length > room:
                 break

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from hotdraft.pipeline.models.draft_vocabulary import (
 )
 from hotdraft.pipeline.models.loading import choose_device, choose_dtype, fingerprint, load_causal_lm
 from hotdraft.pipeline.models.names import local_folder
-from hotdraft.pipeline.replay.draft_window import in_window
+from hotdraft.pipeline.replay.draft_window import in_windows
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.system.array_ring import served_states
 from hotdraft.training.fit.lora import merged_model
@@ -63,12 +64,13 @@ class ServedDraft:
         self, adapter: LoadedAdapter | None, samples: Sequence[ReplaySample], batch_tokens: int
     ) -> list[np.ndarray]:
         """Chance [N] of each position's token to be accepted, served with `adapter`; see `scoring.evaluate`."""
-        return expected_acceptance_by_position(
-            self.model(adapter),
-            [in_window(sample, self.window) for sample in samples],
-            batch_tokens=batch_tokens,
-            vocabulary=self.head(adapter),
+        parts = [in_windows(sample, self.window) for sample in samples]
+        found = iter(
+            expected_acceptance_by_position(
+                self.model(adapter), list(chain(*parts)), batch_tokens=batch_tokens, vocabulary=self.head(adapter)
+            )
         )
+        return [np.concatenate(list(islice(found, len(of_sample)))) for of_sample in parts]
 
     def rank(self, rows: Dataset) -> Tensor:
         """The tokens of the target's answers in `rows`, most frequent first, and then the draft's own ranking."""

@@ -13,6 +13,7 @@ from hotdraft.pipeline.config.learning import DistillConfig, GateConfig, Predist
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.trigger import DistillTrigger
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out
+from hotdraft.pipeline.replay.draft_window import ANSWERED, in_windows
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.training.batches.packing import DataError, pack
 from hotdraft.training.batches.pools import pools_of
@@ -96,6 +97,19 @@ def test_of_a_long_prompt_the_end_is_learned_from_that_the_draft_reads_when_it_s
     ends = {one.prompt_ids[-64:-1].astype(np.int64).tobytes() for one in samples}
     assert set(batch.prompts) <= ends
     assert batch.position_ids.max() < 100
+
+
+def test_of_a_long_answer_every_part_is_learned_from_behind_what_is_read_before_it(target, serve, tmp_path):
+    [sample] = serve(target, 1)
+    sample = replace(sample, **{name: np.concatenate([getattr(sample, name)] * 20) for name in ANSWERED})
+    buffer = ReplayBuffer(str(tmp_path))
+    buffer.append([sample])
+    stream = split(buffer.load(), 1e-9, max_length=1000, window=64).batches()
+    batches = [stream.batch(index) for index in range(40)]
+    read = {batch.input_ids.shape[1] for batch in batches}
+    assert read == {len(part.prompt_ids) + len(part.output_ids) - 1 for part in in_windows(sample, 64)}
+    assert max(read) == 3 * 64
+    assert len({batch.prompts for batch in batches}) == 4
 
 
 def test_samples_with_fewer_kept_tokens_keep_the_mass(target, serve):

@@ -15,6 +15,7 @@ from hotdraft.serving.graphs.padding import Padding
 from hotdraft.serving.graphs.recurring import Graphed
 from hotdraft.serving.graphs.round_graphs import Drafting, RoundGraphs
 from hotdraft.serving.models.choose import make_runners
+from hotdraft.serving.models.context_length import places
 from hotdraft.serving.models.slots import Slots
 from hotdraft.serving.proposers.draft_model import DraftModel
 from hotdraft.serving.sampling.draw import Drawn, draw
@@ -73,10 +74,11 @@ def build_decoder(
     drafting: Drafting | None = None
     round_graphs: RoundGraphs | None = None
     if graphs is not None:
-        padding = Padding(num_slots, slots.max_length)
+        padding = _padding(target, num_slots, slots.max_length)
         verifying = graphed["verifying"] = GraphedFunction(verify, graphs)
         if draft_runner is not None:
-            of_draft = Padding(num_slots, draft_length)
+            assert draft is not None, "a draft's runner has a draft"
+            of_draft = _padding(draft, num_slots, draft_length)
             chain = graphed["drafting"] = DraftChain(draft_runner, graphs, of_draft, vocab_size)
             draft_runner = graphed["draft"] = GraphedRunner(draft_runner, graphs, of_draft)
             drawing = graphed["drawing"] = GraphedFunction(draw, graphs)
@@ -109,3 +111,7 @@ def build_decoder(
         round_graphs=round_graphs,
         states=states,
     )
+
+
+def _padding(model: PreTrainedModel, num_slots: int, max_length: int) -> Padding:
+    return Padding(num_slots, max_length, places(model.config.get_text_config(), max_length))

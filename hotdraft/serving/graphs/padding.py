@@ -23,10 +23,12 @@ class Padding:
     num_slots: int
     max_length: int
     """Of a slot."""
+    places: int
+    """Positions of it that the model has."""
 
     @property
     def last(self) -> int:
-        return self.max_length - 1
+        return self.places - 1
 
     def rows(self, count: int) -> int:
         return min(self.power(count), self.num_slots)

@@ -90,6 +90,12 @@ def check_context_length(
             raise ModelError(f"{says}: set {key} to {(positions - beyond) * told // held} at most")
 
 
+def places(config: PreTrainedConfig, length: int) -> int:
+    """How many of a slot's `length` positions a model has: a table of them may end within its last block."""
+    positions = None if _rotates(config) else _positions(config)
+    return length if positions is None else min(length, positions)
+
+
 def _rotates(config: PreTrainedConfig) -> bool:
     return getattr(config, "rope_parameters", None) is not None
 

@@ -13,12 +13,15 @@ from hotdraft.pipeline.config.learning import PredistillConfig
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.pipeline.models.names import ModelError
+from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.models.context_length import check_context_length
 from hotdraft.training.drafts.hidden_state_init import new_hidden_state_draft
 from tests.models import save, tiny_llama
 from tests.unit.serving.clients import ask, greedy, request
+from tests.unit.serving.decoders import GREEDY, PROMPTS, batch, greedy_reference, load, run, start
+from tests.unit.serving.graphs.recorded import RecordedGraphs
 
 POSITIONS = 70
 
@@ -140,3 +143,13 @@ def test_a_draft_that_reads_states_goes_with_its_target_and_has_no_window(
         Path(draft, "config.json").write_text(json.dumps({**told, "target_layers": spoiled}))
         with pytest.raises(ModelError, match=r"target_layers in the config\.json .* in ascending order, not "):
             build(config, tiny_target, draft)
+
+
+def test_rows_that_fill_a_graph_read_no_position_that_a_table_lacks(table: str) -> None:
+    """All that the table allows is asked for; slots are of whole blocks, and so longer."""
+    decoder = build_decoder(
+        load(table), load(table), num_slots=4, max_model_len=POSITIONS - 4, max_k=4, log_top_k=8,
+        graphs=RecordedGraphs(),
+    )  # fmt: skip
+    start(decoder, PROMPTS[:3])
+    assert run(decoder, [4, 2], batch([GREEDY] * 3), 3) == greedy_reference(table, PROMPTS[:3])

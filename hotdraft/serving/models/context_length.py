@@ -1,20 +1,23 @@
 """Whether models go with the requests that are to be served, as their configs tell before weights are read."""
 
 import logging
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedConfig
 
-from hotdraft.pipeline.config.serving import EngineConfig
 from hotdraft.pipeline.models.hidden_state_draft import HiddenStateConfig, are_layers
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.replay.draft_window import most_held
 from hotdraft.serving.models.attention import check_supported
 
+if TYPE_CHECKING:  # a machine that has torch alone decodes too
+    from hotdraft.pipeline.config.serving import EngineConfig
+
 logger = logging.getLogger(__name__)
 
 
 def check_servable(
-    target: tuple[str, PreTrainedConfig], draft: tuple[str, PreTrainedConfig] | None, engine: EngineConfig
+    target: tuple[str, PreTrainedConfig], draft: tuple[str, PreTrainedConfig] | None, engine: "EngineConfig"
 ) -> None:
     """Raise `ModelError` if names and configurations do not go with what `engine` says."""
     longest, window = engine.max_model_len, engine.draft_window
@@ -27,7 +30,7 @@ def check_servable(
 
 
 def _check_states(
-    target: tuple[str, PreTrainedConfig], draft: tuple[str, PreTrainedConfig], engine: EngineConfig
+    target: tuple[str, PreTrainedConfig], draft: tuple[str, PreTrainedConfig], engine: "EngineConfig"
 ) -> None:
     """Of a draft that reads the target's states, that these are there to be read."""
     config, text = draft[1], target[1].get_text_config()

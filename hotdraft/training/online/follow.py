@@ -86,7 +86,7 @@ class _Follower:
         Raises `JobInterruptedError` if `stop` ended it, and `StoreError`.
         """
         last = self._records.last_job()
-        if last is not None and last != self._learned:  # a job by hand has taken what is there
+        if last is not None and last != self._learned:  # a job by hand has learned since
             self._unfinished = False
             self._begin_trigger()
         decision = self._trigger.decide()

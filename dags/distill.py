@@ -1,8 +1,9 @@
 """### Distil what was recorded
 
 Every night if anything new was recorded, and whenever the acceptance watch finds a job due: train an adapter, let
-the gate judge it, promote it if it is better. A candidate that the gate rejects is no failure: `champion` is
-skipped, and its log says why. A job that fails or is stopped is retried and goes on from its last checkpoint.
+the gate judge it, promote it if it is better. A candidate that the gate rejects is no failure, nor one that passes
+while the champion is pinned: `champion` is skipped, and its log says why. A job that fails or is stopped is retried
+and goes on from its last checkpoint.
 """
 
 import json
@@ -79,9 +80,9 @@ with DAG(
 
     @task(outlets=[CHAMPION])
     def champion(result, *, outlet_events):
-        """Announce the version that serves from now on, if the gate accepted one."""
-        if result["state"] != "accepted":
-            raise AirflowSkipException(f"version {result['version']} was rejected: {result['reason']}")
+        """Announce the version that serves from now on, if one was promoted."""
+        if not result["promoted"]:
+            raise AirflowSkipException(f"version {result['version']} was not promoted: {result['reason']}")
         outlet_events[CHAMPION].extra = {name: result[name] for name in ("version", "reason", "run_id")}
 
     worth_a_job(due.output) >> job

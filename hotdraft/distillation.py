@@ -15,7 +15,7 @@ class Distilled:
     """What a job came to."""
 
     accepted: bool
-    """Whether the gate promoted the adapter."""
+    """Whether the adapter was promoted: it passed the gate, and no other is pinned."""
     reason: str
     version: int | None
     """In the registry of the run directory; None if there was nothing fit to publish."""
@@ -58,4 +58,4 @@ def distill(
     registry = AdapterRegistry(config)
     result = run_job(config, buffer=buffer, registry=registry)
     adapter = None if result.version is None else registry.download(result.version)
-    return Distilled(result.verdict.accepted, result.verdict.reason, result.version, adapter, result.metrics)
+    return Distilled(result.promoted, result.verdict.reason, result.version, adapter, result.metrics)

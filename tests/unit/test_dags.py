@@ -4,7 +4,7 @@ import os
 import runpy
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 import typer
 
 from hotdraft.cli import app
+from hotdraft.pipeline.loop.job_record import Job
 from hotdraft.pipeline.loop.trigger import Decision
 
 FOLDER = Path(__file__).parents[2] / "dags"
@@ -117,3 +118,17 @@ def test_when_a_job_is_worth_it(run_type, due, possible, expected, monkeypatch):
     (worth_a_job,) = load("distill", monkeypatch).sdk.task.short_circuit.call_args.args
     decision = vars(Decision(due, "why", 1, 1, possible))
     assert worth_a_job(decision, dag_run=SimpleNamespace(run_type=run_type)) is expected
+
+
+@pytest.mark.parametrize("promoted", [True, False])
+def test_a_version_is_announced_where_it_serves_and_not_where_it_passed_beside_a_pinned_one(promoted, monkeypatch):
+    sdk = load("distill", monkeypatch).sdk
+    (champion,) = sdk.task.return_value.call_args.args
+    job = Job("j", "command", "accepted", 0.0, version=3, promoted=promoted, reason="gain +0.1", run_id="r")
+    events = {sdk.Asset.return_value: SimpleNamespace(extra=None)}
+    if promoted:
+        champion(asdict(job), outlet_events=events)
+        assert events[sdk.Asset.return_value].extra == {"version": 3, "reason": "gain +0.1", "run_id": "r"}
+        return
+    with pytest.raises(SkipError, match=r"version 3 was not promoted: gain \+0\.1"):
+        champion(asdict(job), outlet_events=events)

@@ -57,7 +57,7 @@ class LastJob:
     request: str
     """The newest request that it saw."""
     ended_at: float
-    accepted: bool
+    promoted: bool
     refused_in_a_row: int = 0
     """Jobs up to this one and with it, without hope: none seemed to gain."""
     burst: Burst | None = None
@@ -74,7 +74,9 @@ class Job:
     """Unix time, seconds."""
     ended_at: float | None = None
     version: int | None = None
-    """The adapter version that it published, promoted or rejected."""
+    """The adapter version that it published."""
+    promoted: bool = False
+    """It went into service: what passes the gate does not while the champion is pinned."""
     reason: str | None = None
     """The gate's, or what went wrong."""
     run_id: str | None = None
@@ -166,6 +168,7 @@ class RunningJob:
         reason: str,
         *,
         version: int | None = None,
+        promoted: bool = False,
         metrics: Mapping[str, float] | None = None,
         refused_in_a_row: int = 0,
     ) -> None:
@@ -179,6 +182,7 @@ class RunningJob:
             reason=" ".join(reason.split())[:1000],
             ended_at=time.time(),
             version=version,
+            promoted=promoted,
             metrics={name: value for name, value in (metrics or {}).items() if math.isfinite(value)},
             refused_in_a_row=refused_in_a_row,
             progress=None,

@@ -92,8 +92,8 @@ class JobRecords:
         """The job that was finished last."""
         for job in self.jobs():
             if job.work is not None and job.ended_at is not None and job.state in VERDICTS:
-                accepted, refused = job.state == "accepted", job.refused_in_a_row
-                return LastJob(job.work.last_request, job.ended_at, accepted, refused, job.work.burst)
+                seen, burst = job.work.last_request, job.work.burst
+                return LastJob(seen, job.ended_at, job.promoted, job.refused_in_a_row, burst)
         return None
 
     def begin(self, origin: Origin) -> RunningJob:

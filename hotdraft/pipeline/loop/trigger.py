@@ -240,6 +240,6 @@ class DistillTrigger:
 
     def _take_up(self, job: LastJob) -> None:
         """Stand as a trigger does that saw the end of `job`."""
-        if job.accepted:
+        if job.promoted:
             self._before.clear()
         self._follow_up(None if job.refused_in_a_row else job.burst)

@@ -102,9 +102,9 @@ class _Follower:
         except JobRunningError:
             return False
         logger.info("distilling: %s", "an unfinished job" if self._unfinished else decision.reason)
-        verdict = None
+        result = None
         try:
-            verdict = run_job(
+            result = run_job(
                 self._config,
                 buffer=self._buffer,
                 registry=self._registry,
@@ -113,7 +113,7 @@ class _Follower:
                 burst=decision.burst,
                 resident=self._resident,
                 urgent=None if decision.burst else self._urgent,
-            ).verdict
+            )
         except StoreError:
             self._unfinished = unfinished(self._records, self._config) is not None
             raise
@@ -126,9 +126,9 @@ class _Follower:
         if self._unfinished:
             self._begin_trigger()
         else:
-            self._reset(decision, new_draft=verdict is not None and verdict.accepted)
+            self._reset(decision, new_draft=result is not None and result.promoted)
         self._unfinished = False
-        return verdict is not None
+        return result is not None
 
     def _urgent(self) -> str | None:
         """A job asks at every step; the buffer is read as often as between jobs. One that is away says nothing."""

@@ -35,7 +35,8 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class JobResult:
     version: int | None
-    """The version published, promoted or rejected; None if there was nothing fit to publish."""
+    """The version published, promoted or not; None if there was nothing fit to publish."""
+    promoted: bool
     verdict: Verdict
     metrics: dict[str, float]
     run_id: str
@@ -79,16 +80,24 @@ def run_job(
             registry.champion()  # no job trains that could not be told of
         judged, evidence = _judged(context, burst)
         with store_errors(config):
-            version, judged = offer(judged, job.run_id, job.work_folder, config, registry)
+            published = offer(judged, job.run_id, job.work_folder, config, registry)
+        judged, version, promoted = published.judged, published.version, published.promoted
         if version is not None and evidence is not None:
             tell(resident.scores, version, evidence.samples, evidence.candidates[judged.metrics["blend"]])
         Unproven(config.run_dir).settle(judged)
         verdict, last = judged.verdict, JobRecords(config.run_dir).last_job()
         refused = 1 + (0 if last is None else last.refused_in_a_row) if verdict.is_hopeless else 0
-        result = JobResult(version, verdict, judged.metrics, job.run_id, time.monotonic() - began)
+        result = JobResult(version, promoted, verdict, judged.metrics, job.run_id, time.monotonic() - began)
         outcome: Literal["accepted", "rejected"] = "accepted" if verdict.accepted else "rejected"
         logger.info("version %s %s after %.0f s: %s", version, outcome, result.seconds, verdict.reason)
-        job.end(outcome, verdict.reason, version=version, metrics=result.metrics, refused_in_a_row=refused)
+        job.end(
+            outcome,
+            verdict.reason,
+            version=version,
+            promoted=promoted,
+            metrics=result.metrics,
+            refused_in_a_row=refused,
+        )
         return result
 
 

@@ -11,15 +11,15 @@ from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.judging.evidence import GateEvidence, VersionScores
 from hotdraft.training.judging.served_draft import load_draft
 from hotdraft.training.online.contest import contest
-from hotdraft.training.online.publish import Judged, publish
+from hotdraft.training.online.publish import Judged, Published, publish
 
 logger = logging.getLogger(__name__)
 
 
 def offer(
     judged: Judged, run_id: str, job_folder: Path, config: HotdraftConfig, registry: AdapterRegistry
-) -> tuple[int | None, Judged]:
-    """Publish the version; gives it and the verdict that decided it, which is on disk before it counts."""
+) -> Published:
+    """Publish the version by the verdict that decides it, which is on disk before it counts."""
     while True:
         published = registry.published_by(run_id)
         open_still = judged.folder is not None and (published is None or published.status == CANDIDATE)

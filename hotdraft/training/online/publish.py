@@ -18,7 +18,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.replay.rows import ReplayRows
-from hotdraft.pipeline.store.adapter_version import CANDIDATE
+from hotdraft.pipeline.store.adapter_version import CANDIDATE, REJECTED
 from hotdraft.pipeline.store.connection import log_params, open_client
 from hotdraft.pipeline.store.domains import name_part
 from hotdraft.pipeline.store.errors import ChampionPinnedError
@@ -60,16 +60,23 @@ class Judged:
         return replace(found, folder=found.folder and job_folder / found.folder)
 
 
-def publish(
-    judged: Judged, run_id: str, config: HotdraftConfig, registry: AdapterRegistry
-) -> tuple[int | None, Judged]:
-    """Publish and decide the version, tell the run and end it; gives the version, None if there is none, and the
-    verdict in the words that were told.
+@dataclass(frozen=True)
+class Published:
+    judged: Judged
+    """With the verdict in the words that were told."""
+    version: int | None
+    """None if there was nothing fit to publish."""
+    promoted: bool
+    """Not where the version was rejected, nor where it passed the gate while the champion is pinned."""
+
+
+def publish(judged: Judged, run_id: str, config: HotdraftConfig, registry: AdapterRegistry) -> Published:
+    """Publish and decide the version, tell the run and end it.
 
     An accepted version stays a candidate while the champion is pinned. Whatever was done before is not done again.
     Raises `ChampionMovedError` if another version serves than the one that an accepted one was judged against.
     """
-    client, verdict, version = open_client(config), judged.verdict, None
+    client, verdict, version, promoted = open_client(config), judged.verdict, None, False
     if judged.folder is not None:
         found = registry.published_by(run_id)
         version = found.version if found else registry.publish(judged.folder, run_id=run_id, tags=judged.tags)
@@ -77,9 +84,11 @@ def publish(
             registry.tell(version, judged.tags)  # of a verdict that may be a new one
         if found is None or found.status == CANDIDATE:  # a person may have decided otherwise since
             if verdict.accepted:
-                verdict = _promoted(verdict, version, judged.champion, registry)
+                verdict, promoted = _promoted(verdict, version, judged.champion, registry)
             else:
                 registry.reject(version, reason=verdict.reason)
+        else:
+            promoted = found.status != REJECTED
     at = int(1000 * judged.at)
     metrics = [Metric(name, value, at, 0) for name, value in judged.metrics.items() if math.isfinite(value)]
     client.log_batch(run_id, metrics=metrics)
@@ -92,17 +101,20 @@ def publish(
         Lineage(client, config).describe(version)
         client.update_run(run_id, name=f"v{version}, {local_time(judged.at, MINUTES)}")
     client.set_terminated(run_id)
-    return version, replace(judged, verdict=verdict)
+    return Published(replace(judged, verdict=verdict), version, promoted)
 
 
-def _promoted(verdict: Verdict, version: int, champion: int | None, registry: AdapterRegistry) -> Verdict:
-    """Promote `version`; the verdict says so where a pin forbids it."""
+def _promoted(
+    verdict: Verdict, version: int, champion: int | None, registry: AdapterRegistry
+) -> tuple[Verdict, bool]:
+    """Promote `version`, and whether that was done; the verdict says so where a pin forbids it."""
     try:
         registry.promote(version, reason=verdict.reason, instead_of=champion)
     except ChampionPinnedError as pinned:
         verdict = replace(verdict, reason=f"passed the gate: {verdict.reason}; not promoted, as {pinned}")
         registry.tell(version, {"reason": verdict.reason})
-    return verdict
+        return verdict, False
+    return verdict, True
 
 
 def log_inputs(client: MlflowClient, run_id: str, config: HotdraftConfig, data: ReplayDataModule) -> None:

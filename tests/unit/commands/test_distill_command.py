@@ -54,7 +54,7 @@ def job_that(monkeypatch):
 
 def judged(accepted: bool):
     verdict = SimpleNamespace(accepted=accepted, reason="as measured", by_domain={})
-    return lambda stop: JobResult(1, verdict, {"steps": 5.0}, "abc", 2.0)
+    return lambda stop: JobResult(1, verdict.accepted, verdict, {"steps": 5.0}, "abc", 2.0)
 
 
 @pytest.mark.parametrize(("accepted", "state"), [(True, "accepted"), (False, "rejected")])

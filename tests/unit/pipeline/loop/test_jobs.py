@@ -287,9 +287,9 @@ def test_the_last_job_is_the_newest_with_a_verdict_on_what_it_learned(records):
     second.end("cancelled", "cancelled")
     assert records.last_job() == told
     third = at_work(records, burst=Burst(7, 12))
-    third.end("accepted", "better")
+    third.end("accepted", "better", promoted=True)
     found = records.last_job()
-    assert (found.request, found.accepted, found.burst) == (third.work.last_request, True, Burst(7, 12))
+    assert (found.request, found.promoted, found.burst) == (third.work.last_request, True, Burst(7, 12))
     assert found.refused_in_a_row == 0
 
 

@@ -108,9 +108,9 @@ def test_counting_starts_anew_after_a_job_and_after_a_restart(config, buffer):
     assert not trigger.decide().due
     buffer.append(samples(30, 200))  # more than one read takes
     assert trigger.decide().new_requests == trained_on(30, 230)
-    restarted = DistillTrigger(config, buffer, LastJob("r29", 0.0, accepted=True))
+    restarted = DistillTrigger(config, buffer, LastJob("r29", 0.0, promoted=True))
     assert restarted.decide().new_requests == trained_on(30, 230)
-    unknown = DistillTrigger(config, buffer, LastJob("deleted", 0.0, accepted=True))
+    unknown = DistillTrigger(config, buffer, LastJob("deleted", 0.0, promoted=True))
     assert unknown.decide().new_requests == trained_on(0, 230)
 
 
@@ -158,10 +158,10 @@ def test_a_fall_of_the_newest_acceptance_calls_for_a_job(config, buffer):
     trigger.reset()
     buffer.append(samples(44, 9, rejected=8))
     assert not trigger.decide().due, "what was before the job was another draft's"
-    told = DistillTrigger(settings, buffer, LastJob("r43", 0.0, accepted=True))
+    told = DistillTrigger(settings, buffer, LastJob("r43", 0.0, promoted=True))
     assert told.decide() == trigger.decide()
     buffer.append(samples(53, 6, rejected=8))
-    rejected = DistillTrigger(settings, buffer, LastJob("r43", 0.0, accepted=False))
+    rejected = DistillTrigger(settings, buffer, LastJob("r43", 0.0, promoted=False))
     assert rejected.decide().due, "the draft is the one that was better before"
 
 
@@ -222,7 +222,7 @@ def test_bursts_follow_one_another_each_longer_until_one_has_no_hope(config, buf
     buffer.append(samples(56, 9, rejected=4))
     second = trigger.decide()
     assert (second.due, second.burst) == (True, Burst(14, 35)), "on all that came since acceptance fell"
-    told = LastJob("r49", 0.0, accepted=True, burst=first.burst)
+    told = LastJob("r49", 0.0, promoted=True, burst=first.burst)
     assert DistillTrigger(settings, buffer, told).decide() == second
     trigger.reset(second, new_draft=False)
     buffer.append(samples(65, 15, rejected=4))
@@ -231,14 +231,14 @@ def test_bursts_follow_one_another_each_longer_until_one_has_no_hope(config, buf
     trigger.reset(third, new_draft=False, refused_in_a_row=1)
     buffer.append(samples(80, 60, rejected=4))
     assert "of 80 new requests" in trigger.decide().reason
-    refused = LastJob("r79", 0.0, accepted=False, refused_in_a_row=1, burst=third.burst)
+    refused = LastJob("r79", 0.0, promoted=False, refused_in_a_row=1, burst=third.burst)
     assert DistillTrigger(settings, buffer, refused).decide() == trigger.decide()
 
 
 def test_what_would_be_as_long_as_any_job_is_one(config, buffer):
     settings = changed(config, drift=0.2, drift_requests=10, min_new_rejected=10)
     nearly = settings.distill.max_steps - settings.distill.trigger.drift_steps
-    last = LastJob("r49", 0.0, accepted=True, burst=Burst(nearly, 20))
+    last = LastJob("r49", 0.0, promoted=True, burst=Burst(nearly, 20))
     buffer.append([*samples(0, 30, rejected=2), *samples(30, 35, rejected=6)])
     whole = DistillTrigger(settings, buffer, last).decide()
     assert (whole.due, whole.burst) == (True, None)
@@ -258,7 +258,7 @@ def test_a_fall_that_passed_while_a_burst_ran_ends_no_series(config, buffer):
     buffer.append([*samples(50, 25, rejected=3), *samples(75, 6, rejected=8), *samples(81, 20, rejected=3)])
     second = trigger.decide()
     assert second.burst == Burst(14, 71), "all that came since the fall that is followed"
-    told = LastJob("r49", 0.0, accepted=True, burst=first.burst)
+    told = LastJob("r49", 0.0, promoted=True, burst=first.burst)
     assert DistillTrigger(settings, buffer, told).decide() == second
 
 
@@ -310,14 +310,14 @@ def test_time_calls_for_a_job_if_there_is_anything_new(config, buffer):
     assert not trigger.decide().due
     clock.now += 2
     assert "61 s since the last job" in trigger.decide().reason
-    told = DistillTrigger(settings, buffer, LastJob("r19", 161.0, accepted=False), clock=clock)
+    told = DistillTrigger(settings, buffer, LastJob("r19", 161.0, promoted=False), clock=clock)
     assert told.decide() == trigger.decide()
 
 
 def test_a_job_without_hope_has_the_next_wait_for_twice_as_much_up_to_a_bound(config, buffer):
     trigger, first = DistillTrigger(config, buffer), 0
     for refused, times in enumerate((1, 2, 4, 8, 8)):
-        last = LastJob(f"r{first - 1}", 0.0, accepted=False, refused_in_a_row=refused) if first else None
+        last = LastJob(f"r{first - 1}", 0.0, promoted=False, refused_in_a_row=refused) if first else None
         while not (decision := trigger.decide()).due:
             assert decision == DistillTrigger(config, buffer, last).decide()
             buffer.append(samples(first, 5, rejected=4))

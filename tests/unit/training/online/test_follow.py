@@ -63,8 +63,8 @@ def jobs(monkeypatch):
             if calls.outcome is not None:
                 raise calls.outcome
             calls.meanwhile()
-            job.end("accepted", "better", version=1)
-        return SimpleNamespace(version=1, seconds=0.0, verdict=SimpleNamespace(accepted=True, reason="better"))
+            job.end("accepted", "better", version=1, promoted=True)
+        return SimpleNamespace(promoted=True)
 
     monkeypatch.setattr(follow_module, "run_job", run_job)
     return calls
@@ -169,8 +169,8 @@ def test_a_job_gives_way_to_a_burst_that_finds_all_that_there_is(config, make_ll
                 buffer.append(played(serve(make_llama(0), 12, prefix="new"), missed=1))
                 assert "acceptance of the newest" in urgent()
                 raise JobGaveWayError(f"gave way: {urgent()}")
-            job.end("accepted", "better", version=1)
-        return SimpleNamespace(version=1, seconds=0.0, verdict=SimpleNamespace(accepted=True, reason="better"))
+            job.end("accepted", "better", version=1, promoted=True)
+        return SimpleNamespace(promoted=True)
 
     monkeypatch.setattr(follow_module, "run_job", run_job)
     follow(settings, StopAfterPolls(5))
@@ -198,8 +198,8 @@ def test_a_job_asks_for_what_is_urgent_no_oftener_than_is_polled_and_a_buffer_th
         with job, monkeypatch.context() as patched:
             patched.setattr(type(buffer), "news", away)
             assert {urgent() for _ in range(1000)} == {None}
-            job.end("accepted", "better", version=1)
-        return SimpleNamespace(version=1, seconds=0.0, verdict=SimpleNamespace(accepted=True, reason="better"))
+            job.end("accepted", "better", version=1, promoted=True)
+        return SimpleNamespace(promoted=True)
 
     monkeypatch.setattr(follow_module, "run_job", run_job)
     follow(settings, StopAfterPolls(2))
@@ -315,8 +315,8 @@ def test_what_came_since_a_job_fixed_what_it_learns_from_is_new_though_it_was_se
             jobs.count += 1
             with job:
                 job.note(running.job.work if jobs.count == 1 else JobWork(job.id, "recipe", "late19", 0))
-                job.end("accepted", "better", version=1)
-            return SimpleNamespace(verdict=SimpleNamespace(accepted=True))
+                job.end("accepted", "better", version=1, promoted=True)
+            return SimpleNamespace(promoted=True)
 
         monkeypatch.setattr(follow_module, "run_job", go_on)
     follow(config, Watch(20, 10, end))

@@ -55,8 +55,11 @@ def test_while_a_champion_is_pinned_a_job_publishes_what_passed_the_gate_and_doe
     assert found.tags["reason"].endswith("; not promoted, as serving without an adapter is pinned by hand")
     last = JobRecords(config.run_dir).jobs()[0]
     assert (last.state, last.version, last.reason) == ("accepted", 2, found.tags["reason"])
+    assert [result.promoted, last.promoted] == [False, False], "nor is the draft told to be a new one"
     registry.unpin()
-    assert run_job(with_distill(config, seed=3), buffer=buffer, registry=registry).version == registry.champion()
+    third = run_job(with_distill(config, seed=3), buffer=buffer, registry=registry)
+    assert third.promoted
+    assert third.version == registry.champion()
 
 
 def test_what_a_candidate_did_is_what_its_version_does_and_is_not_asked_again(config, buffer):

@@ -27,11 +27,6 @@ def lengths_read(lengths: np.ndarray, window: int | None) -> np.ndarray:
     return lengths if window is None else np.where(lengths <= 2 * window, lengths, window)
 
 
-ANSWERED = ("output_ids", "target_top_ids", "target_top_logprobs", "target_tail_logprob", "drafted_ids", "accepted",
-            "draft_versions")  # fmt: skip
-"""What a sample has of each of its answer's tokens."""
-
-
 def in_windows(sample: ReplaySample, window: int | None) -> list[ReplaySample]:
     """`sample` in the parts that its answer is drafted in, each behind what is read before it.
 
@@ -47,8 +42,6 @@ def in_windows(sample: ReplaySample, window: int | None) -> list[ReplaySample]:
     while start < length:
         read = before if start == 0 else window
         end = start + 3 * window - read + 1
-        answered = {name: getattr(whole, name)[start:end] for name in ANSWERED}
-        prompt_ids = context[before + start - read : before + start]
-        parts.append(replace(whole, prompt_ids=prompt_ids, **answered))
+        parts.append(whole.part(slice(start, end), context[before + start - read : before + start]))
         start = end
     return parts

@@ -1,6 +1,7 @@
 """What serving tells training: one sample per finished request, free of torch."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Self
 
 import numpy as np
 
@@ -10,6 +11,11 @@ GUESSED = -2
 """`drafted_ids` entry of a position that a token was proposed for without the draft: it was not asked."""
 MIN_LOG_MASS = -30.0
 """The tail of a distribution whose mass outside the kept tokens rounds to 0."""
+BY_POSITION = (
+    "output_ids", "target_top_ids", "target_top_logprobs", "target_tail_logprob", "drafted_ids", "accepted",
+    "draft_versions",
+)  # fmt: skip
+"""What a sample has of each of its output positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,11 @@ class ReplaySample:
     def rejected(self) -> np.ndarray:
         """bool [N]: a token was proposed and refused, the positions with most to learn from."""
         return (self.drafted_ids >= 0) & ~self.accepted
+
+    def part(self, positions: slice, prompt_ids: np.ndarray | None = None) -> Self:
+        """These of its output positions alone, behind other prompt tokens where such are given."""
+        answered = {name: getattr(self, name)[positions] for name in BY_POSITION}
+        return replace(self, prompt_ids=self.prompt_ids if prompt_ids is None else prompt_ids, **answered)
 
     @property
     def read_tokens(self) -> np.ndarray:

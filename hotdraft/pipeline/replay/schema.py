@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from hotdraft.pipeline.replay.sample import ReplaySample
+from hotdraft.pipeline.replay.sample import BY_POSITION, ReplaySample
 
 SCHEMA = pa.schema(
     [
@@ -16,7 +16,7 @@ SCHEMA = pa.schema(
         ("temperature", pa.float32()),
         ("prompt_ids", pa.list_(pa.int32())),
         ("output_ids", pa.list_(pa.int32())),
-        ("target_top_ids", pa.list_(pa.int32())),  # [N, K], row-major
+        ("target_top_ids", pa.list_(pa.int32())),
         ("target_top_logprobs", pa.list_(pa.float16())),
         ("target_tail_logprob", pa.list_(pa.float32())),
         ("drafted_ids", pa.list_(pa.int32())),
@@ -29,7 +29,8 @@ SCHEMA = pa.schema(
 )
 ADDED = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 """Columns that older shards lack, and what their rows have there."""
-BY_POSITION = ("target_tail_logprob", "drafted_ids", "accepted", "draft_versions")
+BY_TOP_TOKEN = ("target_top_ids", "target_top_logprobs")
+"""Columns [N, K], row-major."""
 
 
 def is_held_out(prompt_ids: Sequence[int] | np.ndarray, fraction: float) -> bool:
@@ -94,7 +95,7 @@ def completed(table: pa.Table) -> pa.Table:
             raise ValueError(f"{name} has nulls")
     lengths = {name: _lengths(table[name]) for name in table.column_names if pa.types.is_list(table[name].type)}
     for name in BY_POSITION:
-        if not np.array_equal(lengths[name], lengths["output_ids"]):
+        if name not in BY_TOP_TOKEN and not np.array_equal(lengths[name], lengths["output_ids"]):
             raise ValueError(f"{name} and output_ids differ in length")
     top, count = lengths["target_top_ids"], lengths["output_ids"]
     if not np.array_equal(top, lengths["target_top_logprobs"]) or (top % np.maximum(count, 1)).any():

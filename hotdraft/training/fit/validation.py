@@ -89,7 +89,7 @@ def greedy_answers(draft: DraftForward, samples: list[ReplaySample], tokens: int
     gathered for: few and short prompts only.
     """
     device = next(draft.parameters()).device
-    rows = [_first_position(sample) for sample in samples]
+    rows = [sample.part(slice(1)) for sample in samples]  # nothing supervised but what follows the prompt
     for _ in range(tokens):
         batch = pack(rows).on(device)
         chosen: Tensor = draft(batch, lambda hidden, head: head(hidden).argmax(-1))[0]  # of a round's first step
@@ -98,12 +98,3 @@ def greedy_answers(draft: DraftForward, samples: list[ReplaySample], tokens: int
             for row, token in zip(rows, chosen.cpu().numpy(), strict=True)
         ]
     return [row.prompt_ids[len(sample.prompt_ids) :] for row, sample in zip(rows, samples, strict=True)]
-
-
-def _first_position(sample: ReplaySample) -> ReplaySample:
-    """`sample` with nothing supervised but the position after its prompt."""
-    by_position = (
-        "output_ids", "target_top_ids", "target_top_logprobs", "target_tail_logprob", "drafted_ids", "accepted",
-        "draft_versions",
-    )  # fmt: skip
-    return replace(sample, **{name: getattr(sample, name)[:1] for name in by_position})

@@ -13,8 +13,8 @@ from hotdraft.pipeline.config.learning import DistillConfig, GateConfig, Predist
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.trigger import DistillTrigger
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out
-from hotdraft.pipeline.replay.draft_window import ANSWERED, in_windows
-from hotdraft.pipeline.replay.sample import ReplaySample
+from hotdraft.pipeline.replay.draft_window import in_windows
+from hotdraft.pipeline.replay.sample import BY_POSITION, ReplaySample
 from hotdraft.training.batches.packing import DataError, pack
 from hotdraft.training.batches.pools import pools_of
 from hotdraft.training.batches.replay_data import ReplayDataModule, Selection
@@ -101,7 +101,7 @@ def test_of_a_long_prompt_the_end_is_learned_from_that_the_draft_reads_when_it_s
 
 def test_of_a_long_answer_every_part_is_learned_from_behind_what_is_read_before_it(target, serve, tmp_path):
     [sample] = serve(target, 1)
-    sample = replace(sample, **{name: np.concatenate([getattr(sample, name)] * 20) for name in ANSWERED})
+    sample = replace(sample, **{name: np.concatenate([getattr(sample, name)] * 20) for name in BY_POSITION})
     buffer = ReplayBuffer(str(tmp_path))
     buffer.append([sample])
     stream = split(buffer.load(), 1e-9, max_length=1000, window=64).batches()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.replay.draft_window import ANSWERED, first_read
+from hotdraft.pipeline.replay.draft_window import first_read
 from hotdraft.training.judging import served_draft
 from hotdraft.training.judging.served_draft import ServedDraft
 
@@ -39,7 +39,7 @@ def test_a_jobs_share_of_a_gpus_memory_is_bounded_before_it_loads(distill, limit
 
 def test_what_it_does_on_a_long_prompt_is_told_by_what_it_reads_of_it(make_llama, serve):
     (sample,) = serve(make_llama(0, scale=0.3), 1)
-    sample = replace(sample, **{name: getattr(sample, name)[:4] for name in ANSWERED})
+    sample = sample.part(slice(4))
     before, last = np.arange(9), sample.prompt_ids
     window, whole = (ServedDraft(make_llama(1, scale=0.3), "", None, None, window) for window in (len(last), None))
     long = replace(sample, prompt_ids=np.concatenate([before, last]).astype(np.int32))
@@ -62,8 +62,7 @@ def test_what_it_does_on_a_long_answer_is_told_by_what_is_read_as_it_grows(make_
     for at in range(len(sample.output_ids)):
         if start + at - first > 3 * window:
             first = start + at - window
-        answered = {name: getattr(sample, name)[at : at + 1] for name in ANSWERED}
-        behind.append(replace(sample, prompt_ids=every[first : start + at], **answered))
+        behind.append(sample.part(slice(at, at + 1), every[first : start + at]))
     [told] = served.chances(None, [sample], 100)
     np.testing.assert_allclose(told, np.concatenate(whole.chances(None, behind, 100)), atol=1e-5)
     assert not np.allclose(told, whole.chances(None, [sample], 100)[0])

@@ -16,6 +16,7 @@ from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.pipeline.models.loading import fingerprint
 from hotdraft.pipeline.processes.job_process import start_job
 from hotdraft.pipeline.processes.supervisor import TrainerSupervisor
+from hotdraft.pipeline.processes.trainer import TrainerElsewhere
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.store.tracking import ServingTracker
@@ -89,10 +90,11 @@ def serve(
     if config.draft is not None and config.engine.k != "auto":
         engine.between_rounds(engine.k_choice.measure_costs)  # whatever k is, the speed-up over k = 0 is told
 
+    trainer = supervisor or TrainerElsewhere(config.run_dir)
     sources = Sources(
         recorder=engine.recorder,
         replay=replay_watch,
-        trainer=supervisor,
+        trainer=trainer,
         jobs=records,
         curves=tracker.curves,
         connections=connections,
@@ -109,7 +111,7 @@ def serve(
         start_job=partial(start_job, config_path, config, overrides, origin="api"),
         controls=controls,
         k_override=k_override,
-        supervisor=supervisor,
+        trainer=trainer,
     )
     routers = [admin, history_router(tracker.curves.history), dashboard_router()]
     app = create_app(engine, config, metrics=metrics, api_keys=api_keys, admin_keys=admin_keys, routers=routers)

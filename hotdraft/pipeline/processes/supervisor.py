@@ -10,10 +10,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.processes.command_line import hotdraft_command, on_leash
+from hotdraft.pipeline.processes.trainer import TrainerState
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class TrainerSupervisor:
         return self._restarts
 
     @property
-    def state(self) -> Literal["running", "waiting", "stopped"]:
+    def state(self) -> TrainerState:
         """`waiting` is between two lives of the trainer."""
         if self._stopping.is_set() or not self._thread.is_alive():
             return "stopped"

@@ -2,10 +2,15 @@
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Literal
+
+Role = Literal["server", "trainer"]
+TRIES = 5
+"""At a lock that `is_held` may have for a moment."""
 
 
 class RunInUseError(ValueError):
@@ -31,7 +36,7 @@ class RunLock:
 
 
 @contextmanager
-def run_lock(run_dir: Path, role: Literal["server", "trainer"]) -> Iterator[RunLock]:
+def run_lock(run_dir: Path, role: Role) -> Iterator[RunLock]:
     """Hold `<run_dir>/<role>.lock`, which ends with this process however that ends.
 
     Raises `RunInUseError` naming the process that holds it, and OSError where the folder cannot be written.
@@ -39,15 +44,34 @@ def run_lock(run_dir: Path, role: Literal["server", "trainer"]) -> Iterator[RunL
     run_dir.mkdir(parents=True, exist_ok=True)
     path = run_dir / f"{role}.lock"
     with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not any(_taken(file) for _ in range(TRIES)):
             file.seek(0)
             holder = file.read().strip() or "unknown"
             raise RunInUseError(
                 f"another {role}, process {holder}, works in {run_dir}: end it, or give this one its own run_dir"
-            ) from error
+            )
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
         yield RunLock(path, file)
+
+
+def _taken(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        time.sleep(0.02)
+        return False
+    return True
+
+
+def is_held(run_dir: Path, role: Role) -> bool:
+    """Whether a process of this machine holds `<run_dir>/<role>.lock`; not if that cannot be told."""
+    try:
+        with (run_dir / f"{role}.lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, as others may be looking too
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

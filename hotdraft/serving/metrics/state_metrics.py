@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from hotdraft.pipeline.loop.job_record import State
 from hotdraft.pipeline.loop.jobs import JobRecords
-from hotdraft.pipeline.processes.supervisor import TrainerSupervisor
+from hotdraft.pipeline.processes.trainer import Trainer
 from hotdraft.pipeline.replay.buffer import ReplaySize
 from hotdraft.pipeline.store.curves import ServedCurves
 from hotdraft.pipeline.system.run_lock import RunLock
@@ -83,7 +83,7 @@ class Sources:
 
     recorder: RecorderCounts | None = None
     replay: ReplayWatch | None = None
-    trainer: TrainerSupervisor | None = None
+    trainer: Trainer | None = None
     jobs: JobRecords | None = None
     curves: ServedCurves | None = None
     connections: ConnectionCounts | None = None
@@ -157,8 +157,8 @@ class StateMetrics(Collector):
 
         trainer = sources.trainer
         running, restarts = (trainer.state == "running", trainer.restarts) if trainer else (False, 0)
-        yield gauge("hotdraft_trainer_running", "1 while the trainer runs.", running)
-        yield count("hotdraft_trainer_restarts", "Restarts of the trainer.", restarts)
+        yield gauge("hotdraft_trainer_running", "1 while a trainer works in the run folder.", running)
+        yield count("hotdraft_trainer_restarts", "Restarts of the trainer by the server.", restarts)
         jobs = Counter(job.state for job in sources.jobs.jobs()) if sources.jobs else Counter[str]()
         by_state = {state: jobs[state] for state in get_args(State)}
         yield self._families.gauge_by_now("state", "hotdraft_jobs", "Distillation jobs on record.", by_state)

@@ -17,7 +17,7 @@ from hotdraft.pipeline.loop.controls import ControlError, ControlFile
 from hotdraft.pipeline.loop.job_record import Job
 from hotdraft.pipeline.loop.jobs import JobEndedError, JobRecords, JobRunningError, UnknownJobError
 from hotdraft.pipeline.loop.next_job import NextJobFile
-from hotdraft.pipeline.processes.supervisor import TrainerSupervisor
+from hotdraft.pipeline.processes.trainer import Trainer
 from hotdraft.pipeline.store.connection import STORE_ERRORS
 from hotdraft.pipeline.store.errors import RegistryError, UnknownVersionError
 from hotdraft.pipeline.store.registry import AdapterRegistry
@@ -34,7 +34,6 @@ from hotdraft.serving.http.admin.schema import (
     Loop,
     LoopSwitch,
     Status,
-    TrainerState,
     Version,
     VersionConvertor,
 )
@@ -64,14 +63,9 @@ def admin_router(
     start_job: Callable[[], Job],
     controls: ControlFile,
     k_override: KOverride | None,
-    supervisor: TrainerSupervisor | None,
+    trainer: Trainer,
 ) -> APIRouter:
-    """`/admin/...`; the server has a trainer beside it if there is a `supervisor`, and a k that can be changed if
-    there is a `k_override`."""
-
-    def trainer() -> TrainerState:
-        return "absent" if supervisor is None else supervisor.state
-
+    """`/admin/...`; the server has a k that can be changed if there is a `k_override`."""
     router = APIRouter(prefix="/admin", tags=["admin"], responses=error_responses(401, 403, 413, 415))
     started, next_job = time.monotonic(), NextJobFile(config.run_dir)
 
@@ -87,8 +81,8 @@ def admin_router(
             k=engine.k,
             k_override=settings.k,
             loop_enabled=settings.loop_enabled,
-            trainer=trainer(),
-            next_job=None if supervisor is None else next_job.read(),
+            trainer=(state := trainer.state),
+            next_job=None if state == "absent" else next_job.read(),
             num_running=engine.num_running,
             num_waiting=engine.num_waiting,
             num_slots=engine.num_slots,
@@ -176,18 +170,18 @@ def _add_control_routes(
     engine: ServedEngine,
     controls: ControlFile,
     k_override: KOverride | None,
-    trainer: Callable[[], TrainerState],
+    trainer: Trainer,
 ) -> None:
     @router.get("/loop", responses=error_responses(503))
     def show_loop() -> Loop:
         """Whether the trainer begins jobs by itself."""
-        return Loop(enabled=controls.read().loop_enabled, trainer=trainer())
+        return Loop(enabled=controls.read().loop_enabled, trainer=trainer.state)
 
     @router.put("/loop", responses=error_responses(400, 503))
     def switch_loop(body: LoopSwitch) -> Loop:
         """Switch the loop on or off, for the trainer that shares this server's run folder."""
         with _answered("the run directory"):
-            return Loop(enabled=controls.switch_loop(body.enabled).loop_enabled, trainer=trainer())
+            return Loop(enabled=controls.switch_loop(body.enabled).loop_enabled, trainer=trainer.state)
 
     @router.get("/k", responses=error_responses(503))
     def show_k() -> K:

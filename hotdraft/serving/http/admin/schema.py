@@ -1,7 +1,7 @@
 """What the admin routes take and give, beside `AdapterVersion` and `Job`."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import Path
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -10,13 +10,12 @@ from starlette.convertors import IntegerConvertor
 from hotdraft.pipeline.config.serving import KSetting
 from hotdraft.pipeline.loop.controls import k_setting
 from hotdraft.pipeline.loop.job_record import Job
+from hotdraft.pipeline.processes.trainer import TrainerState
 from hotdraft.pipeline.store.adapter_version import AdapterVersion
 from hotdraft.serving.http.openai.fields import UnicodeText
 
 Version = Annotated[int, Path(ge=1, le=2**31 - 1, description="adapter version")]
 JobId = Annotated[str, Path(description="as `GET /admin/jobs` lists it")]
-TrainerState = Literal["running", "waiting", "stopped", "absent"]
-"""Of the trainer beside the server: `waiting` between two lives, `absent` without `--self-improve`."""
 
 
 class VersionConvertor(IntegerConvertor):
@@ -57,7 +56,7 @@ class Status(BaseModel):
     loop_enabled: bool
     trainer: TrainerState
     next_job: str | None
-    """What the trainer waits for, or why a job is due; None where none runs beside the server."""
+    """What the trainer waits for, or why a job is due; None where there is none."""
     num_running: int
     num_waiting: int
     num_slots: int

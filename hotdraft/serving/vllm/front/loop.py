@@ -24,6 +24,7 @@ from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.pipeline.models.loading import fingerprint
 from hotdraft.pipeline.processes.job_process import start_job
 from hotdraft.pipeline.processes.supervisor import TrainerSupervisor
+from hotdraft.pipeline.processes.trainer import TrainerElsewhere
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.store.tracking import ServingTracker
@@ -96,10 +97,11 @@ class LoopBesideVllm:
         supervisor = TrainerSupervisor(config_path, config, overrides) if config.vllm.self_improve else None
         records, controls = JobRecords(config.run_dir), ControlFile(config.run_dir)
         replay_watch = ReplayWatch(ReplayBuffer.of(config))
+        trainer = supervisor or TrainerElsewhere(config.run_dir)
         sources = Sources(
             recorder=self.engine,
             replay=replay_watch,
-            trainer=supervisor,
+            trainer=trainer,
             jobs=records,
             curves=tracker.curves,
             adapters=sync,
@@ -119,7 +121,7 @@ class LoopBesideVllm:
                 start_job=partial(start_job, config_path, config, overrides, origin="api"),
                 controls=controls,
                 k_override=None,
-                supervisor=supervisor,
+                trainer=trainer,
             ),
             history_router(tracker.curves.history),
             dashboard_router(),

@@ -1,8 +1,10 @@
 """The operator's routes, over a real engine, registry and run directory."""
 
+import fcntl
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Timer
 from types import SimpleNamespace
 
 import httpx
@@ -16,10 +18,13 @@ from hotdraft.pipeline.loop.controls import ControlFile, Controls
 from hotdraft.pipeline.loop.job_progress import JobProgress
 from hotdraft.pipeline.loop.job_record import Burst, Job, JobWork
 from hotdraft.pipeline.loop.jobs import JobRecords
+from hotdraft.pipeline.loop.next_job import NextJobFile
+from hotdraft.pipeline.processes.trainer import TrainerElsewhere
 from hotdraft.pipeline.store.connection import experiment_id, open_client
 from hotdraft.pipeline.store.lineage import Lineage
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.store.served import DomainCounts, Served
+from hotdraft.pipeline.system.run_lock import is_held, run_lock
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.http.admin.routes import admin_router
 from hotdraft.serving.http.errors import add_error_handlers
@@ -58,7 +63,7 @@ def make_client(engine: Engine, config: HotdraftConfig, records: JobRecords) -> 
         held.append(records.begin("api"))
         return held[-1].job
 
-    def make(registry: AdapterRegistry, config: HotdraftConfig = config, supervisor: object = None) -> TestClient:
+    def make(registry: AdapterRegistry, config: HotdraftConfig = config, trainer: object = None) -> TestClient:
         app = FastAPI(version="1.2.3")
         add_error_handlers(app)
         controls = ControlFile(config.run_dir)
@@ -71,7 +76,7 @@ def make_client(engine: Engine, config: HotdraftConfig, records: JobRecords) -> 
                 start_job=start_job,
                 controls=controls,
                 k_override=KOverride(engine, controls),
-                supervisor=supervisor,
+                trainer=trainer or TrainerElsewhere(config.run_dir),
             )
         )
         return TestClient(app, raise_server_exceptions=False)
@@ -118,8 +123,29 @@ def test_status(client, make_client, registry, config):
         "num_waiting": 0,
         "num_slots": 3,
     }
-    beside = make_client(registry, supervisor=SimpleNamespace(state="waiting"))
+    beside = make_client(registry, trainer=SimpleNamespace(state="waiting"))
     assert beside.get("/admin/status").json()["trainer"] == "waiting"
+
+
+def test_a_trainer_that_is_a_service_of_its_own_is_seen(client, config):
+    NextJobFile(config.run_dir).tell("waiting: 3 of 8 new requests")
+    with run_lock(config.run_dir, "trainer"):
+        status = client.get("/admin/status").json()
+        assert (status["trainer"], status["next_job"]) == ("running", "waiting: 3 of 8 new requests")
+        assert client.get("/admin/loop").json()["trainer"] == "running"
+    status = client.get("/admin/status").json()
+    assert (status["trainer"], status["next_job"]) == ("absent", None)
+
+
+def test_who_looks_for_a_trainer_keeps_none_from_beginning(config):
+    path = config.run_dir / "trainer.lock"
+    with run_lock(config.run_dir, "trainer"):
+        pass
+    with path.open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        Timer(0.03, looking.close).start()
+        with run_lock(config.run_dir, "trainer"):
+            assert is_held(config.run_dir, "trainer")
 
 
 def test_versions_are_listed_promoted_and_rolled_back(client, registry):

@@ -9,7 +9,7 @@ import { showJobs, showVersions } from "./tables.js";
 const STATUS_MS = 2000;
 const REST_MS = 4000;
 const TRAINER = {
-  running: "learns beside the server",
+  running: "learns what is served",
   waiting: "ended, is started again soon",
   stopped: "ended",
   absent: "the server runs without one",

@@ -1,9 +1,9 @@
 """### Distil what was recorded
 
 Every night if anything new was recorded, and whenever the acceptance watch finds a job due: train an adapter, let
-the gate judge it, promote it if it is better. A candidate that the gate rejects is no failure, nor one that passes
-while the champion is pinned: `champion` is skipped, and its log says why. A job that fails or is stopped is retried
-and goes on from its last checkpoint.
+the gate judge it, promote it if it is better. While the loop is off (`hotdraft loop off`) only by hand.
+A candidate that the gate rejects is no failure, nor one that passes while the champion is pinned: `champion` is
+skipped, and its log says why. A job that fails or is stopped is retried and goes on from its last checkpoint.
 """
 
 import json
@@ -63,8 +63,13 @@ with DAG(
 
     @task.short_circuit
     def worth_a_job(decision, *, dag_run):
-        """On the watch's word if it holds still; by the clock or by hand if there is anything new."""
+        """On the watch's word if it holds still; by the clock or by hand if there is anything new.
+
+        Only by hand while the loop is off.
+        """
         print(decision["reason"])
+        if not decision["loop_enabled"] and dag_run.run_type != "manual":
+            return False
         return decision["due" if dag_run.run_type == "asset_triggered" else "possible"]
 
     job = BashOperator(

@@ -28,7 +28,7 @@ class Answers:
         samples = []
         for prompt in prompts:
             temperature = temperature_of(prompt, self._config.experiment.temperature)
-            name = request_id(prompt, temperature)
+            name = request_id(self._config, prompt, temperature)
             if name in self._samples:
                 again = f"-{seen[name]}" if seen[name] else ""
                 samples.append(replace(self._samples[name], request_id=name + again, domain=prompt.domain))

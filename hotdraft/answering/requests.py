@@ -1,6 +1,7 @@
 """What pre-distillation asks of the models: items become requests and pieces of text, each under an id.
 
-An id is a hash of what the item says, the same in every run, so that a run that was stopped can go on.
+An id is a hash of what the item says and of who answers it at what length, the same in every run. So a run that was
+stopped can go on, and none takes what another model said for its own.
 """
 
 import hashlib
@@ -56,7 +57,7 @@ def answer_requests(
         if len(ids) + params.max_tokens > config.engine.max_model_len:
             too_long += 1
             continue
-        name = request_id(prompt, temperature)
+        name = request_id(config, prompt, temperature)
         requests[name] = GenerationRequest(name, tuple(ids), params, prompt.domain)
     if too_long:
         Console(markup=False).print(
@@ -68,8 +69,9 @@ def answer_requests(
     return requests
 
 
-def request_id(prompt: Prompt, temperature: float) -> str:
-    return _id(temperature, prompt.messages)
+def request_id(config: HotdraftConfig, prompt: Prompt, temperature: float) -> str:
+    weights = config.engine.target_weights
+    return _id(config.target, weights, _max_tokens(config, prompt), temperature, prompt.messages)
 
 
 def temperature_of(prompt: Prompt, default: float) -> float:
@@ -87,7 +89,7 @@ def text_pieces(
         ids = np.asarray(tokenizer(text.text, verbose=False).input_ids, np.int32)
         for start in range(0, len(ids) - 1, size - 1):
             piece = ids[start : start + size]
-            name = _id("text", piece.tolist())
+            name = _id(config.target, "text", piece.tolist())
             pieces[name] = ScoredText(name, text.domain, 1.0, piece[:1], piece[1:])
     return pieces
 

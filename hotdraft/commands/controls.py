@@ -68,7 +68,7 @@ def k(
     $ hotdraft k config --config configs/smollm2.yaml
     """
     from hotdraft.pipeline.config.settings import load_config
-    from hotdraft.pipeline.loop.controls import ControlFile, k_setting, largest_k
+    from hotdraft.pipeline.loop.controls import ControlError, ControlFile, k_setting, largest_k
 
     settings = load_config(config)
     file = ControlFile(settings.run_dir)
@@ -78,7 +78,9 @@ def k(
     else:
         is_number = re.fullmatch(r"\d{1,9}", setting) is not None  # of thousands of digits Python makes no number
         k = None if setting == "config" else k_setting(int(setting) if is_number else setting)
-        controls = file.override_k(k, largest_k(settings))
+        if k is not None and settings.engine.kind == "vllm":
+            raise ControlError("k is fixed for as long as vLLM serves: set engine.k and start it again")
+        controls = file.override_k(k, largest_k(settings), settings.engine.k)
     if controls.k is None:
         sentence = f"k is as configured ({settings.engine.k})"
     else:

@@ -57,7 +57,8 @@ def experiment(
     settings = load_config(config, protocol)
     chosen = _only(policy, settings.experiment.policies, "experiment.policies")
     policies = {name: merged(protocol, overrides) for name, overrides in chosen.items()}
-    streams = _only(stream, read_streams(settings.experiment, traffic, requests), "experiment.streams")
+    known = read_streams(settings.experiment, traffic, requests)
+    streams = _only(stream, known, "experiment.streams")
 
     quiet_trainer()
     ceilings = {
@@ -68,7 +69,7 @@ def experiment(
     seconds = round_seconds({name: load_config(config, overrides) for name, overrides in policies.items()})
     console = Console(markup=False)
     for name, seeds in streams.items():
-        folder = out if len(streams) == 1 else out / name
+        folder = out if len(known) == 1 else out / name  # whichever of them are played now
         results, reached = _play(console, config, folder, seeds, answers, policies, ceilings)
         console.print(f"Stream: {name}", style="bold")
         show(console, results, seconds, settings.experiment.baseline, reached)

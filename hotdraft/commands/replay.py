@@ -1,7 +1,7 @@
 """``hotdraft replay``: what the replay buffer holds, and whether it calls for a job."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import typer
 
@@ -72,6 +72,7 @@ def due(config: ConfigOption, as_json: JsonOption = False) -> None:
     """Say whether a distillation job is due by `distill.trigger`, and why or why not; nothing is started.
 
     Counted is what was recorded since the job that finished last, whoever ran it.
+    While the loop is off none is due.
 
     Examples:
     $ hotdraft replay due --config configs/smollm2.yaml
@@ -81,6 +82,7 @@ def due(config: ConfigOption, as_json: JsonOption = False) -> None:
 
     settings = load_config(config)
     with waiting("counting what is new"):
+        from hotdraft.pipeline.loop.controls import ControlFile
         from hotdraft.pipeline.loop.jobs import JobRecords
         from hotdraft.pipeline.loop.trigger import DistillTrigger
         from hotdraft.pipeline.replay.buffer import ReplayBuffer
@@ -89,8 +91,11 @@ def due(config: ConfigOption, as_json: JsonOption = False) -> None:
         buffer, records = ReplayBuffer.of(settings), JobRecords(settings.run_dir)
         held_out, running = len(held_out_in_mixture(settings)), records.running()
         decision = DistillTrigger(settings, buffer, records.last_job(), held_out=held_out).decide()
+        loop_enabled = ControlFile(settings.run_dir).read().loop_enabled
+    if not loop_enabled:
+        decision = replace(decision, due=False, reason=f"the loop is off; {decision.reason}")
     if as_json:
-        typer.echo(json.dumps(asdict(decision), indent=2))
+        typer.echo(json.dumps({**asdict(decision), "loop_enabled": loop_enabled}, indent=2))
     else:
         typer.echo(f"due: {decision.reason}" if decision.due else f"not due; {decision.reason}")
         if running is not None:

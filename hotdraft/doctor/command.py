@@ -60,6 +60,7 @@ def _findings(path: Path | None) -> "list[Finding]":
         from hotdraft.doctor.run_dir import examine_run_dir
         from hotdraft.doctor.server import examine_access, examine_port
         from hotdraft.doctor.stores import examine_mlflow, examine_replay
+        from hotdraft.doctor.vllm import examine_vllm
 
         examinations = [
             ("machine", LOCAL_SECONDS, lambda: examine_machine(settings)),
@@ -69,6 +70,7 @@ def _findings(path: Path | None) -> "list[Finding]":
         if settings is not None and path is not None:
             examinations += [
                 ("models together", LOCAL_SECONDS, lambda: examine_fit(settings)),
+                ("vLLM", LOCAL_SECONDS, lambda: examine_vllm(settings)),
                 ("run_dir", STORE_SECONDS, lambda: examine_run_dir(settings)),
                 ("replay buffer", STORE_SECONDS, lambda: examine_replay(settings)),
                 ("MLflow store", STORE_SECONDS, lambda: examine_mlflow(settings)),

@@ -28,10 +28,12 @@ def examine_models(config: HotdraftConfig | None) -> Iterator[Finding]:
 def examine_configured(config: HotdraftConfig) -> Iterator[Finding]:
     """Target and draft, whether their files are all there."""
     yield from _examine("target", config.target)
-    if config.draft is None:
-        yield warning("draft", "none is configured: nothing speeds up the target", "name a model under `draft:`")
-    else:
+    if config.draft is not None:
         yield from _examine("draft", config.draft)
+    elif config.engine.guesses:
+        yield ok("draft", "none is configured: tokens are guessed from text alone, and there is nothing to learn")
+    else:
+        yield warning("draft", "none is configured: nothing speeds up the target", "name a model under `draft:`")
 
 
 def installed_folder(name: str) -> Path | None:

@@ -51,16 +51,19 @@ def _bind(host: str, port: int) -> None:
 
 def _tenant(host: str, port: int, mend: str, to_serve: bool) -> Iterator[Finding]:
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    says = _ask(f"{url}/version")
+    program, says, health = "hotdraft", _ask(f"{url}/version"), "health"
+    if "draft_version" not in says:  # vLLM's own, maybe with our pages beside it
+        program, health = "hotdraft over vLLM", "hotdraft/status"
+        says |= _ask(f"{url}/{health}")
     if "draft_version" not in says:
         yield problem("port", f"another program listens at {host}:{port}", f"{mend}; `ss -ltnp` tells which it is")
         return
-    serves = f"hotdraft {says.get('version')} serves at {url}, with draft version {says['draft_version']}"
+    serves = f"{program} {says.get('version')} serves at {url}, with draft version {says['draft_version']}"
     if to_serve:
         yield problem("port", serves, mend)
         return
     yield ok("port", serves)
-    unusable = _ask(f"{url}/health").get("unusable_adapters")
+    unusable = _ask(f"{url}/{health}").get("unusable_adapters")
     for version, why in unusable.items() if isinstance(unusable, dict) else ():
         mend = (
             "its log says more; mend the cause, or promote a version that it can serve: `hotdraft adapters promote`"

@@ -106,17 +106,20 @@ def test_a_failing_command_fails_its_task(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("run_type", "due", "possible", "expected"),
+    ("run_type", "due", "possible", "loop_enabled", "expected"),
     [
-        ("asset_triggered", True, True, True),
-        ("asset_triggered", False, True, False),
-        ("scheduled", False, True, True),
-        ("manual", False, False, False),
+        ("asset_triggered", True, True, True, True),
+        ("asset_triggered", False, True, True, False),
+        ("scheduled", False, True, True, True),
+        ("scheduled", False, True, False, False),
+        ("asset_triggered", True, True, False, False),
+        ("manual", False, True, False, True),
+        ("manual", False, False, True, False),
     ],
 )
-def test_when_a_job_is_worth_it(run_type, due, possible, expected, monkeypatch):
+def test_when_a_job_is_worth_it(run_type, due, possible, loop_enabled, expected, monkeypatch):
     (worth_a_job,) = load("distill", monkeypatch).sdk.task.short_circuit.call_args.args
-    decision = vars(Decision(due, "why", 1, 1, possible))
+    decision = {**vars(Decision(due, "why", 1, 1, possible)), "loop_enabled": loop_enabled}
     assert worth_a_job(decision, dag_run=SimpleNamespace(run_type=run_type)) is expected
 
 

@@ -79,12 +79,12 @@ class ControlFile:
         """Let the trainer start jobs by itself, or not; one that runs is finished either way."""
         return self._update(loop_enabled=on)
 
-    def override_k(self, k: KSetting | None, largest: int) -> Controls:
+    def override_k(self, k: KSetting | None, largest: int, configured: KSetting) -> Controls:
         """Have the server draft k tokens a round; None is back to its configuration.
 
-        Raises `ControlError` for a k above `largest`, what the server allows.
+        Raises `ControlError` for a k above `largest`, what the server allows beside what is `configured`.
         """
-        if not largest and k:
+        if not largest and k and k != configured:
             raise ControlError(f"k cannot be {k}: there is no draft")
         if isinstance(k, int) and k > largest:
             raise ControlError(f"k cannot be {k}: the server's configuration allows {largest} at most")

@@ -67,8 +67,6 @@ def make_plan(
         raise BenchError(f"unknown engines {unknown}; allowed are {list(PEERS)}")
     if not concurrency or min(concurrency) < 1:
         raise BenchError(f"requests at once must be whole numbers from 1, not {list(concurrency)}")
-    if prompts < max(concurrency):
-        raise BenchError(f"{max(concurrency)} requests at once need as many prompts, not {prompts}")
     if config.draft is None and (overhead or swap or fixed_k or ASSISTED in against):
         raise BenchError("the configuration names no draft: only plain decoding can be measured")
     device = choose_device(config.device)
@@ -77,6 +75,8 @@ def make_plan(
     dtype = choose_dtype(config.dtype, device)
     tokenizer = load_tokenizer(config.target)
     chosen = read_traffic(traffic)[:prompts] if traffic is not None else builtin_prompts(config, prompts)
+    if len(chosen) < max(concurrency):
+        raise BenchError(f"{max(concurrency)} requests at once need as many prompts, not {len(chosen)}")
     ids = [list(encode_chat(tokenizer, prompt.messages)) for prompt in chosen]
     longest = max(map(len, ids)) + max_tokens
     if longest > config.engine.max_model_len:

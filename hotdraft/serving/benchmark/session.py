@@ -47,6 +47,8 @@ def run(plan: BenchPlan, log_folder: Path, tell: Callable[[str], None]) -> Measu
                 measured.versions[name] = workers[name].version
         for concurrency in plan.settings.concurrency:
             for name, mode in _turns(plan, workers, concurrency):
+                if name not in workers:
+                    continue
                 tell(f"warming up: {name}, {describe(mode)}, {concurrency} at once")
                 with _Leaving(name, workers, measured):
                     warm_up = min(WARM_UP_TOKENS, plan.max_tokens)

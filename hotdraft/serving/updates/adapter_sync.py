@@ -129,7 +129,7 @@ class AdapterSync:
         """New versions are refused one after the other; what comes in another order is in the next count of all."""
         champion, now = self._follower.champion, time.monotonic()
         if self._counted is None or self._counted[0] != champion or now - self._counted[1] > COUNT_SECONDS:
-            self._refused = self._registry.refused()
+            self._refused = self._refused | self._registry.refused()  # one that a person promoted was refused
             self._counted = champion, now
         elif now >= self._news_at:
             self._refused = self._refused | self._registry.refused(after=max(self._refused, default=0))

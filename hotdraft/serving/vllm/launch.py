@@ -50,13 +50,8 @@ class Command:
         os.execvpe(self.arguments[0], self.arguments, {**os.environ, **self.environment})
 
 
-def vllm_command(
-    config: HotdraftConfig, config_path: Path, overrides: Mapping[str, Any], flags: Sequence[str]
-) -> Command:
-    """What starts vLLM for `config`, `flags` of its own last. Writes the draft's folder if vLLM could not read it.
-
-    Raises `VllmVersionError` for a vLLM that hotdraft does not know, and `ConfigError` for what vLLM has no way of.
-    """
+def check(config: HotdraftConfig) -> None:
+    """Raise `VllmVersionError` for a vLLM that hotdraft does not know, and `ConfigError` for what vLLM cannot do."""
     if config.draft is None:
         raise ConfigError("engine.kind vllm: name a draft: there is nothing to improve without one")
     if isinstance(load_config_of(config.draft), HiddenStateConfig):
@@ -65,10 +60,24 @@ def vllm_command(
             "it: set engine.kind hotdraft, or name a draft of another kind"
         )
     installed()
+    if config.engine.k == 0:
+        raise ConfigError("engine.k 0: vLLM drafts at least 1 token a step: set another k")
+    if len(read_api_keys(config.server)) > 1:
+        raise ConfigError(
+            "server.api_keys: vLLM takes one key from its environment: leave one, or give --api-key after --"
+        )
+
+
+def vllm_command(
+    config: HotdraftConfig, config_path: Path, overrides: Mapping[str, Any], flags: Sequence[str]
+) -> Command:
+    """What starts vLLM for `config`, `flags` of its own last. Writes the draft's folder if vLLM could not read it.
+
+    Raises as `check` does.
+    """
+    check(config)
     server, engine = config.server, config.engine
     k = min(MOST_DRAFTED, engine.max_k) if engine.k == "auto" else engine.k
-    if k == 0:
-        raise ConfigError("engine.k 0: vLLM drafts at least 1 token a step: set another k")
     speculative = {"method": "draft_model", "model": str(plain_folder(config)), "num_speculative_tokens": k}
     told = {
         "--host": server.host,
@@ -84,11 +93,7 @@ def vllm_command(
     plugins = [name for name in os.environ.get("VLLM_PLUGINS", "").split(",") if name]
     environment = {"VLLM_PLUGINS": ",".join([*plugins, "hotdraft"]), "HOTDRAFT_CONFIG": str(config_path)}
     environment |= dict(environment_of({key: value for key, value in overrides.items() if key != "server"}))
-    if len(keys := read_api_keys(server)) > 1:
-        raise ConfigError(
-            "server.api_keys: vLLM takes one key from its environment: leave one, or give --api-key after --"
-        )
-    if keys:
+    if keys := read_api_keys(server):
         [environment[KEY]] = keys
     if config.vllm.runner != "auto":
         environment["VLLM_USE_V2_MODEL_RUNNER"] = str(int(config.vllm.runner == "v2"))

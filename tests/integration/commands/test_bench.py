@@ -85,6 +85,16 @@ def test_what_cannot_be_measured_is_refused(
         CliRunner().invoke(app, ["bench", "--config", str(config), *option], catch_exceptions=False)
 
 
+def test_a_file_of_fewer_prompts_than_are_to_run_at_once_is_refused(
+    write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    traffic = tmp_path / "two.jsonl"
+    traffic.write_text('{"domain": "d", "prompt": "alpha"}\n' * 2)
+    told = ["bench", "--config", str(write_config(tmp_path)), "--traffic", str(traffic), "--concurrency", "4"]
+    with pytest.raises(BenchError, match="4 requests at once need as many prompts, not 2"):
+        CliRunner().invoke(app, told, catch_exceptions=False)
+
+
 @pytest.mark.parametrize("option", ["--json", "--chart"])
 def test_a_report_that_could_not_be_written_is_not_measured(
     write_config: Callable[..., Path], tmp_path: Path, option: str

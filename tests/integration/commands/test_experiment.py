@@ -77,6 +77,19 @@ def test_policies_side_by_side_and_again_without_playing(config: Path, traffic: 
     assert changed == {"static-0.json"}, "what was played under other settings is no result"
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_streams_played_one_by_one_keep_their_results_apart(config: Path, traffic: Path, tmp_path: Path) -> None:
+    settings = yaml.safe_load(config.read_text())
+    streams = {name: [{"of": {str(traffic): 1}, "requests": 4 + i}] for i, name in enumerate(("early", "late"))}
+    settings["experiment"] |= {"ceilings": {}, "streams": streams, "max_tokens": 8}
+    config.write_text(yaml.safe_dump(settings))
+    for name in streams:
+        played = experiment(config, tmp_path / "out", "--stream", name, "--policy", "static")
+        assert played.exit_code == 0, played.output
+    kept = {path.relative_to(tmp_path / "out").parts[0] for path in (tmp_path / "out").glob("*/results/*.json")}
+    assert kept == {*streams}
+
+
 def test_what_cannot_be_played_is_named(config: Path, traffic: Path, tmp_path: Path) -> None:
     unknown = experiment(config, tmp_path / "out", "--policy", "bold")
     assert unknown.exit_code == 2

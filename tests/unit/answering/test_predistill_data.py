@@ -198,6 +198,19 @@ def test_a_prompts_own_limits_hold(config):
     assert (second.params.temperature, second.params.max_tokens) == (0.7, 12)
 
 
+def test_what_another_target_said_or_an_answer_of_another_length_is_not_taken_for_this_one(config, tiny_draft):
+    def ids(config):
+        pieces = text_pieces(config, load_tokenizer(config.target), [TEXT])
+        return {*answer_ids(config, PROMPTS), *pieces}
+
+    longer, other = with_predistill(config, max_tokens=13), config.model_copy(update={"target": tiny_draft})
+    assert ids(config) == ids(config.model_copy())
+    assert not ids(config) & ids(other)
+    assert not {*answer_ids(config, PROMPTS)} & {*answer_ids(longer, PROMPTS)}
+    in_8_bits = config.model_copy(update={"engine": config.engine.model_copy(update={"target_weights": "int8"})})
+    assert not {*answer_ids(config, PROMPTS)} & {*answer_ids(in_8_bits, PROMPTS)}
+
+
 def test_pieces_are_no_longer_than_training_takes(config):
     config = with_predistill(config, text_tokens=500)
     pieces = text_pieces(config, load_tokenizer(config.target), [Text("d", "abc " * 200)])

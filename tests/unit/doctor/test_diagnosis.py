@@ -16,10 +16,11 @@ from hotdraft.doctor import machine, model_files
 from hotdraft.doctor.finding import Finding
 from hotdraft.doctor.leftover_jobs import examine_jobs
 from hotdraft.doctor.machine import examine_machine
-from hotdraft.doctor.model_files import examine_models
+from hotdraft.doctor.model_files import examine_configured, examine_models
 from hotdraft.doctor.model_fit import examine_fit
 from hotdraft.doctor.packages import compare, compare_python, examine_packages
 from hotdraft.doctor.settings import read_settings
+from hotdraft.doctor.vllm import examine_vllm
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import ControlFile
 from hotdraft.pipeline.loop.jobs import JobRecords
@@ -116,6 +117,28 @@ def test_what_serving_would_refuse(tmp_path, tiny_target, tiny_draft):
     found = by_about(list(examine_fit(config_of(tmp_path, target=tiny_target, draft=tiny_draft))))
     assert found["limits"].state == "problem"
     assert "set engine.max_model_len to" in found["limits"].says
+
+
+def test_a_target_alone_is_sped_up_by_guesses_from_text_if_by_anything(tmp_path, tiny_target):
+    def draft(**engine: object) -> Finding:
+        return by_about(list(examine_configured(config_of(tmp_path, target=tiny_target, engine=engine))))["draft"]
+
+    assert (draft().state, "guessed from text" in draft().says) == ("ok", True)
+    assert draft(k=0).state == "warning"
+
+
+def test_what_vllm_would_refuse(tmp_path, tiny_target, tiny_draft, monkeypatch):
+    def found(**settings: object) -> list[str]:
+        settings["engine"] = {"kind": "vllm", **settings.get("engine", {})}
+        told = config_of(tmp_path, **{"target": tiny_target, "draft": tiny_draft, **settings})
+        return [f"{finding.state}: {finding.says}" for finding in examine_vllm(told)]
+
+    monkeypatch.setattr("hotdraft.serving.vllm.versions.version", lambda _: "0.32.0")
+    assert found() == ["ok: 0.32.0 can serve this pair"]
+    assert found(engine={"k": 0}) == ["problem: engine.k 0: vLLM drafts at least 1 token a step: set another k"]
+    assert found(draft=None)[0].startswith("problem: engine.kind vllm: name a draft")
+    assert found(draft="./nowhere") == [], "which is said of the models"
+    assert found(engine={"kind": "hotdraft"}) == []
 
 
 def test_a_pair_of_two_vocabularies(tmp_path, tiny_target):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import fsspec
 import pytest
@@ -166,15 +167,16 @@ def closed_port() -> int:
 
 @pytest.fixture
 def tenant() -> Iterator[tuple[int, type[BaseHTTPRequestHandler]]]:
-    """A port with a server whose answer to everything is the `body` of its handler."""
+    """A port with a server whose answer is what its handler's `bodies` has for the path, or else its `body`."""
 
     class Handler(BaseHTTPRequestHandler):
         body = b""
+        bodies: ClassVar[dict[str, bytes]] = {}
 
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(self.body)
+            self.wfile.write(self.bodies.get(self.path, self.body))
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -186,6 +188,18 @@ def tenant() -> Iterator[tuple[int, type[BaseHTTPRequestHandler]]]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+def test_vllm_with_the_loop_in_it_is_no_other_program(tmp_path, tenant):
+    port, handler = tenant
+    handler.body = b'{"version": "0.32.0"}'
+    status = b'{"draft_version": 3, "workers": [], "unusable_adapters": {"5": "out of memory"}}'
+    handler.bodies = {"/hotdraft/status": status}
+    serves, unusable = examine_port(config_of(tmp_path, server={"port": port}))
+    assert (serves.state, "hotdraft over vLLM 0.32.0 serves" in serves.says) == ("ok", True)
+    assert "cannot serve version 5" in unusable.says
+    handler.bodies = {}
+    assert only(examine_port(config_of(tmp_path, server={"port": port}))).state == "problem", "vLLM alone"
 
 
 @pytest.mark.parametrize(

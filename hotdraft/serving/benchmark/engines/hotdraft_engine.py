@@ -29,7 +29,6 @@ class HotdraftEngine:
 
     def __init__(self, settings: EngineSettings) -> None:
         assert settings.config_file is not None
-        self.version = _version()
         self._scratch = TemporaryDirectory(prefix="hotdraft-bench-")
         engine = {"threads": settings.threads, "num_slots": max(settings.concurrency), "k": "auto"}
         engine["reuse_prefixes"] = False  # repeats would find their own prompts read
@@ -44,6 +43,8 @@ class HotdraftEngine:
         self._engine = build_engine(self._config, buffer)
         self._listeners = _serving_listeners(self._engine, self._config) if settings.recording else []
         self._recording = settings.recording
+        computed = ", ".join(f"{model} by {how}" for model, how in self._engine.computations.items())
+        self.version = f"{_version()} ({computed})"
         self._engine.start()
 
     def modes(self, concurrency: int) -> list[Mode]:

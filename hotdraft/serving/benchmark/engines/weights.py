@@ -37,8 +37,13 @@ def stored_bytes(name: str, dtype: torch.dtype) -> int:
 def bytes_per_step(target: str, dtype: torch.dtype) -> int:
     """Bytes a plain step reads: all weights, of an untied input embedding only a row, which is left out."""
     config = AutoConfig.from_pretrained(local_folder(target)).get_text_config()
-    embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
-    return stored_bytes(target, dtype) - dtype.itemsize * embedding
+    return stored_bytes(target, dtype) - (0 if config.tie_word_embeddings else embedding_bytes(target, dtype))
+
+
+def embedding_bytes(name: str, dtype: torch.dtype) -> int:
+    """Of the table that tokens are looked up in."""
+    config = AutoConfig.from_pretrained(local_folder(name)).get_text_config()
+    return dtype.itemsize * int(config.vocab_size * config.hidden_size)
 
 
 def kv_bytes_per_token(name: str, dtype: torch.dtype) -> int:

@@ -17,7 +17,12 @@ from hotdraft.pipeline.models.inflate import INFLATED_FROM
 from hotdraft.pipeline.replay.draft_window import most_held
 from hotdraft.pipeline.system.processor import cpu_name
 from hotdraft.serving.benchmark.engines.engine import EngineSettings, Mode
-from hotdraft.serving.benchmark.engines.weights import bytes_per_step, kv_bytes_per_token, stored_bytes
+from hotdraft.serving.benchmark.engines.weights import (
+    bytes_per_step,
+    embedding_bytes,
+    kv_bytes_per_token,
+    stored_bytes,
+)
 from hotdraft.serving.benchmark.equality import Equality
 from hotdraft.serving.benchmark.figures.summary import Row, best_rows, paired, select, summarise
 from hotdraft.serving.benchmark.figures.theory import (
@@ -35,10 +40,10 @@ RECORDED = Mode("speculative", "auto", recording=True)
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of the pair in the dtype that is measured."""
+    """Bytes of the pair as it is measured."""
 
     weights: int
-    """Target and draft, what they share once."""
+    """Target and draft, what they share once. Of a target in 8 bits tokens are looked up in the dtype still."""
     step: int
     """What a plain step reads."""
     kv_slot: int
@@ -48,12 +53,14 @@ class Sizes:
     def of(cls, config: HotdraftConfig, dtype: torch.dtype) -> Self:
         rounded = config.engine.target_weights == "int8"
         step = bytes_per_step(config.target, torch.int8 if rounded else dtype)
+        step = step * 17 // 16 if rounded else step  # 64 weights have a scale of 4 bytes
+        target = step + embedding_bytes(config.target, dtype) if rounded else stored_bytes(config.target, dtype)
         held = [(config.target, config.engine.max_model_len)]
         if config.draft is not None:
             held.append((config.draft, most_held(config.engine.max_model_len, config.engine.draft_window)))
         return cls(
-            weights=sum(stored_bytes(name, dtype) for name, _ in held),
-            step=step * 17 // 16 if rounded else step,  # 64 weights have a scale of 4 bytes
+            weights=target + sum(stored_bytes(name, dtype) for name, _ in held[1:]),
+            step=step,
             kv_slot=sum(length * kv_bytes_per_token(name, dtype) for name, length in held),
         )
 

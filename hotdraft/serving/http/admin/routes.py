@@ -79,7 +79,7 @@ def admin_router(
             draft=config.draft,
             draft_version=engine.draft_version,
             k=engine.k,
-            k_override=settings.k,
+            k_override=None if k_override is None else settings.k,
             loop_enabled=settings.loop_enabled,
             trainer=(state := trainer.state),
             next_job=None if state == "absent" else next_job.read(),
@@ -194,14 +194,14 @@ def _add_control_routes(
         if k_override is None:
             raise ApiError(409, "k is fixed for as long as this server runs.", code="fixed_k")
         with _answered("the run directory"):
-            controls.override_k(body.k, k_override.largest)
+            controls.override_k(body.k, k_override.largest, k_override.configured)
         k_override.follow()
         return shown_k()
 
     def shown_k() -> K:
         return K(
             k=engine.k,
-            k_override=controls.read().k,
+            k_override=None if k_override is None else controls.read().k,
             configured_k=engine.k if k_override is None else k_override.configured,
             max_k=engine.k if k_override is None else k_override.largest,
         )

@@ -18,20 +18,21 @@ def file(tmp_path: Path) -> ControlFile:
 def test_what_is_written_is_read_by_others(file, tmp_path):
     assert file.read() == Controls() == Controls(loop_enabled=True, k=None)
     assert file.switch_loop(False) == Controls(loop_enabled=False)
-    assert file.override_k(2, 4) == Controls(loop_enabled=False, k=2)
+    assert file.override_k(2, 4, 3) == Controls(loop_enabled=False, k=2)
     other = ControlFile(tmp_path / "run")
     assert other.read() == Controls(loop_enabled=False, k=2)
-    other.override_k("auto", 4)
+    other.override_k("auto", 4, 3)
     other.switch_loop(True)
     assert file.read() == Controls(k="auto")
-    assert file.override_k(None, 4) == Controls()
+    assert file.override_k(None, 4, 3) == Controls()
 
 
 def test_a_k_that_the_server_does_not_allow(file):
     for k, largest, message in ((5, 4, "allows 4 at most"), (1, 0, "no draft"), ("auto", 0, "no draft")):
         with pytest.raises(ControlError, match=message):
-            file.override_k(k, largest)
-    assert file.override_k(0, 0).k == 0
+            file.override_k(k, largest, 3)
+    assert file.override_k(0, 0, 3).k == 0
+    assert file.override_k("auto", 0, "auto").k == "auto", "as a server is configured that guesses from text alone"
     fixed = {"target": "t", "draft": "d", "engine": {"k": 3, "max_k": 5}}
     assert largest_k(HotdraftConfig(**fixed)) == 3
     assert largest_k(HotdraftConfig(**{**fixed, "engine": {"max_k": 5}})) == 5
@@ -50,7 +51,7 @@ def test_a_broken_file_leaves_what_was_set_and_is_complained_of_once(file, tmp_p
     assert later.read() == Controls(loop_enabled=False), "whoever comes later cannot know that it was on"
     assert caplog.text.count("is broken") == 2
     assert all(len(record.message.splitlines()) == 1 for record in caplog.records)
-    assert file.override_k(1, 4) == file.read() == Controls(loop_enabled=False, k=1)
+    assert file.override_k(1, 4, 3) == file.read() == Controls(loop_enabled=False, k=1)
 
 
 def test_writers_at_once_lose_nothing(file, tmp_path):
@@ -60,7 +61,7 @@ def test_writers_at_once_lose_nothing(file, tmp_path):
 
     threads = [
         threading.Thread(target=write, args=[turn])
-        for turn in (lambda f, n: f.switch_loop(n % 2 == 0), lambda f, n: f.override_k(n % 5, 4))
+        for turn in (lambda f, n: f.switch_loop(n % 2 == 0), lambda f, n: f.override_k(n % 5, 4, 3))
     ]
     for thread in threads:
         thread.start()
@@ -95,3 +96,12 @@ def test_the_commands(hotdraft, file):
         assert isinstance(refused, ControlError)
         assert message in str(refused)
     assert file.read() == Controls()
+
+
+def test_over_vllm_k_is_fixed_and_the_file_says_nothing_else(hotdraft, file, monkeypatch):
+    monkeypatch.setenv("HOTDRAFT_ENGINE__KIND", "vllm")
+    refused = hotdraft("k", "0").exception
+    assert isinstance(refused, ControlError)
+    assert "fixed" in str(refused)
+    assert file.read() == Controls()
+    assert hotdraft("k", "config").stdout == "k is as configured (3)\n"

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from hotdraft.cli import app
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.loop.controls import ControlFile
 from hotdraft.pipeline.loop.job_record import Burst, JobWork, LastJob
 from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.pipeline.loop.trigger import Decision, DistillTrigger
@@ -378,7 +379,7 @@ def test_the_command_decides_as_the_trainer_beside_the_server_would(config, buff
         return json.loads(done.stdout)
 
     buffer.append(samples(0, 30))
-    assert decision() == asdict(DistillTrigger(config, buffer).decide())
+    assert decision() == asdict(DistillTrigger(config, buffer).decide()) | {"loop_enabled": True}
     assert decision()["due"], "asking changes nothing"
     with JobRecords(config.run_dir).begin("loop") as job:
         job.note(JobWork(job.id, "recipe", last_request="r29", parent_version=0))
@@ -390,4 +391,11 @@ def test_the_command_decides_as_the_trainer_beside_the_server_would(config, buff
         "new_missed": 0,
         "possible": False,
         "burst": None,
+        "loop_enabled": True,
     }
+    buffer.append(samples(30, 30))
+    assert decision()["due"]
+    ControlFile(config.run_dir).switch_loop(False)
+    told = decision()
+    assert [told["due"], told["possible"], told["loop_enabled"]] == [False, True, False]
+    assert told["reason"].startswith("the loop is off; ")

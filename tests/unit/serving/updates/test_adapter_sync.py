@@ -178,6 +178,17 @@ def test_refused_versions_are_counted_when_the_champion_changed_not_each_second(
     assert registry.asked_after == [0, 0]
 
 
+def test_a_refused_version_that_a_person_promotes_was_refused_all_the_same(sync, registry, metrics):
+    registry.promote(1)
+    registry.rejected = {2, 3}
+    sync.start()
+    assert eventually(lambda: count(metrics, "hotdraft_adapters_rejected_total") == 2)
+    registry.rejected = {3}
+    registry.promote(2)
+    assert eventually(lambda: registry.asked_after == [0, 0])
+    assert count(metrics, "hotdraft_adapters_rejected_total") == 2, "a counter that fell would be a restart"
+
+
 def test_a_refusal_is_counted_within_seconds_by_asking_for_newer_versions_alone(
     sync, registry, metrics, monkeypatch
 ):

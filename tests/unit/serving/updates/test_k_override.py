@@ -38,13 +38,13 @@ def becomes(engine: Engine, k: object) -> bool:
 
 def test_the_file_is_followed_from_the_start_and_back(engine, override, controls, caplog):
     caplog.set_level("INFO")
-    controls.override_k(1, 2)
+    controls.override_k(1, 2, 3)
     override.start()
     assert engine.k == 1, "before the first request"
     assert "k is 1, an operator's override" in caplog.text
-    controls.override_k(0, 2)
+    controls.override_k(0, 2, 3)
     assert becomes(engine, 0)
-    controls.override_k(None, 2)
+    controls.override_k(None, 2, 3)
     assert becomes(engine, 2)
     assert "k is 2, as configured" in caplog.text
 
@@ -57,9 +57,9 @@ def test_without_an_override_nothing_is_said(engine, override, caplog):
 
 
 def test_an_override_that_cannot_be_leaves_what_is_configured(engine, override, controls, caplog):
-    controls.override_k(1, 8)
+    controls.override_k(1, 8, 3)
     override.follow()
-    controls.override_k(7, 8)
+    controls.override_k(7, 8, 3)
     override.follow()
     override.follow()
     assert engine.k == 2
@@ -70,7 +70,7 @@ def test_an_automatic_k_waits_until_no_request_runs(engine, override, controls):
     assert engine.k_choice.adaptive is None
     client = ask(engine, request("long", max_tokens=100))
     client.first.wait(20)
-    seen = engine.between_rounds(lambda: (controls.override_k("auto", 2), engine.num_running)).result()
+    seen = engine.between_rounds(lambda: (controls.override_k("auto", 2, 3), engine.num_running)).result()
     assert seen[1] == 1
     busy = threading.Event()
     engine.between_rounds(lambda: busy.wait(0.2))
@@ -88,7 +88,7 @@ def test_without_a_draft_there_is_no_k(config: HotdraftConfig, controls, caplog)
     alone = build_engine(config.model_copy(update={"draft": None}), None)
     override = KOverride(alone, controls)
     for k in ("auto", 2):
-        controls.override_k(k, 8)
+        controls.override_k(k, 8, 3)
         override.follow()
         assert alone.k == override.configured == override.largest == 0
     assert caplog.text.count("does not hold") == 2

@@ -21,13 +21,14 @@ function described(x, words) {
 }
 
 const empty = "No traffic yet. The first point comes when the first request is served.";
+const undrafted = "Nothing yet. The first point comes when a request is served that the draft was asked for.";
 const acceptance = new LineChart(byId("acceptance-chart"), {
   label: "Acceptance rate over time with swaps; arrow keys read the points",
   formatX,
   formatY: (y) => y.toFixed(1),
   describe: (x) =>
     described(x, (point) => `acceptance ${number(point.acceptance_rate)}, ${number(point.mean_acceptance_length, 2)} tokens a round`),
-  empty,
+  empty: undrafted,
   top: 1,
 });
 const byDomain = new LineChart(byId("domain-chart"), {
@@ -39,7 +40,7 @@ const byDomain = new LineChart(byId("domain-chart"), {
       const rates = Object.entries(point.domains).filter(([domain]) => isShown(domain));
       return rates.map(([domain, rate]) => `${domain} ${number(rate)}`).join(", ") || "no domain shown was served";
     }),
-  empty,
+  empty: undrafted,
   top: 1,
 });
 const speed = new LineChart(byId("speed-chart"), {

@@ -24,7 +24,7 @@ function showStatus(now) {
   setText("model", [now.model, `target ${baseName(now.target)}`, now.draft && `draft ${baseName(now.draft)}`].filter(Boolean).join(" · "));
   document.title = `${now.model} · hotdraft`;
   setText("draft-version", now.draft ? versionName(now.draft_version) : "none");
-  setText("draft-note", now.draft ? (now.draft_version ? "adapter served" : "no adapter yet") : "plain decoding");
+  setText("draft-note", now.draft ? (now.draft_version ? "adapter served" : "no adapter yet") : now.k === "auto" ? "guesses from text alone" : "plain decoding");
   setText("requests", `${now.num_running} / ${now.num_slots}`);
   setText("requests-note", now.num_waiting ? `slots in use, ${now.num_waiting} waiting` : "slots in use, none waiting");
   setText("k", `${now.k_override ?? now.k}`);
@@ -45,7 +45,8 @@ function showNow(now) {
   const point = last(now.points);
   const drafted = now.points.findLast((each) => each.acceptance_rate !== undefined);
   setText("acceptance", number(drafted?.acceptance_rate));
-  setText("acceptance-note", drafted ? `${number(drafted.mean_acceptance_length, 2)} tokens a round` : "no traffic yet");
+  const nothing = point ? "no draft was asked" : "no traffic yet";
+  setText("acceptance-note", drafted ? `${number(drafted.mean_acceptance_length, 2)} tokens a round` : nothing);
   const costed = now.points.findLast((each) => each.speedup !== undefined);
   setText("speedup", costed ? `${number(costed.speedup, 2)}×` : "–");
   setText("speedup-note", "over k = 0, by measured costs of rounds");
@@ -58,10 +59,11 @@ function showNow(now) {
 
 function showK({ k_override, configured_k, max_k }) {
   const select = byId("k-select");
-  const values = ["", "auto", ...Array.from({ length: max_k + 1 }, (_, k) => `${k}`)];
+  const auto = max_k > 0 || configured_k === "auto" ? ["auto"] : [];
+  const values = ["", ...auto, ...Array.from({ length: max_k + 1 }, (_, k) => `${k}`)];
   if (select.options.length !== values.length)
     select.replaceChildren(...values.map((value) => new Option(value || `as configured (${configured_k})`, value)));
-  select.disabled = max_k === 0;
+  select.disabled = max_k === 0 && configured_k !== "auto";
   if (document.activeElement !== select) select.value = k_override === null ? "" : `${k_override}`;
 }
 

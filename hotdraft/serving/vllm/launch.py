@@ -51,7 +51,7 @@ class Command:
 
 
 def check(config: HotdraftConfig) -> None:
-    """Raise `VllmVersionError` for a vLLM that hotdraft does not know, and `ConfigError` for what vLLM cannot do."""
+    """Raise `VllmVersionError` for a vLLM that is not known, and `ConfigError` for what vLLM has no way of."""
     if config.draft is None:
         raise ConfigError("engine.kind vllm: name a draft: there is nothing to improve without one")
     if isinstance(load_config_of(config.draft), HiddenStateConfig):

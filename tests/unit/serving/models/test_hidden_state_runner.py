@@ -19,7 +19,7 @@ from hotdraft.serving.sampling.proposal import Proposal
 from hotdraft.training.drafts.hidden_state_init import new_hidden_state_draft
 from tests.models import save, tiny_llama, tiny_neox
 from tests.unit.serving.decoders import GREEDY, PROMPTS, batch, greedy_reference, load, run, start
-from tests.unit.serving.models.test_runners import INSTRUCTIONS
+from tests.unit.serving.models.runner_kinds import INSTRUCTIONS
 
 LAYERS = [1, 3, 4]
 PAIRS = ["llama", "neox"]

@@ -107,16 +107,16 @@ class DistillTrigger:
         decision = self.decide()
         return decision.reason if decision.due and decision.burst else None
 
-    def reset(self, taken: Decision | None = None, *, new_draft: bool = True, refused_in_a_row: int = 0) -> None:
-        """A job has taken what `taken` counted, or all that is there. Without a new draft the past stays its past.
+    def reset(self, taken: Decision, *, new_draft: bool, refused_in_a_row: int = 0) -> None:
+        """A job has taken what `taken` counted. Without a new draft the past stays its past.
 
         For each job `refused_in_a_row` without hope the next waits for twice as much, unless acceptance falls. A
         burst is followed by the next as soon as there is as much again as showed the fall, unless it had no hope.
         """
-        self._new_requests -= self._new_requests if taken is None else taken.new_requests
-        self._new_missed -= self._new_missed if taken is None else taken.new_missed
+        self._new_requests -= taken.new_requests
+        self._new_missed -= taken.new_missed
         self._refused = refused_in_a_row
-        self._follow_up(None if taken is None or refused_in_a_row else taken.burst)
+        self._follow_up(None if refused_in_a_row else taken.burst)
         self._last_job = self._clock()
         if new_draft:
             self._before.clear()

@@ -96,7 +96,7 @@ def study(
                 result.jobs.append(JobDone(len(result.served), None, False, str(way), 0.0, spent))
                 continue
             refused = refused + 1 if job.verdict.is_hopeless else 0
-            stream.trigger.reset(decision, new_draft=job.verdict.accepted, refused_in_a_row=refused)
+            stream.trigger.reset(decision, new_draft=job.promoted, refused_in_a_row=refused)
             result.jobs.append(
                 JobDone(
                     len(result.served), job.version, job.verdict.accepted, job.verdict.reason,

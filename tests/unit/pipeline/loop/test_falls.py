@@ -18,10 +18,11 @@ def test_a_fall_of_the_newest_acceptance_calls_for_a_job(config, buffer):
     buffer.append(samples(30, 14, rejected=6))
     assert trigger.decide().due, "though there are less than 100 new requests"
     assert "acceptance of the newest 10 requests fell by 0.441" in trigger.decide().reason
-    trigger.reset()
+    taken = trigger.decide()
+    trigger.reset(taken, new_draft=True)
     buffer.append(samples(44, 9, rejected=8))
     assert not trigger.decide().due, "what was before the job was another draft's"
-    told = DistillTrigger(settings, buffer, LastJob("r43", 0.0, promoted=True))
+    told = DistillTrigger(settings, buffer, LastJob("r43", 0.0, promoted=True, burst=taken.burst))
     assert told.decide() == trigger.decide()
     buffer.append(samples(53, 6, rejected=8))
     rejected = DistillTrigger(settings, buffer, LastJob("r43", 0.0, promoted=False))
@@ -147,6 +148,6 @@ def test_no_drift_is_looked_for_if_none_is_asked_for(config, buffer):
 def test_acceptance_that_falls_is_not_waited_out(config, buffer):
     trigger = DistillTrigger(changed(config, drift=0.2, drift_requests=10), buffer)
     buffer.append(samples(0, 60, rejected=1))
-    trigger.reset(new_draft=False, refused_in_a_row=3)
+    trigger.reset(trigger.decide(), new_draft=False, refused_in_a_row=3)
     buffer.append(samples(60, 20, rejected=7))
     assert trigger.decide().due

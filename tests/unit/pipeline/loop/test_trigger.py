@@ -71,7 +71,7 @@ def test_counting_starts_anew_after_a_job_and_after_a_restart(config, buffer):
     buffer.append(samples(0, 30))
     trigger = DistillTrigger(config, buffer)
     assert trigger.decide().due
-    trigger.reset()
+    trigger.reset(trigger.decide(), new_draft=True)
     assert not trigger.decide().due
     buffer.append(samples(30, 200))  # more than one read takes
     assert trigger.decide().new_requests == trained_on(30, 230)
@@ -107,7 +107,7 @@ def test_what_came_while_a_job_ran_is_the_next_jobs(config, buffer):
     taken = trigger.decide()
     buffer.append(samples(30, 30))
     trigger.decide()
-    trigger.reset(taken)
+    trigger.reset(taken, new_draft=True)
     assert trigger.decide().new_requests == trained_on(30, 60)
     assert trigger.decide().due
 
@@ -124,7 +124,7 @@ def test_time_calls_for_a_job_if_there_is_anything_new(config, buffer):
     assert trigger.decide().possible
     clock.now += 2
     assert "61 s since the first request" in trigger.decide().reason
-    trigger.reset()
+    trigger.reset(trigger.decide(), new_draft=True)
     buffer.append(samples(20, 20))
     clock.now += 59
     assert not trigger.decide().due
@@ -143,8 +143,8 @@ def test_a_job_without_hope_has_the_next_wait_for_twice_as_much_up_to_a_bound(co
             buffer.append(samples(first, 5, rejected=4))
             first += 5
         assert 10 * times <= decision.new_requests < 10 * times + 10
-        trigger.reset(new_draft=False, refused_in_a_row=refused + 1)
-    trigger.reset()
+        trigger.reset(trigger.decide(), new_draft=False, refused_in_a_row=refused + 1)
+    trigger.reset(trigger.decide(), new_draft=True)
     buffer.append(samples(first, 20, rejected=4))
     assert trigger.decide().due, "a better draft may be bettered"
 
@@ -161,7 +161,7 @@ def test_jobs_keep_their_distance(config, buffer):
     trigger = DistillTrigger(changed(config, cooldown_seconds=30.0), buffer, clock=clock)
     buffer.append(samples(0, 20))
     assert trigger.decide().due, "there was no job before"
-    trigger.reset()
+    trigger.reset(trigger.decide(), new_draft=True)
     buffer.append(samples(20, 20))
     clock.now += 10
     assert "20 s of cool-down" in trigger.decide().reason

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +67,7 @@ def test_engines_side_by_side(write_config: Callable[..., Path], tmp_path: Path)
     assert set(ours["recording_overhead_percent"]) == {"1", "2"}
     assert ours["swap"]["worst_gap_swapping_seconds"] >= ours["swap"]["worst_stall_seconds"]
     assert report["environment"]["max_tokens"] == TOKENS
+    assert re.search(r"\(target by .* float32 weights, draft by .* weights\)", report["versions"]["hotdraft"])
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from hotdraft.serving.vllm.launch import plain_folder
 from hotdraft.serving.vllm.versions import installed
 from hotdraft.serving.vllm.worker import runner_v1
 from hotdraft.serving.vllm.worker.recording import Recording
+from hotdraft.serving.vllm.worker.requests import CLIENT
 
 TOKENS, REQUESTS = 64, 16
 
@@ -53,7 +54,7 @@ def main() -> None:
         )
         runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
         prompts = [one.messages for one in [*arithmetic(REQUESTS // 2, 0), *text_to_sql(REQUESTS // 2, 0)]]
-        sampling = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
+        sampling = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, extra_args={CLIENT: ""})
         recorder = Recorder(ReplayBuffer(str(folder / "replay")), config.recorder)
         recording = Recording(Journal(folder / "journal", "worker"), recorder, config.recorder.top_k)
 

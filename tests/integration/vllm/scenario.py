@@ -88,9 +88,12 @@ def run(scenario: Scenario) -> list[Any]:
 def _act(act: dict[str, Any], llm: Any, swapper: Any) -> Any:
     from vllm import SamplingParams
 
+    from hotdraft.serving.vllm.worker.requests import CLIENT
+
     if "generate" in act:
         prompts = [{"prompt_token_ids": ids} for ids in act["prompts"]]
-        outputs = llm.generate(prompts, SamplingParams(**act["generate"]), use_tqdm=False)
+        sampling = SamplingParams(**act["generate"], extra_args={CLIENT: ""})
+        outputs = llm.generate(prompts, sampling, use_tqdm=False)
         return {"tokens": [[list(one.token_ids) for one in output.outputs] for output in outputs]}
     try:
         event = swapper.swap(

@@ -16,7 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hotdraft.serving.vllm.worker.requests import CLIENT, DOMAIN, STORE
 
 OURS = "/hotdraft"
-TAGGED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+TAGGED = (
+    "/v1/chat/completions", "/v1/chat/completions/batch", "/v1/completions", "/v1/messages", "/v1/responses",
+)  # fmt: skip
 MAX_DOMAIN = 200
 
 
@@ -40,7 +42,7 @@ class FrontDoor:
         self._client_identity = client_identity
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "")
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
         ours = self._ours()
         if scope["type"] == "http" and ours is not None and (path == OURS or path.startswith(f"{OURS}/")):
             rest = path.removeprefix(OURS) or "/"

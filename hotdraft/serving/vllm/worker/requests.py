@@ -51,6 +51,7 @@ class ServedRequest:
         """Of vLLM's `NewRequestData`; None for one without tokens to read or to generate, or that is back.
 
         The second runner hands a request that was preempted on as a new one, with what it said before to be read.
+        One without `CLIENT`, as vLLM makes them of a beam search, is not kept: its client could not say so.
         """
         params, prompt_ids = new.sampling_params, new.prompt_token_ids
         if params is None or not prompt_ids:
@@ -58,7 +59,7 @@ class ServedRequest:
         if len(getattr(new, "prefill_token_ids", None) or prompt_ids) != len(prompt_ids):
             return None
         extra = params.extra_args or {}
-        is_kept = str(extra.get(STORE, 1)).lower() not in ("0", "false")
+        is_kept = CLIENT in extra and str(extra.get(STORE, 1)).lower() not in ("0", "false")
         left_out = _left_out(params, new) if is_kept else "store"
         return cls(
             request_id=new.req_id,

@@ -27,7 +27,7 @@ def sampling_params(**told: Any) -> SimpleNamespace:
         "allowed_token_ids": None,
         "bad_words": None,
         "all_stop_token_ids": set(),
-        "extra_args": None,
+        "extra_args": {"hotdraft_client": "c"},
     }
     return SimpleNamespace(**{**defaults, **told})
 

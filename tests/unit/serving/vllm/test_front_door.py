@@ -42,6 +42,8 @@ def vllm() -> tuple[FastAPI, list[str]]:
     ours = FastAPI()
 
     @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions/batch")
+    @app.post("/v1/messages")
     @app.post("/v1/responses")
     async def chat(request: Request) -> dict[str, Any]:
         return {"said": await request.json(), "length": request.headers["content-length"]}
@@ -76,7 +78,22 @@ def test_requests_pass_the_door_whole(vllm: tuple[FastAPI, list[str]]) -> None:
     assert ended == ["ended"]
 
 
-def test_a_response_that_is_not_to_be_stored_is_not_recorded(vllm: tuple[FastAPI, list[str]]) -> None:
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/v1/chat/completions/batch"])
+def test_what_is_not_to_be_stored_is_not_recorded_by_whatever_path_it_comes(
+    vllm: tuple[FastAPI, list[str]], path: str
+) -> None:
     with TestClient(vllm[0]) as client:
-        said = client.post("/v1/responses", json={"input": "a secret", "store": False}).json()["said"]
+        said = client.post(path, json={"input": "a secret", "store": False}).json()["said"]
     assert said["vllm_xargs"] == {"hotdraft_client": "client", "hotdraft_store": 0}
+
+
+def test_behind_a_proxy_that_leaves_its_prefix_the_door_knows_the_same_paths(
+    vllm: tuple[FastAPI, list[str]],
+) -> None:
+    app, _ = vllm
+    app.root_path = "/api"
+    with TestClient(app) as client:
+        for prefix in ("", "/api"):
+            said = client.post(f"{prefix}/v1/chat/completions", json=CHAT).json()["said"]
+            assert said["vllm_xargs"] == {"hotdraft_client": "client"}
+            assert client.get(f"{prefix}/hotdraft/status").json() == "hotdraft"

@@ -65,7 +65,8 @@ def test_a_record_holds_the_targets_distributions_at_the_positions_of_the_answer
     followed = follow(module, runner_class())
     runner, first, second = followed.runner, logits(2), logits(6)
     kept = second.clone()
-    both = Scheduled([new_request("a", extra_args={"hotdraft_domain": "sql"}), new_request("b", [7])])
+    told = {"hotdraft_client": "c", "hotdraft_domain": "sql"}
+    both = Scheduled([new_request("a", extra_args=told), new_request("b", [7])])
     runner.step(both, {"a": [], "b": []}, [[3], [4]], first.clone())
     runner.step(Scheduled(), {"a": [5, 6, 7], "b": [8]}, [[5, 9], [8, 2]], second)
     runner.step(Scheduled(finished_req_ids={"a", "b"}), {}, [], logits(0))
@@ -111,7 +112,7 @@ def test_what_is_not_to_be_recorded_is_counted_alone(
     new = [
         new_request("a", logit_bias={1: 2.0}),
         new_request("b"),
-        new_request("c", extra_args={"hotdraft_store": 0}),
+        new_request("c", extra_args={"hotdraft_client": "c", "hotdraft_store": 0}),
     ]
     runner.step(Scheduled(new), {"a": [1], "b": [5], "c": []}, [[1, 2], [5, 6], [7]], logits(5))
     runner.step(Scheduled(finished_req_ids={"a", "b", "c"}), {}, [], logits(0))

@@ -50,10 +50,16 @@ def test_the_domain_comes_with_the_request_and_of_unstored_ones_nothing_is_told(
     told = {"hotdraft_domain": "sql", "hotdraft_client": "c"}
     assert served(extra_args=told).domain == "sql"
     assert served(extra_args=told).left_out is None
-    assert served(extra_args=None).domain == DEFAULT_DOMAIN
+    assert served(extra_args={"hotdraft_client": ""}).domain == DEFAULT_DOMAIN
     for no in (0, "0", "false", False):
         request = served(extra_args={**told, "hotdraft_store": no})
         assert (request.domain, request.left_out) == (UNRECORDED_DOMAIN, "store")
+
+
+@pytest.mark.parametrize("extra", [None, {}, {"hotdraft_domain": "sql"}])
+def test_what_came_by_no_door_that_a_client_could_say_no_at_is_not_kept(extra: dict[str, Any] | None) -> None:
+    request = served(extra_args=extra)
+    assert (request.domain, request.left_out) == (UNRECORDED_DOMAIN, "store")
 
 
 def test_filters_are_recorded_as_ours_are() -> None:

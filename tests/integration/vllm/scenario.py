@@ -46,6 +46,7 @@ def run(scenario: Scenario) -> list[Any]:
     from hotdraft.pipeline.config.settings import HotdraftConfig
     from hotdraft.pipeline.models.loading import fingerprint
     from hotdraft.serving.vllm.front.followed_engine import FollowedEngine
+    from hotdraft.serving.vllm.front.loop import worker_settings
     from hotdraft.serving.vllm.front.swapper import VllmSwapper
     from hotdraft.serving.vllm.journal import JournalFollower
     from hotdraft.serving.vllm.launch import EXTENSION
@@ -66,12 +67,8 @@ def run(scenario: Scenario) -> list[Any]:
             run_dir=Path(scenario.run_dir),
             recorder={"shard_requests": 8, "flush_seconds": 0.5},
         )
-        settings = {
-            "config": config.model_dump(mode="json", exclude={"server"}),
-            "journal": str(folder),
-            "draft_folder": scenario.draft,
-            "fingerprint": scenario.fingerprint or fingerprint(scenario.draft),
-        }
+        known = scenario.fingerprint or fingerprint(scenario.draft)
+        settings = worker_settings(config, folder, scenario.draft, known)
         llm.collective_rpc("hotdraft_attach", args=(settings,))
         engine.start()
         while len(engine.workers) < options.get("tensor_parallel_size", 1):

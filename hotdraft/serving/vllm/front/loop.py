@@ -83,12 +83,7 @@ class LoopBesideVllm:
             num_slots=vllm_config.scheduler_config.max_num_seqs,
             max_model_len=vllm_config.model_config.max_model_len,
         )
-        self._settings = {
-            "config": config.model_dump(mode="json", exclude={"server"}),
-            "journal": str(self._folder),
-            "draft_folder": told.model,
-            "fingerprint": fingerprint(config.draft or told.model),
-        }
+        self._settings = worker_settings(config, self._folder, told.model, fingerprint(config.draft or told.model))
         after = self._reset_prefixes if config.vllm.reset_prefix_cache else lambda: None
         swapper = VllmSwapper(self.engine, self._call, after_swap=after)
         registry, tracker = AdapterRegistry(config), ServingTracker(config)
@@ -129,11 +124,14 @@ class LoopBesideVllm:
         self.app = _application(config, self.engine, metrics, routers)
 
     async def start(self) -> None:
-        """Attach to the workers, then run. Raises `RunInUseError` where another process runs the loop here."""
+        """Attach to the workers, then run. Raises `RunInUseError` where another process runs the loop here,
+        and `RuntimeError` where a worker cannot take part."""
         self._stack.enter_context(run_lock(self._config.run_dir, "server"))
         self._journal.clear()
         try:
-            await self._client.collective_rpc("hotdraft_attach", args=(self._settings,))
+            replies = await self._client.collective_rpc("hotdraft_attach", args=(self._settings,))
+            if failed := [reply["failed"] for reply in replies if "failed" in reply]:
+                raise RuntimeError(f"a worker cannot take part: {failed[0]}")
             await asyncio.to_thread(self._start_parts)
         except BaseException:  # nobody would follow what the workers go on to write
             with suppress(Exception):  # of which the one above is the cause
@@ -174,6 +172,17 @@ class LoopBesideVllm:
                 why = f"{type(error).__name__}: {error}"
             await asyncio.sleep(1)
         logger.warning("vLLM kept its prefix cache, of the draft's version before, too: %s", why)
+
+
+def worker_settings(config: HotdraftConfig, journal: Path, draft_folder: str, draft: str) -> dict[str, Any]:
+    """What `hotdraft_attach` takes; `draft` is its fingerprint. Of `config` it is what workers go by: the rest,
+    every default spelled out, may not be valid a second time."""
+    return {
+        "config": config.model_dump(mode="json", include={"target", "run_dir", "recorder", "replay"}),
+        "journal": str(journal),
+        "draft_folder": draft_folder,
+        "fingerprint": draft,
+    }
 
 
 class Exported(Collector):

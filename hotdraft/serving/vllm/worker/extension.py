@@ -40,19 +40,38 @@ class WorkerExtension:
     hotdraft_part: Any = None
 
     def hotdraft_attach(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Begin to record, and make ready to swap; to call it again changes nothing."""
-        if self.hotdraft_part is None:
-            self.hotdraft_part = WorkerPart(self, settings)
-        return self.hotdraft_part.status()
+        """Begin to record, and make ready to swap; to call it again changes nothing.
+
+        Where a rank of this engine cannot, none does, and each says why as `failed`.
+        """
+        if self.hotdraft_part is not None:
+            return self.hotdraft_part.status()
+        part, why = None, "another rank of its engine failed"
+        try:
+            part = WorkerPart(self, settings)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            logger.exception("hotdraft does nothing in this worker, vLLM serves on")
+        if not all_agree(part is not None):
+            if part is not None:
+                part.close()
+            return {"failed": why}
+        assert part is not None
+        part.warm_up()
+        self.hotdraft_part = part
+        return part.status()
 
     def hotdraft_stage(self, version: int, folder: str | None) -> None:
-        self.hotdraft_part.stage(version, None if folder is None else Path(folder))
+        if self.hotdraft_part is not None:
+            self.hotdraft_part.stage(version, None if folder is None else Path(folder))
 
     def hotdraft_commit(self, version: int) -> None:
-        self.hotdraft_part.commit(version)
+        if self.hotdraft_part is not None:
+            self.hotdraft_part.commit(version)
 
     def hotdraft_discard(self) -> None:
-        self.hotdraft_part.discard()
+        if self.hotdraft_part is not None:
+            self.hotdraft_part.discard()
 
     def hotdraft_close(self) -> None:
         if self.hotdraft_part is not None:
@@ -63,7 +82,10 @@ class WorkerExtension:
 
 
 class WorkerPart:
-    """One worker's recording and draft, told what to do by `settings` as `LoopBesideVllm` makes them."""
+    """One worker's recording and draft, told what to do by `settings` as `worker_settings` makes them.
+
+    To make one asks no other rank for anything.
+    """
 
     def __init__(self, worker: Any, settings: dict[str, Any]) -> None:
         from vllm.distributed import get_pp_group, get_tp_group
@@ -73,9 +95,9 @@ class WorkerPart:
             keep_temperatures(importlib.import_module("vllm.v1.sample.rejection_sampler"))
         config = HotdraftConfig(**settings["config"])
         self._worker = worker
-        self._tensor_group = get_tp_group()
-        stage, engine = get_pp_group(), worker.vllm_config.parallel_config.data_parallel_index
-        self.name = f"engine{engine}-stage{stage.rank_in_group}-rank{self._tensor_group.rank_in_group}"
+        stage, rank = get_pp_group(), get_tp_group().rank_in_group
+        engine = worker.vllm_config.parallel_config.data_parallel_index
+        self.name = f"engine{engine}-stage{stage.rank_in_group}-rank{rank}"
         self._journal = Journal(Path(settings["journal"]), self.name)
         self._staged: tuple[int, DraftVersion, Any] | None = None
         self.version = 0
@@ -84,8 +106,21 @@ class WorkerPart:
         self.left_alone: str | None = None
         """Why this worker swaps or records nothing."""
         self._draft = self._make_draft(settings)
-        if stage.is_last_rank and self._tensor_group.rank_in_group == 0:
+        if stage.is_last_rank and rank == 0:
             self._record(config)
+
+    def warm_up(self) -> None:
+        """Ask the draft for the first time, which is slow, together with the other ranks of this engine."""
+        usable = all_agree(self._draft is not None)
+        if usable:
+            try:
+                self._logits(torch.zeros(PROBE_TOKENS, dtype=torch.long), 1)
+            except Exception as error:  # noqa: BLE001 -- it would end vLLM's worker
+                usable = False
+                self._leave_draft(error)
+            usable = all_agree(usable)
+        if not usable and self._draft is not None:
+            self._leave_draft(DraftError("another rank's part of it cannot"))
         self._journal.tell("attached", **self.status())
 
     def status(self) -> dict[str, Any]:
@@ -139,13 +174,15 @@ class WorkerPart:
         dtype = self._worker.vllm_config.speculative_config.draft_model_config.dtype
         self._file = DraftFile(Path(settings["draft_folder"]), settings["fingerprint"], dtype)
         try:
-            draft = LiveDraft(model)
-            self._logits(draft, torch.zeros(PROBE_TOKENS, dtype=torch.long), 1)  # the first is slow
-        except Exception as error:
-            self.left_alone = f"the draft cannot be swapped: {type(error).__name__}: {error}"
-            logger.exception("hotdraft swaps nothing here, vLLM serves on")
+            return LiveDraft(model)
+        except Exception as error:  # noqa: BLE001 -- it is recorded all the same
+            self._leave_draft(error)
             return None
-        return draft
+
+    def _leave_draft(self, error: Exception) -> None:
+        self._draft = None
+        self.left_alone = f"the draft cannot be swapped: {type(error).__name__}: {error}"
+        logger.error("hotdraft swaps nothing here, vLLM serves on", exc_info=error)
 
     def _record(self, config: HotdraftConfig) -> None:
         told = config.recorder
@@ -177,7 +214,7 @@ class WorkerPart:
 
     def _exchange(self, version: int, staged: tuple[int, DraftVersion, Any] | None) -> float:
         assert self._draft is not None
-        if not self._all_agree(staged is not None and staged[0] == version):
+        if not all_agree(staged is not None and staged[0] == version):
             raise DraftError(f"version {version} is not staged on every rank")
         assert staged is not None
         _, read, weights = staged
@@ -188,12 +225,12 @@ class WorkerPart:
             exchanged = True
         except Exception as found:  # noqa: BLE001 -- other ranks wait for an answer
             error = found
-        if self._all_agree(exchanged):
+        if all_agree(exchanged):
             try:
                 distance = self._distance(read)
             except Exception as found:  # noqa: BLE001 -- likewise
                 error = found
-            if self._all_agree(distance <= PROBE_TOLERANCE):
+            if all_agree(distance <= PROBE_TOLERANCE):
                 return distance
         if exchanged:
             self._draft.exchange(weights)
@@ -208,23 +245,27 @@ class WorkerPart:
         """Mean total variation over the probe's positions; 0 for ranks that see no logits."""
         if read.probe_ids is None or read.probe_probs is None:
             return 0.0
-        assert self._draft is not None
-        logits = self._logits(self._draft, read.probe_ids, len(read.probe_probs))
+        logits = self._logits(read.probe_ids, len(read.probe_probs))
         if logits is None:
             return 0.0
         expected = read.probe_probs.to(logits.device)
         return float((logits[:, : expected.shape[1]].softmax(-1) - expected).abs().sum(-1).mean() / 2)
 
-    def _logits(self, draft: LiveDraft, input_ids: torch.Tensor, last: int) -> torch.Tensor | None:
+    def _logits(self, input_ids: torch.Tensor, last: int) -> torch.Tensor | None:
         from vllm.forward_context import set_forward_context
 
+        assert self._draft is not None
         with set_forward_context(None, self._worker.vllm_config):
-            return draft.logits(input_ids, last)
+            return self._draft.logits(input_ids, last)
 
-    def _all_agree(self, fine: bool) -> bool:
-        """Whether all tensor-parallel ranks of this engine are fine; each has to ask."""
-        if self._tensor_group.world_size == 1:
-            return fine
-        flag = torch.tensor([int(fine)])
-        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MIN, group=self._tensor_group.cpu_group)
-        return bool(flag.item())
+
+def all_agree(fine: bool) -> bool:
+    """Whether all tensor-parallel ranks of this engine are fine; each has to ask."""
+    from vllm.distributed import get_tp_group
+
+    group = get_tp_group()
+    if group.world_size == 1:
+        return fine
+    flag = torch.tensor([int(fine)])
+    torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MIN, group=group.cpu_group)
+    return bool(flag.item())

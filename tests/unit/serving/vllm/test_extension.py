@@ -13,6 +13,7 @@ import torch
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.adapter_folder import AdapterError
+from hotdraft.serving.vllm.front.loop import worker_settings
 from hotdraft.serving.vllm.worker import extension
 from hotdraft.serving.vllm.worker.extension import WorkerExtension
 from hotdraft.serving.vllm.worker.staging import DraftVersion
@@ -67,15 +68,11 @@ class Attached:
     def __init__(self, worker: Worker, folder: Path) -> None:
         self.worker = worker
         self.folder = folder
-        config = HotdraftConfig(target="t", draft="d", run_dir=folder, recorder={"flush_seconds": 0.1})
-        self.status = worker.hotdraft_attach(
-            {
-                "config": config.model_dump(mode="json", exclude={"server"}),
-                "journal": str(folder / "journal"),
-                "draft_folder": str(folder),
-                "fingerprint": "f",
-            }
+        told = {"flush_seconds": 0.1}
+        config = HotdraftConfig(
+            target="t", draft="d", run_dir=folder, recorder=told, predistill={"hidden_states": [0, 1, 2]}
         )
+        self.status = worker.hotdraft_attach(worker_settings(config, folder / "journal", str(folder), "f"))
 
     def told(self, *events: str) -> list[dict[str, Any]]:
         lines = [line for path in (self.folder / "journal").glob("*") for line in path.read_text().splitlines()]
@@ -199,3 +196,59 @@ def test_a_draft_that_cannot_be_swapped_is_recorded_all_the_same(attached: Calla
     one.worker.hotdraft_stage(3, "3")
     one.worker.hotdraft_commit(3)
     assert one.told("staged", "swapped", "not_staged", "not_swapped") == []
+
+
+def test_a_worker_that_cannot_take_part_says_why_and_serves_on(
+    attached: Callable[..., Attached], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(extension, "Journal", full)
+    one = attached()
+    assert one.status == {"failed": "OSError: no space left on device"}
+    one.worker.hotdraft_stage(3, "3")
+    one.worker.hotdraft_commit(3)
+    one.worker.hotdraft_discard()
+    one.worker.hotdraft_close()
+    assert one.worker.hotdraft_status() is None
+
+
+class Ranks(Group):
+    """Two, of which the other one answers `answers`, then that it is fine."""
+
+    world_size, cpu_group = 2, None
+
+    def __init__(self, *answers: int) -> None:
+        self.answers = list(answers)
+
+    def reduced(self, flag: torch.Tensor, *_: Any, **__: Any) -> None:
+        flag.clamp_(max=self.answers.pop(0) if self.answers else 1)
+
+
+@pytest.fixture
+def beside(attached: Callable[..., Attached], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Attached]:
+    def attach(*answers: int) -> Attached:
+        ranks = Ranks(*answers)
+        monkeypatch.setattr(sys.modules["vllm.distributed"], "get_tp_group", lambda: ranks)
+        monkeypatch.setattr(torch.distributed, "all_reduce", ranks.reduced)
+        return attached()
+
+    return attach
+
+
+def test_no_rank_takes_part_where_another_one_cannot(beside: Callable[..., Attached]) -> None:
+    one = beside(0)
+    assert one.status == {"failed": "another rank of its engine failed"}
+    assert one.worker.hotdraft_status() is None
+    assert one.told("attached") == []
+
+
+@pytest.mark.parametrize("answers", [(1, 0), (1, 1, 0)])
+def test_no_rank_swaps_a_draft_of_which_another_rank_cannot(
+    beside: Callable[..., Attached], answers: tuple[int, ...]
+) -> None:
+    one = beside(*answers)
+    assert (one.status["has_draft"], one.status["records"]) == (False, True)
+    assert "another rank" in one.status["problem"]
+    assert beside().status["has_draft"] is True

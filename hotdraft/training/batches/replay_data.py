@@ -99,8 +99,8 @@ class ReplayDataModule(lightning.LightningDataModule):
                 f"none of {len(rows)} recorded requests is held out to validate on, at a fraction of "
                 f"{selection.held_out_fraction:g}: record more"
             )
-        drawn = np.random.default_rng(batching.seed).permutation(len(self.held_out_rows))
-        self.validation_samples = self._held_out(drawn[: selection.validation_requests])
+        self._drawn = np.random.default_rng(batching.seed).permutation(len(self.held_out_rows))
+        self.validation_samples = self._held_out(self._drawn[: selection.validation_requests])
 
     @classmethod
     def for_job(
@@ -191,8 +191,8 @@ class ReplayDataModule(lightning.LightningDataModule):
         return DataLoader(batches[rank::processes], batch_size=None)  # type: ignore[arg-type]  # a list will do
 
     def held_out_samples(self, max_requests: int) -> list[ReplaySample]:
-        """The newest `max_requests` held-out samples."""
-        return self._held_out(range(len(self.held_out_rows))[-max_requests:])
+        """At most so many held-out samples, drawn uniformly, those that validation looks at last."""
+        return self._held_out(self._drawn[::-1][:max_requests])
 
     def held_out_by_domain(self, today: Collection[str], gate: GateConfig) -> list[ReplaySample]:
         """The newest held-out samples of `today`'s domains, and older ones of every domain alike, oldest first.

@@ -55,8 +55,12 @@ class FinishedDraft:
 def recipe(config: HotdraftConfig) -> dict[str, Any]:
     """All that a pre-distilled draft depends on but its data, ready for JSON."""
     dtype = choose_dtype(config.dtype, choose_device(config.device))
+    draft = config.predistill.draft
     return {
         "target": fingerprint(config.target),
+        "target_weights": config.engine.target_weights,
         "dtype": str(dtype),
+        "held_out_fraction": config.replay.held_out_fraction,
         **config.predistill.model_dump(mode="json"),
+        "draft": None if draft is None else fingerprint(draft),
     }

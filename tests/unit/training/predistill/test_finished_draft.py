@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.training.predistill.finished_draft import FinishedDraft, PredistillResult
+from hotdraft.training.predistill.finished_draft import FinishedDraft, PredistillResult, recipe
 from tests.models import tiny_llama
 
 OUTCOME = PredistillResult({"all": {"prompts": 3, "overlap": 0.5}}, {"1-8": {"positions": 9}}, 1.2, "run1")
@@ -35,3 +35,18 @@ def test_only_the_same_command_finds_its_draft(tmp_path, config):
 
     finished.forget()
     assert finished.read() is None
+
+
+def test_a_recipe_names_what_is_held_out_the_targets_weights_and_what_the_draft_begins_as(tmp_path, config):
+    def told(**sections):
+        return recipe(HotdraftConfig(target=config.target, dtype="float32", device="cpu", **sections))
+
+    assert told() == told(run_dir=tmp_path / "elsewhere")
+    assert told() != told(replay={"held_out_fraction": 0.5})
+    assert told() != told(engine={"target_weights": "int8"})
+    begun = tmp_path / "begun"
+    tiny_llama(1, seed=2).save_pretrained(begun)
+    before = told(predistill={"draft": str(begun)})
+    assert before != told()
+    tiny_llama(1, seed=3).save_pretrained(begun)
+    assert told(predistill={"draft": str(begun)}) != before

@@ -72,7 +72,8 @@ class ServedRequest:
             min_p=params.min_p,
             seeded=params.seed is not None,
             max_tokens=params.max_tokens,
-            stop_ids=frozenset(getattr(params, "all_stop_token_ids", None) or ()),
+            # not `all_stop_token_ids`, which has ends of text that `ignore_eos` goes past
+            stop_ids=frozenset({*(params.stop_token_ids or ()), params.eos_token_id} - {None}),
             left_out=left_out,
         )
 

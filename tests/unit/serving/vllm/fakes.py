@@ -26,6 +26,8 @@ def sampling_params(**told: Any) -> SimpleNamespace:
         "structured_outputs": None,
         "allowed_token_ids": None,
         "bad_words": None,
+        "stop_token_ids": [],
+        "eos_token_id": None,
         "all_stop_token_ids": set(),
         "extra_args": {"hotdraft_client": "c"},
     }

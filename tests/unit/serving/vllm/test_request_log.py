@@ -46,7 +46,14 @@ def test_a_refused_token_is_recorded_where_the_targets_own_came_and_what_follows
 
 
 @pytest.mark.parametrize(
-    ("told", "length"), [({"max_tokens": 3}, 3), ({"all_stop_token_ids": {6}}, 2), ({"max_tokens": None}, 4)]
+    ("told", "length"),
+    [
+        ({"max_tokens": 3}, 3),
+        ({"stop_token_ids": [6]}, 2),
+        ({"eos_token_id": 6, "all_stop_token_ids": {6}}, 2),
+        ({"all_stop_token_ids": {6}}, 4),  # as with `ignore_eos`
+        ({"max_tokens": None}, 4),
+    ],
 )
 def test_an_answer_ends_where_vllm_ends_it_though_the_worker_sees_more(told: dict[str, Any], length: int) -> None:
     log = log_of(**told)

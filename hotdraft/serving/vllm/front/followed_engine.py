@@ -20,7 +20,7 @@ from hotdraft.serving.vllm.journal import JournalFollower
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
-ANSWER_ID = re.compile(r"(?:\d+_)?(?:(chatcmpl-.+)|(cmpl-.+)-\d+)-[0-9a-f]{8}")
+ANSWER_ID = re.compile(r"(?:\d+_)?(?:(chatcmpl-.+)|(cmpl-.+)-\d+|(resp_.+)_\d+)-[0-9a-f]{8}")
 SUMMED = (
     "completion_tokens", "rounds", "drafted_tokens", "examined_tokens", "accepted_tokens", "first_examined",
     "first_accepted",
@@ -198,9 +198,10 @@ class FollowedEngine:
 
 
 def outer_id(request_id: str) -> str:
-    """The id of the answer: vLLM puts a choice's number before it, a prompt's and eight random digits behind it."""
+    """The id of the answer: vLLM puts a choice's number before it, a prompt's or turn's and eight random digits
+    behind it."""
     found = ANSWER_ID.fullmatch(request_id)
-    return found[1] or found[2] if found else request_id
+    return next(filter(None, found.groups())) if found else request_id
 
 
 def _gauge(name: str) -> int:

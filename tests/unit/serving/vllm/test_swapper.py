@@ -214,6 +214,8 @@ def test_what_a_worker_counted_of_a_request_is_told_and_kept(workers: Workers, e
         ("chatcmpl-my-own-3-b76f77a3", "chatcmpl-my-own-3"),
         ("cmpl-98f9ebead20f52dc-0-b76f77a3", "cmpl-98f9ebead20f52dc"),
         ("2_cmpl-98f9ebead20f52dc-10-b76f77a3", "cmpl-98f9ebead20f52dc"),
+        ("resp_98f9ebead20f52dc_0-b76f77a3", "resp_98f9ebead20f52dc"),
+        ("resp_98f9ebead20f52dc_12-b76f77a3", "resp_98f9ebead20f52dc"),
         ("anything", "anything"),
     ],
 )

@@ -28,6 +28,7 @@ class VerifyStep:
     target: TargetLog | None
     """[T, K], T the positions of the logged requests: the first ones of each, at least those that count."""
     draft_version: int
+    """That drafts for the next pass."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class RequestLog:
         self.request = request
         self.began = time.time()
         self._output_ids: list[int] = []
+        self._drafting: int | None = None
+        """The version that drafted at the end of the last pass."""
         self._rounds: list[tuple[int, int, int]] = []
         """Position of the first token, drafted tokens, version, of each pass."""
         self._drafted: list[np.ndarray] = []
@@ -61,20 +64,22 @@ class RequestLog:
         self._target: list[TargetLog] = []
 
     def take(self, tokens: np.ndarray, drafted_ids: np.ndarray, target: TargetLog | None, version: int) -> None:
-        """A pass that gave `tokens` [m + 1] for `drafted_ids` [n], of which it accepted m.
+        """A pass that gave `tokens` [m + 1] for `drafted_ids` [n], of which it accepted m; `version` drafts next.
 
         `target` holds the distributions at the first positions, m + 1 at least, if they are recorded.
         """
         if not len(tokens):
             return
         accepted, count = len(tokens) - 1, len(tokens)
-        self._rounds.append((len(self._output_ids), len(drafted_ids), version))
+        drafted_by = version if self._drafting is None else self._drafting
+        self._drafting = version
+        self._rounds.append((len(self._output_ids), len(drafted_ids), drafted_by))
         self._output_ids += tokens.tolist()
         drafted = np.full(count, NOT_DRAFTED, np.int32)
         drafted[: len(drafted_ids)] = drafted_ids[:count]
         self._drafted.append(drafted)
         self._accepted.append(np.arange(count) < accepted)
-        self._versions.append(np.full(count, version, np.int32))
+        self._versions.append(np.full(count, drafted_by, np.int32))
         if target is not None:
             self._target.append(target.positions(0, count))
 

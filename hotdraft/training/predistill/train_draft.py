@@ -1,5 +1,6 @@
 """Training a draft by the method that pre-distillation is told: full parameters, LoRA, or LoRA on NF4."""
 
+import gc
 import shutil
 import warnings
 from collections.abc import Callable
@@ -51,7 +52,12 @@ def train_draft(
         model = trainable(draft, settings)
         metrics = fit(model, dtype)
     else:
-        metrics = fit_in_processes(draft, settings, fit, place.checkpoints, draft.device)
+        device = draft.device
+        draft = draft.cpu()
+        gc.collect()
+        torch.cuda.empty_cache()  # or the process on the first device had that much less
+        metrics = fit_in_processes(draft, settings, fit, place.checkpoints, device)
+        draft = draft.to(device)  # type: ignore[arg-type]  # transformers' decorator hides `to`
         model = trainable(draft, settings)
     best = torch.load(place.checkpoints / f"{BEST}.ckpt", map_location=draft.device, weights_only=True)
     parameters = dict(model.named_parameters())

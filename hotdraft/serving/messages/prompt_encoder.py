@@ -13,6 +13,8 @@ AT_ONCE_CHARACTERS = 1000
 """Up to here a thread costs more than it saves."""
 SHORT_CHARACTERS = 20_000
 """Up to here a prompt waits for no longer one."""
+PART_CHARACTERS = 64
+"""What a prompt or a message takes, however short it is, is the time of so many."""
 
 
 class PromptError(ValueError):
@@ -78,7 +80,7 @@ class PromptEncoder:
         characters = sum(len(message["content"]) for message in messages)
         self._check(characters, "messages")
         tokenizer = self._model.tokenizer
-        return await self._beside(characters, lambda: encode_chat(tokenizer, messages))
+        return await self._beside(characters, len(messages), lambda: encode_chat(tokenizer, messages))
 
     async def texts(self, prompts: Sequence[str | list[int]], add_special_tokens: bool = True) -> list[list[int]]:
         """Each as by `encode_text`; raises `PromptError` also for one that is too long."""
@@ -90,13 +92,15 @@ class PromptEncoder:
         tokenizer = self._model.tokenizer
         return await self._beside(
             sum(map(len, prompts)),
+            len(prompts),
             lambda: [encode_text(tokenizer, prompt, add_special_tokens) for prompt in prompts],
         )
 
-    async def _beside(self, characters: int, work: Callable[[], T]) -> T:
-        if characters <= AT_ONCE_CHARACTERS:
+    async def _beside(self, characters: int, parts: int, work: Callable[[], T]) -> T:
+        size = characters + PART_CHARACTERS * parts
+        if size <= AT_ONCE_CHARACTERS:
             return work()
-        pool = self._short if characters <= SHORT_CHARACTERS else self._long
+        pool = self._short if size <= SHORT_CHARACTERS else self._long
         return await asyncio.get_running_loop().run_in_executor(pool, work)
 
     def _check(self, characters: int, param: str) -> None:

@@ -3,9 +3,11 @@
 import asyncio
 import threading
 import time
+from typing import Any
 
 import httpx
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from hotdraft.serving.messages.prompt_encoder import PromptEncoder, PromptError, encode_chat, encode_text
 from tests.unit.serving.http.scripted import ScriptedEngine, make_tokenizer
@@ -71,6 +73,35 @@ def test_a_call_that_is_cancelled_before_its_turn_does_no_work() -> None:
 
     asyncio.run(scene())
     assert slow.calls == 1
+
+
+def test_many_short_ones_are_encoded_beside_the_loop_as_a_long_one_is() -> None:
+    class Observed:
+        def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+            self._tokenizer = tokenizer
+
+        def __getattr__(self, name: str) -> Any:
+            threads.append(threading.current_thread().name.rsplit("_")[0])
+            return getattr(self._tokenizer, name)
+
+        def __call__(self, text: str, **options: bool) -> Any:
+            return self.__getattr__("__call__")(text, **options)
+
+        def __len__(self) -> int:
+            return len(self._tokenizer)
+
+    async def scene() -> None:
+        encoder = PromptEncoder(engine)
+        engine.tokenizer = Observed(engine.tokenizer)
+        for number, thread in [(1, "MainThread"), (100, "tokenize-short"), (1000, "tokenize-long")]:
+            for encode in (encoder.texts(["a"] * number), encoder.chat([{"role": "user", "content": ""}] * number)):
+                threads.clear()
+                await encode
+                assert set(threads) == {thread}
+
+    threads: list[str] = []
+    engine: Any = ScriptedEngine(max_model_len=100_000)
+    asyncio.run(scene())
 
 
 @pytest.mark.slow

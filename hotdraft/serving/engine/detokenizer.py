@@ -4,7 +4,8 @@ The library's own `DecodeStream` raises where a byte token breaks a character th
 the decoders of Llama 2 and Mistral have it, and at the end it keeps an unfinished character to itself.
 """
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
+from itertools import islice
 
 from tokenizers import Tokenizer
 
@@ -22,8 +23,8 @@ def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
 class Detokenizer:
     """Each token is decoded behind those of the last text: some decoders treat a first token differently."""
 
-    def __init__(self, tokenizer: Tokenizer, silent: Set[int]) -> None:
-        """`silent` tokens have no text."""
+    def __init__(self, tokenizer: Tokenizer, silent: Set[int], prompt_ids: Sequence[int] = ()) -> None:
+        """`silent` tokens have no text. The first token is decoded behind `prompt_ids`, which are not told."""
         self._tokenizer = tokenizer
         self._silent = silent
         self._ids: list[int] = []
@@ -31,6 +32,17 @@ class Detokenizer:
         self._known = 0
         """How many of them are of the last text."""
         self._known_text = ""
+        self._begin_after(prompt_ids)
+
+    def _begin_after(self, prompt_ids: Sequence[int]) -> None:
+        """As few of its last tokens are kept as end with a whole character; none if there is no such end."""
+        for token in islice((token for token in reversed(prompt_ids) if token not in self._silent), LONGEST):
+            self._ids.insert(0, token)
+            text = self._decode()
+            if not text.endswith(UNFINISHED):
+                self._known, self._known_text = len(self._ids), text
+                return
+        self._ids.clear()
 
     def step(self, token: int) -> str:
         """The text that a token completes; nothing while its character may go on, and for a silent token."""

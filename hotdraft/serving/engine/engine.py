@@ -214,7 +214,7 @@ class Engine:
         """What ends answers is not part of them, special or not, unless it does not end this one."""
         ends = frozenset() if request.params.ignore_eos else self.eos_ids
         silent = self.special_ids if ends <= self.special_ids else self.special_ids | ends
-        return Detokenizer(self.tokenizer.backend_tokenizer, silent)
+        return Detokenizer(self.tokenizer.backend_tokenizer, silent, request.prompt_ids)
 
     def cancel(self, request_id: str) -> None:
         """Free a request's slot at the end of the round; nothing happens if it is gone already."""

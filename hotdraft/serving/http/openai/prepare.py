@@ -3,8 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence, Set
-from functools import partial
+from collections.abc import Sequence
 
 from fastapi import Request
 
@@ -55,7 +54,11 @@ class RequestPreparer:
         left = self._engine.max_model_len - max(map(len, prompts))
         max_tokens = self._max_tokens(body, prompts, default=min(DEFAULT_COMPLETION_TOKENS, left), param="prompt")
         echoed = await asyncio.to_thread(self._echoed, body) if body.echo else []
-        detokenizer = partial(self._detokenizer, self._engine.special_ids)
+
+        def detokenizer(index: int) -> Detokenizer:
+            backend = self._engine.tokenizer.backend_tokenizer
+            return Detokenizer(backend, self._engine.special_ids, prompts[index // body.choices])
+
         builder = TextBuilder(*self._about("cmpl", body), detokenizer, echoed)
         return self._requests(body, client, domain, builder.request_id, prompts, max_tokens), builder
 
@@ -74,11 +77,9 @@ class RequestPreparer:
         if isinstance(prompt, str):
             offsets = prompt_offsets(self._engine.tokenizer, prompt, body.has_special_tokens) if told else []
             return EchoedPrompt(prompt, offsets)
-        offsets = TextOffsets(self._detokenizer(frozenset())).following(prompt) if told else []
+        detokenizer = Detokenizer(self._engine.tokenizer.backend_tokenizer, silent=frozenset())
+        offsets = TextOffsets(detokenizer).following(prompt) if told else []
         return EchoedPrompt(decode(self._engine.tokenizer, prompt), offsets)
-
-    def _detokenizer(self, silent: Set[int]) -> Detokenizer:
-        return Detokenizer(self._engine.tokenizer.backend_tokenizer, silent)
 
     def _check(self, body: GenerationOptions, prompts: int) -> None:
         """What is wrong with a request whatever its prompts say."""

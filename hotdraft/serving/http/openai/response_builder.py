@@ -125,7 +125,8 @@ class EchoedPrompt:
 
 @dataclass(frozen=True)
 class TextBuilder(_Builder):
-    detokenizer: Callable[[], Detokenizer]
+    detokenizer: Callable[[int], Detokenizer]
+    """Of a choice."""
     echoed: Sequence[EchoedPrompt] = ()
     """By choice; none without `echo`."""
     _offsets: dict[int, TextOffsets] = field(default_factory=dict)
@@ -155,7 +156,7 @@ class TextBuilder(_Builder):
         logprobs = None
         if self.logprobs:
             if index not in self._offsets:
-                self._offsets[index] = TextOffsets(self.detokenizer(), len(self._echo(index).text))
+                self._offsets[index] = TextOffsets(self.detokenizer(index), len(self._echo(index).text))
             following = self._offsets[index].following([token.token_id for token in said.logprobs])
             told = [*said.prompt_logprobs, *said.logprobs]
             logprobs = text_logprobs(told, self.texts, [*begins.offsets, *following])

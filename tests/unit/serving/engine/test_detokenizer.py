@@ -1,10 +1,12 @@
 """What comes out token by token is what transformers makes of all of them."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models
+from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
 
 from hotdraft.serving.engine.detokenizer import Detokenizer, special_ids
@@ -24,10 +26,10 @@ def byte_fallback() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
 
 
-def texts(tokenizer: PreTrainedTokenizerFast, token_ids: list[int]) -> list[str]:
+def texts(tokenizer: PreTrainedTokenizerFast, token_ids: list[int], prompt_ids: Sequence[int] = ()) -> list[str]:
     """What each token brings, then what is left at the end."""
     backend = tokenizer.backend_tokenizer
-    detokenizer = Detokenizer(backend, special_ids(backend))
+    detokenizer = Detokenizer(backend, special_ids(backend), prompt_ids)
     return [*map(detokenizer.step, token_ids), detokenizer.finish()]
 
 
@@ -72,6 +74,27 @@ def test_a_leading_space_is_that_of_the_whole_text() -> None:
     found = texts(tokenizer, token_ids)
     assert found[:2] == ["b", " b"]
     assert "".join(found) == whole(tokenizer, token_ids) == "b ba日本 b\ufffd"
+
+
+@pytest.mark.parametrize("tokenizer", [tiny_tokenizer(), byte_fallback()], ids=["bytes", "byte fallback"])
+def test_an_answer_is_what_a_stream_of_its_prompt_goes_on_with(tokenizer: PreTrainedTokenizerFast) -> None:
+    characters = [tokenizer(text).input_ids for text in ("n", " ", "é", "日", "😀")]
+    pieces = [*characters, *([token] for token in range(256, len(tokenizer)))]
+    generator = random.Random(0)
+    for _ in range(300):
+        prompt, answer = (
+            [token for piece in generator.choices(pieces, k=generator.randrange(5)) for token in piece]
+            for _ in range(2)
+        )
+        stream = DecodeStream(ids=prompt, skip_special_tokens=True)
+        expected = [stream.step(tokenizer.backend_tokenizer, token) or "" for token in answer]
+        assert texts(tokenizer, answer, prompt) == [*expected, ""]
+
+
+def test_behind_a_prompt_that_ends_within_a_character_an_answer_begins_anew() -> None:
+    tokenizer = byte_fallback()
+    for prompt in ([A, 0xE6], [0x80] * 9):
+        assert texts(tokenizer, [SPACE_B, A], prompt) == ["b", "a", ""]
 
 
 def test_a_byte_that_breaks_the_character_before() -> None:

@@ -17,6 +17,7 @@ from hotdraft.serving.messages.events import RoundStats, SwapEvent
 from hotdraft.serving.messages.request import GenerationRequest, OutputDelta, RequestStats, SamplingParams
 from tests.models import tiny_llama, tiny_tokenizer
 from tests.unit.serving.clients import Client, ask, greedy, request
+from tests.unit.serving.http.scripted import make_tokenizer
 
 
 def test_many_requests_through_few_slots(engine: Engine, tiny_target: str) -> None:
@@ -40,6 +41,19 @@ def test_eos_and_stop_strings_end_the_text(engine: Engine, tiny_target: str) -> 
     assert cut.wait().finish_reason == "stop"
     assert cut.text == whole.text[: whole.text.index(stop)]
     assert all(stop not in delta.text for delta in cut.deltas)
+
+
+@pytest.mark.parametrize(("stop", "text"), [(None, " there there"), (" there", "")])
+def test_an_answer_goes_on_where_its_prompt_ended(config: HotdraftConfig, stop: str | None, text: str) -> None:
+    """Some decoders write no space before a first word, which an answer's first is not."""
+    engine = build_engine(config, None)
+    engine.tokenizer = make_tokenizer()
+    [there] = engine.tokenizer("there").input_ids
+    client = ask(engine, request("r", max_tokens=2, logit_bias={there: 100}, stop=stop))
+    for _ in range(4):
+        engine.step()
+    assert client.text == text
+    assert client.deltas[-1].finish_reason == ("stop" if stop else "length")
 
 
 def test_cancelling_frees_the_slot(engine: Engine) -> None:

@@ -92,7 +92,7 @@ def test_completion_logprobs(client: openai.OpenAI) -> None:
     assert told.tokens == SAID
     assert told.token_logprobs == [-0.5, -1.0, -1.5, -2.0, -3.0]
     assert told.top_logprobs[0] == {"hello": -0.1, "<s>": -0.5}
-    assert told.text_offset == [0, 3, 11, 17, 28]
+    assert told.text_offset == [0, 4, 12, 18, 29]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -107,7 +107,7 @@ def test_echoed_logprobs_begin_with_the_prompt(client: openai.OpenAI, engine: Sc
     assert logprobs == [None, -1.0, -0.5, -1.0, -1.5, -2.0, -3.0]
     assert choices[0].logprobs.top_logprobs[0] is None
     offsets = [offset for choice in choices for offset in choice.logprobs.text_offset]
-    assert offsets == [0, 5, 11, 14, 22, 28, 39]
+    assert offsets == [0, 5, 11, 15, 23, 29, 40]
     assert engine.requests[0].params.prompt_logprobs == 1
 
 

@@ -2,9 +2,13 @@
 
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 MAX_PROMPTS = 2048
+MAX_PARTS = 64
+"""Of a message."""
+MAX_ALL_PARTS = 4096
+"""Of all messages."""
 MAX_STOP_STRINGS = 32
 """OpenAI takes 4, vLLM any number."""
 MAX_STOP_LENGTH = 256
@@ -48,11 +52,25 @@ def _in_json(value: Any) -> str:
     return {dict: "an object", bool: "true or false", type(None): "null"}.get(type(value), "a number")
 
 
-def few_entries(value: Any) -> Any:
+def few_entries(most: int) -> BeforeValidator:
     """Counted before each of them is looked at."""
-    if isinstance(value, dict) and len(value) > MAX_METADATA:
-        raise ValueError(f"must have at most {MAX_METADATA} entries, not {len(value)}")
-    return value
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > most:
+            raise ValueError(f"must have at most {most} entries, not {len(value)}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def few_parts(messages: Any) -> Any:
+    """Likewise."""
+    listed = messages if isinstance(messages, list) else []
+    contents = [message.get("content") for message in listed if isinstance(message, dict)]
+    parts = sum(len(content) for content in contents if isinstance(content, list))
+    if parts > MAX_ALL_PARTS:
+        raise ValueError(f"must have at most {MAX_ALL_PARTS} parts together, not {parts}")
+    return messages
 
 
 def prompt_list(value: Any) -> list[str] | list[list[int]]:

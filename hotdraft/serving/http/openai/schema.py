@@ -25,12 +25,14 @@ from pydantic_core import PydanticCustomError
 from hotdraft.pipeline.config.section import no_truth_for_a_number
 from hotdraft.serving.http.openai.fields import (
     MAX_METADATA,
+    MAX_PARTS,
     Few,
     MetadataText,
     Stop,
     Stops,
     UnicodeText,
     few_entries,
+    few_parts,
     prompt_list,
     stop_list,
     text_parts,
@@ -41,8 +43,6 @@ from hotdraft.serving.messages.stop_strings import StopStrings
 
 MAX_MESSAGES = 2048
 """OpenAI's bound."""
-MAX_PARTS = 64
-"""Of a message."""
 
 
 class RequestModel(BaseModel):
@@ -105,9 +105,9 @@ class GenerationOptions(RequestModel):
     eta_cutoff: float | None = Field(None, ge=0, lt=1, description="the model's own if absent, else 0")
     presence_penalty: float | None = Field(0.0, ge=-2, le=2)
     frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
-    logit_bias: dict[int, float] | None = Field(
-        None, max_length=MAX_BIASED, description="by token id, between -100 and 100: added to the token's logit"
-    )
+    logit_bias: Annotated[
+        Annotated[dict[int, float], Field(max_length=MAX_BIASED)] | None, few_entries(MAX_BIASED)
+    ] = Field(None, description="by token id, between -100 and 100: added to the token's logit")
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     n: int | None = Field(1, ge=1, le=128, description="answers to each prompt")
     best_of: int | None = Field(None, ge=1, le=128, description="must be n, if anything")
@@ -129,7 +129,7 @@ class GenerationOptions(RequestModel):
     )
     metadata: Annotated[
         Annotated[dict[UnicodeText, MetadataText], Field(max_length=MAX_METADATA)] | None,
-        BeforeValidator(few_entries),
+        few_entries(MAX_METADATA),
     ] = Field(None, description='{"domain": name} tags the traffic')
     user: UnicodeText | None = None
 
@@ -199,7 +199,9 @@ class GenerationOptions(RequestModel):
 class ChatCompletionRequest(GenerationOptions):
     needs = {**GenerationOptions.needs, "top_logprobs": "logprobs"}
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    messages: Annotated[list[ChatMessage], BeforeValidator(few_parts)] = Field(
+        min_length=1, max_length=MAX_MESSAGES, fail_fast=True
+    )
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
 

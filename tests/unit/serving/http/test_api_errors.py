@@ -99,6 +99,22 @@ def test_bad_completion_requests(
 
 
 @pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"logit_bias": {f"no token {number}": "" for number in range(301)}}, "at most 300 entries, not 301"),
+        ({"metadata": dict.fromkeys(map(str, range(17)))}, "at most 16 entries, not 17"),
+        ({"messages": [{"role": "user", "content": [{}] * 64}] * 65}, "at most 4096 parts together, not 4160"),
+    ],
+)
+def test_what_is_too_many_is_refused_before_each_is_looked_at(
+    client: openai.OpenAI, options: dict, says: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=says) as caught:
+        client.chat.completions.create(**({"model": "tiny-chat", "messages": USER} | options))
+    assert caught.value.param in options
+
+
+@pytest.mark.parametrize(
     "content",
     [
         b"{",

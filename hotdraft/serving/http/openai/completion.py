@@ -30,7 +30,7 @@ async def whole_completion(stream: TokenStream, builder: ResponseBuilder, *, n: 
         choice.prompt_logprobs += delta.prompt_logprobs or ()
         choice.finish_reason = finish_reason(delta)
         stats[index] = delta.stats
-    is_long = any(choice.logprobs or choice.prompt_logprobs for choice in choices.values())
+    is_long = builder.echoes or any(choice.logprobs for choice in choices.values())
     said, total = in_order(choices), combined(in_order(stats), n)
     [written] = await _written(lambda: [builder.whole(said, total)], aside=is_long)
     return written
@@ -52,7 +52,7 @@ async def sse_events(
             if index not in stats:
                 told = delta.prompt_logprobs or ()
                 opening = partial(builder.opening, index, told, delta.stats, **unknown_usage)
-                for chunk in await _written(opening, aside=bool(told)):
+                for chunk in await _written(opening, aside=builder.echoes):
                     yield _event(chunk)
             stats[index] = delta.stats
             if said.finish_reason or said.text or said.logprobs:

@@ -21,6 +21,8 @@ from hotdraft.serving.messages.request import DEFAULT_DOMAIN, UNRECORDED_DOMAIN,
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default `max_tokens` of /v1/completions."""
+MAX_ECHOED = 2**22
+"""Characters of prompts that several answers to one request may begin with together."""
 
 
 class RequestPreparer:
@@ -70,7 +72,12 @@ class RequestPreparer:
     def _echoed(self, body: CompletionRequest) -> list[EchoedPrompt]:
         """What each choice begins with."""
         prompts = [self._echo(prompt, body) for prompt in body.prompt]
-        return [prompt for prompt in prompts for _ in range(body.choices)]
+        echoed = [prompt for prompt in prompts for _ in range(body.choices)]
+        characters = sum(len(prompt.text) for prompt in echoed)
+        if characters > MAX_ECHOED and len(echoed) > 1:
+            says = f"{len(echoed)} answers would echo {characters} characters: {MAX_ECHOED} are allowed."
+            raise ApiError(400, says, param="echo")
+        return echoed
 
     def _echo(self, prompt: str | list[int], body: CompletionRequest) -> EchoedPrompt:
         told = body.wanted_logprobs is not None

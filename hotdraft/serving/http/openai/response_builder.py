@@ -38,6 +38,10 @@ class ResponseBuilder(Protocol):
 
     @property
     def request_id(self) -> str: ...
+    @property
+    def echoes(self) -> bool:
+        """Whether choices begin with their prompts."""
+        ...
 
     def whole(self, choices: Sequence[ChoiceText], stats: RequestStats) -> Envelope: ...
 
@@ -62,6 +66,10 @@ class _Builder:
     texts: TokenTexts
     logprobs: bool
     """Whether they were asked for."""
+
+    @property
+    def echoes(self) -> bool:
+        return False
 
     def _head(self, stats: RequestStats) -> dict[str, Any]:
         return {
@@ -131,6 +139,10 @@ class TextBuilder(_Builder):
     """By choice; none without `echo`."""
     _offsets: dict[int, TextOffsets] = field(default_factory=dict)
 
+    @property
+    def echoes(self) -> bool:
+        return bool(self.echoed)
+
     def whole(self, choices: Sequence[ChoiceText], stats: RequestStats) -> Completion:
         told = [self._choice(index, said, self._echo(index)) for index, said in enumerate(choices)]
         return self._completion(told, stats, usage=usage(stats), hotdraft=speculation(stats))
@@ -138,7 +150,7 @@ class TextBuilder(_Builder):
     def opening(
         self, index: int, prompt_logprobs: Sequence[TokenLogprob], stats: RequestStats, **extra: Any
     ) -> list[Envelope]:
-        if not self.echoed:
+        if not self.echoes:
             return []
         prompt = ChoiceText(prompt_logprobs=list(prompt_logprobs))
         return [self._completion([self._choice(index, prompt, self._echo(index))], stats, **extra)]

@@ -9,6 +9,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from hotdraft.serving.engine.detokenizer import Detokenizer
+from hotdraft.serving.http.openai import prepare
 from hotdraft.serving.http.openai.logprobs import (
     TextOffsets,
     TokenTexts,
@@ -161,8 +162,10 @@ def test_only_the_prompt_is_told(client: openai.OpenAI, engine: ScriptedEngine, 
     assert not engine.requests[0].record, "one token that nobody sees teaches nothing"
 
 
-@pytest.mark.parametrize("told", [{"logprobs": 1}, {"logprobs": 1, "echo": True, "max_tokens": 0}, {}])
-def test_many_log_probs_are_written_beside_the_event_loop(
+@pytest.mark.parametrize(
+    "told", [{"logprobs": 1}, {"logprobs": 1, "echo": True, "max_tokens": 0}, {"echo": True}, {}]
+)
+def test_log_probs_and_prompts_are_written_beside_the_event_loop(
     client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, told: dict[str, Any]
 ) -> None:
     writers: list[str] = []
@@ -189,6 +192,20 @@ def test_what_is_refused(client: openai.OpenAI, options: dict[str, Any], says: s
     with pytest.raises(openai.BadRequestError, match=says) as refused:
         client.completions.create(**{"model": "tiny-chat", "prompt": "hello", **options})
     assert refused.value.param in ("max_tokens", "best_of", "logprobs")
+
+
+def test_answers_that_would_echo_too_much_together_are_refused(
+    client: openai.OpenAI, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "MAX_ECHOED", 9)
+    assert client.completions.create(model="tiny-chat", prompt="hello there", echo=True).choices
+    engine.requests.clear()
+    with pytest.raises(
+        openai.BadRequestError, match="2 answers would echo 10 characters: 9 are allowed"
+    ) as refused:
+        client.completions.create(model="tiny-chat", prompt="hello", echo=True, n=2)
+    assert refused.value.param == "echo"
+    assert not engine.requests
 
 
 def test_as_many_of_as_many_are_all(client: openai.OpenAI) -> None:

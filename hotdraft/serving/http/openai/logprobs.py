@@ -45,10 +45,13 @@ class TextLogprobs(BaseModel):
 
 
 class TokenTexts:
-    """How a tokenizer's tokens read, each alone, special ones included."""
+    """How a tokenizer's tokens read within a text, special ones included."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
+        # some decoders write no space before a first word: "Paris" and " Paris" would read alike
+        self._before = tokenizer("a", add_special_tokens=False).input_ids
+        self._length = len(decode(tokenizer, self._before))
         self.of = lru_cache(2**16)(self._of)
 
     def bytes_of(self, token_id: int) -> list[int] | None:
@@ -61,7 +64,7 @@ class TokenTexts:
         return [_BYTES[character] for character in piece] if piece and _BYTES.keys() >= set(piece) else None
 
     def _of(self, token_id: int) -> str:
-        return decode(self._tokenizer, [token_id])
+        return decode(self._tokenizer, [*self._before, token_id])[self._length :]
 
 
 class TextOffsets:

@@ -6,7 +6,10 @@ from typing import Any
 
 import openai
 import pytest
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import WordLevel
 from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from hotdraft.serving.engine.detokenizer import Detokenizer
 from hotdraft.serving.http.openai import prepare
@@ -22,8 +25,8 @@ from hotdraft.serving.messages.request import TokenLogprob
 from tests.models import tiny_tokenizer
 from tests.unit.serving.http.scripted import USER, WORDS, ScriptedEngine, make_tokenizer
 
-SAID = [WORDS[token] for token in (1, 2, 3, 4, 0)]
-"""The scripted engine's tokens."""
+SAID = [f" {WORDS[token]}" for token in (1, 2, 3, 4, 0)]
+"""The scripted engine's tokens, with spaces as the tokenizer writes them between words."""
 TEXTS, BYTES = TokenTexts(make_tokenizer()), TokenTexts(tiny_tokenizer())
 
 
@@ -77,8 +80,8 @@ def test_chat_logprobs(client: openai.OpenAI, stream: bool) -> None:
     content = [token for part in parts if part.logprobs for token in part.logprobs.content]
     assert [token.token for token in content] == SAID
     assert [token.logprob for token in content] == [-0.5, -1.0, -1.5, -2.0, -3.0]
-    assert content[0].bytes == list(b"<s>")
-    assert [(top.token, top.logprob) for top in content[0].top_logprobs] == [("hello", -0.1), ("there", -0.2)]
+    assert content[0].bytes == list(b" <s>")
+    assert [(top.token, top.logprob) for top in content[0].top_logprobs] == [(" hello", -0.1), (" there", -0.2)]
 
 
 def test_logprobs_only_where_asked_for(client: openai.OpenAI, engine: ScriptedEngine) -> None:
@@ -92,7 +95,7 @@ def test_completion_logprobs(client: openai.OpenAI) -> None:
     told = client.completions.create(model="tiny-chat", prompt="hello there", logprobs=1).choices[0].logprobs
     assert told.tokens == SAID
     assert told.token_logprobs == [-0.5, -1.0, -1.5, -2.0, -3.0]
-    assert told.top_logprobs[0] == {"hello": -0.1, "<s>": -0.5}
+    assert told.top_logprobs[0] == {" hello": -0.1, " <s>": -0.5}
     assert told.text_offset == [0, 4, 12, 18, 29]
 
 
@@ -103,7 +106,7 @@ def test_echoed_logprobs_begin_with_the_prompt(client: openai.OpenAI, engine: Sc
     )
     choices = [chunk.choices[0] for chunk in (reply if stream else [reply])]
     assert "".join(choice.text for choice in choices) == "hello thereHi you there!"
-    assert [token for choice in choices for token in choice.logprobs.tokens] == ["hello", "there", *SAID]
+    assert [token for choice in choices for token in choice.logprobs.tokens] == [" hello", " there", *SAID]
     logprobs = [logprob for choice in choices for logprob in choice.logprobs.token_logprobs]
     assert logprobs == [None, -1.0, -0.5, -1.0, -1.5, -2.0, -3.0]
     assert choices[0].logprobs.top_logprobs[0] is None
@@ -124,12 +127,22 @@ def test_penalties_reach_the_engine(client: openai.OpenAI, engine: ScriptedEngin
 def test_what_cannot_be_has_a_number_in_json() -> None:
     told = text_logprobs([TokenLogprob(5, -math.inf, ((6, -math.inf),))], TEXTS, [0])
     assert told.token_logprobs == [-9999.0]
-    assert told.top_logprobs == [{"there": -9999.0, "hello": -9999.0}]
+    assert told.top_logprobs == [{" there": -9999.0, " hello": -9999.0}]
 
 
 def test_of_tokens_that_read_alike_the_likeliest_is_told() -> None:
     token = TokenLogprob(0xF0, -4.0, ((0xF1, -0.1), (0xF2, -3.0)))
     assert text_logprobs([token], BYTES, [0]).top_logprobs == [{"\ufffd": -0.1}]
+
+
+def test_tokens_read_as_they_do_within_a_text() -> None:
+    """What some decoders write without a space where a text begins is another token's text."""
+    backend = Tokenizer(WordLevel({"<unk>": 0, "▁Paris": 1, "Paris": 2}, unk_token="<unk>"))
+    backend.decoder = decoders.Metaspace()
+    texts = TokenTexts(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>"))
+    told = text_logprobs([TokenLogprob(1, -0.1, ((2, -2.0),))], texts, [0])
+    assert (told.tokens, told.top_logprobs) == ([" Paris"], [{" Paris": -0.1, "Paris": -2.0}])
+    assert [BYTES.of(token) for token in range(257)] == [tiny_tokenizer().decode([token]) for token in range(257)]
 
 
 def test_parts_of_a_character_have_bytes_and_one_place() -> None:
@@ -156,7 +169,7 @@ def test_only_the_prompt_is_told(client: openai.OpenAI, engine: ScriptedEngine, 
     chunks = list(reply) if stream else [reply]
     choices = [choice for chunk in chunks for choice in chunk.choices]
     assert "".join(choice.text for choice in choices) == "hello there"
-    assert [token for choice in choices for token in choice.logprobs.tokens] == ["hello", "there"]
+    assert [token for choice in choices for token in choice.logprobs.tokens] == [" hello", " there"]
     assert choices[-1].finish_reason == "length"
     assert stream or (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (2, 0)
     assert not engine.requests[0].record, "one token that nobody sees teaches nothing"

@@ -21,6 +21,7 @@ from rich.progress import (
 )
 from transformers import PreTrainedModel
 
+from hotdraft.answering.batch import CollectError, _check_written, answer_all, generation_config, started
 from hotdraft.answering.requests import answer_requests, on_policy_requests, text_pieces
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.loading import (
@@ -35,7 +36,6 @@ from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.traffic.prompts import Prompt
 from hotdraft.pipeline.traffic.sources import Text
 from hotdraft.serving.engine.aside import aside
-from hotdraft.serving.engine.batch import CollectError, _check_written, answer_all, generation_config, started
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.messages.request import GenerationRequest
 from hotdraft.training.drafts.model_size import read_config

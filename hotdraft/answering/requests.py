@@ -11,10 +11,10 @@ import numpy as np
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
+from hotdraft.answering.batch import CollectError
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.traffic.prompts import Prompt
 from hotdraft.pipeline.traffic.sources import Text
-from hotdraft.serving.engine.batch import CollectError
 from hotdraft.serving.messages.prompt_encoder import PromptError, encode_chat
 from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
 from hotdraft.training.scoring.target_scores import ScoredText

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from hotdraft.answering.batch import answer_all, generation_config, started
 from hotdraft.answering.collect import model_names
 from hotdraft.answering.requests import answer_requests, text_pieces
 from hotdraft.pipeline.config.settings import HotdraftConfig
@@ -20,7 +21,6 @@ from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out
 from hotdraft.pipeline.store.connection import open_client
 from hotdraft.pipeline.traffic.prompts import Prompt
 from hotdraft.pipeline.traffic.sources import Text
-from hotdraft.serving.engine.batch import answer_all, generation_config, started
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.messages.request import GenerationRequest
 from hotdraft.training.planning.machine import Available

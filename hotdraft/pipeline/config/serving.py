@@ -126,7 +126,12 @@ class EngineConfig(Section):
     )
     num_slots: int = Field(8, ge=1, le=65536, description="requests decoded together")
     max_model_len: int = Field(1024, ge=8, description="prompt and output tokens of one request, at most")
-    max_queue: int = Field(1024, ge=1, description="requests that may wait for a slot before 503")
+    max_queue: int = Field(
+        1024,
+        ge=1,
+        description="requests that may wait for a slot before 503; up to twice as many where some are of clients "
+        "that have less than an even share",
+    )
     prefill_chunk: int = Field(256, ge=1, description="prompt tokens processed between two rounds, at most")
     reuse_prefixes: bool = Field(
         True,

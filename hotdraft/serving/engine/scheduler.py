@@ -5,7 +5,6 @@ The rows that run are in front, and the one whose prompt is being read comes aft
 
 import threading
 import time
-from collections import deque
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ from hotdraft.serving.decoding.learned_costs import RoundSetting
 from hotdraft.serving.decoding.rounds import Round
 from hotdraft.serving.engine.k_choice import KChoice
 from hotdraft.serving.engine.sequence import Sequence
+from hotdraft.serving.engine.waiting import Waiting
 from hotdraft.serving.messages.request import FinishReason, GenerationRequest
 from hotdraft.serving.models.track import MIN_SHARED
 from hotdraft.serving.proposers.plan import ProposalPlan
@@ -24,7 +24,7 @@ from hotdraft.serving.sampling.logits import SamplingBatch
 
 
 class QueueFullError(RuntimeError):
-    """More requests wait than `max_queue` allows; try again later."""
+    """As many requests wait as `max_queue` allows; try again later."""
 
 
 class RoundPlan(NamedTuple):
@@ -53,9 +53,8 @@ class Scheduler:
         """Whose prompts are read in one forward, in the rows before that; none but while they are."""
         self._decoder = decoder
         self._k_choice = k_choice
-        self._max_queue = max_queue
         self._prefill_chunk = prefill_chunk
-        self._waiting: deque[Sequence] = deque()
+        self._waiting = Waiting(max_queue)
         self._lock = threading.Lock()
         self._sampling: SamplingBatch | None = None
 
@@ -76,16 +75,14 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Raises `QueueFullError` when too many requests wait."""
         with self._lock:
-            if len(self._waiting) >= self._max_queue:
-                raise QueueFullError(f"{self._max_queue} requests are waiting already")
-            self._waiting.append(sequence)
+            if not self._waiting.has_room_for(sequence.request.client):
+                raise QueueFullError(f"{len(self._waiting)} requests are waiting already")
+            self._waiting.add(sequence)
 
     def drop(self, cancelled: set[str]) -> list[Sequence]:
         """Free the rows of requests that were cancelled, by id, or told by the output thread that they ended."""
         with self._lock:
-            dropped = [s for s in self._waiting if s.request.request_id in cancelled]
-            for sequence in dropped:
-                self._waiting.remove(sequence)
+            dropped = self._waiting.drop(cancelled)
         for row in reversed(range(len(self.running))):
             sequence = self.running[row]
             if sequence.request.request_id in cancelled or sequence.output.finish_reason is not None:
@@ -130,7 +127,8 @@ class Scheduler:
             self._decoder.discard(row)
             sequence.is_read_alone = True
         with self._lock:
-            self._waiting.extendleft(reversed(self._together))
+            for sequence in reversed(self._together):
+                self._waiting.put_back(sequence)
         self._together = []
 
     def plan(self) -> RoundPlan:
@@ -193,9 +191,9 @@ class Scheduler:
     def clear(self) -> list[Sequence]:
         """All that run or wait; the decoder is left as it is."""
         with self._lock:
-            left = [*self.running, *self._together, *self._waiting, *([self.prefilling] if self.prefilling else [])]
+            left = [*self.running, *self._together, *([self.prefilling] if self.prefilling else [])]
             self.running, self._together, self.prefilling = [], [], None
-            self._waiting.clear()
+            left += [self._waiting.take() for _ in range(len(self._waiting))]
         return left
 
     def _guess(self, running: list[Sequence]) -> None:
@@ -227,7 +225,7 @@ class Scheduler:
                 or self._would_share(self.prefilling.request, unread)
             ):
                 with self._lock:
-                    self._waiting.appendleft(self.prefilling)
+                    self._waiting.put_back(self.prefilling)
                 self.prefilling = None
                 break
             width = max(width, unread)
@@ -257,7 +255,7 @@ class Scheduler:
         with self._lock:
             if not self._waiting or row == self._decoder.slots.num_slots:
                 return False
-            self.prefilling = self._waiting.popleft()
+            self.prefilling = self._waiting.take()
         output = self.prefilling.output
         if output.admitted is None:  # else it was put back: to ask again would use up what is tried now and then
             self.prefilling.is_drafted_alone = self._k_choice.is_drafted_alone(recorded=output.is_recorded)

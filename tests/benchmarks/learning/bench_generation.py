@@ -102,11 +102,11 @@ def summary(settings: Settings, rates: dict[str, list[float]]) -> dict[str, obje
 
 
 def hotdraft(settings: Settings) -> Run:
+    from hotdraft.answering.batch import answer_all, generation_config
     from hotdraft.pipeline.config.learning import PredistillConfig
     from hotdraft.pipeline.config.serving import EngineConfig
     from hotdraft.pipeline.config.settings import HotdraftConfig
     from hotdraft.pipeline.replay.buffer import ReplayBuffer
-    from hotdraft.serving.engine.batch import answer_all, generation_config
     from hotdraft.serving.engine.load import build_engine
     from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
 

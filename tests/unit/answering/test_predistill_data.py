@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from hotdraft.answering.batch import CollectError
 from hotdraft.answering.collect import collect
 from hotdraft.answering.requests import answer_requests, on_policy_requests, output_tokens, text_pieces
 from hotdraft.pipeline.config.settings import HotdraftConfig
@@ -18,7 +19,6 @@ from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out, sample_fr
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.traffic.prompts import Prompt, ask
 from hotdraft.pipeline.traffic.sources import Text
-from hotdraft.serving.engine.batch import CollectError
 from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
 from hotdraft.training.batches.replay_data import ReplayDataModule
 from tests.models import save, tiny_llama

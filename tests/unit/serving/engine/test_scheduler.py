@@ -11,6 +11,7 @@ from hotdraft.serving.engine.k_choice import KChoice
 from hotdraft.serving.engine.output import Output
 from hotdraft.serving.engine.scheduler import QueueFullError, Scheduler
 from hotdraft.serving.engine.sequence import Sequence
+from hotdraft.serving.engine.waiting import Waiting
 from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
 from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, by_position
 from tests.models import tiny_tokenizer
@@ -70,11 +71,14 @@ def scheduler(rows: Rows) -> Scheduler:
     return Scheduler(rows, KChoice(rows, 2, CHUNK), max_queue=4, prefill_chunk=CHUNK)  # type: ignore[arg-type]
 
 
-def wait(scheduler: Scheduler, *lengths: int, max_tokens: int = 100) -> list[Sequence]:
+def wait(
+    scheduler: Scheduler, *lengths: int, max_tokens: int = 100, first: int = 0, client: str = ""
+) -> list[Sequence]:
     """Requests whose prompts are of these lengths, the n-th named n."""
     sequences = []
-    for n, length in enumerate(lengths):
-        request = GenerationRequest(str(n), (1 + n,) * length, SamplingParams(max_tokens=max_tokens))
+    for n, length in enumerate(lengths, first):
+        params = SamplingParams(max_tokens=max_tokens)
+        request = GenerationRequest(str(n), (1 + n,) * length, params, client=client)
         detokenizer = Detokenizer(tiny_tokenizer().backend_tokenizer, frozenset())
         output = Output(request, lambda delta: None, detokenizer)
         sequences.append(
@@ -156,6 +160,15 @@ def test_no_more_wait_than_may(scheduler: Scheduler) -> None:
     assert scheduler.is_idle
 
 
+def test_another_client_waits_behind_one_request_of_a_client_that_fills_the_queue(
+    scheduler: Scheduler, rows: Rows
+) -> None:
+    wait(scheduler, 2, 2, 2, 2, client="many")
+    wait(scheduler, 2, first=9, client="one")
+    scheduler.read_prompts()
+    assert in_rows(scheduler, rows) == [0, 9, 1]
+
+
 def test_nothing_is_drafted_while_the_proposer_is_far_behind(scheduler: Scheduler, rows: Rows) -> None:
     wait(scheduler, 2)
     scheduler.read_prompts()
@@ -173,7 +186,7 @@ def test_a_request_that_is_put_back_is_asked_about_once(
     for _ in range(3):
         scheduler._admit()
         assert scheduler.prefilling is sequence
-        scheduler._waiting.appendleft(sequence)
+        scheduler._waiting.put_back(sequence)
         scheduler.prefilling = None
     assert asked == [1]
     assert not sequence.is_drafted
@@ -191,3 +204,55 @@ def test_what_a_round_committed_beyond_an_answers_end_is_not_remembered(
     rows.slots.held = lambda row: [1, 1, *range(11, 22)]
     assert scheduler.advance(plan, a_round([5, 6, 7])) == [(1, "length")]
     assert kept == [(sequence.request.scope, list(range(11, 20)))], "all nine, and none of the three more"
+
+
+def one_of(client: str, name: str) -> Any:
+    return SimpleNamespace(request=SimpleNamespace(client=client, request_id=name))
+
+
+def filled(most: int, *names: str) -> Waiting:
+    """The client of each is its first letter; who finds no room leaves."""
+    waiting = Waiting(most)
+    for name in names:
+        if waiting.has_room_for(name[0]):
+            waiting.add(one_of(name[0], name))
+    return waiting
+
+
+def all_of(waiting: Waiting) -> list[str]:
+    return [waiting.take().request.request_id for _ in range(len(waiting))]
+
+
+def test_clients_take_turns_and_a_clients_own_come_in_their_order() -> None:
+    assert all_of(filled(9, "a1", "a2", "a3", "b1", "c1", "b2")) == ["a1", "b1", "c1", "a2", "b2", "a3"]
+
+
+def test_who_comes_later_waits_for_one_of_each_other_client() -> None:
+    waiting = filled(9, "a1", "a2", "a3", "b1", "b2")
+    assert waiting.take().request.request_id == "a1"
+    waiting.add(one_of("c", "c1"))
+    assert all_of(waiting) == ["b1", "a2", "c1", "b2", "a3"]
+
+
+def test_what_is_put_back_is_next_again() -> None:
+    waiting = filled(9, "a1", "a2", "b1", "a3")
+    taken = [waiting.take() for _ in range(3)]
+    for sequence in reversed(taken):
+        waiting.put_back(sequence)
+    assert all_of(waiting) == ["a1", "b1", "a2", "a3"]
+
+
+def test_a_full_queue_lets_in_who_has_less_than_an_even_share_up_to_as_many_again() -> None:
+    one = filled(4, *[f"a{n}" for n in range(6)])
+    assert (len(one), one.has_room_for("b")) == (4, True)
+    two = filled(4, *"aaaaa", *"bbb")
+    assert (len(two), two.has_room_for("a"), two.has_room_for("b")) == (6, False, False)
+    full = filled(4, *"aaaabbccdd")
+    assert (len(full), full.has_room_for("e")) == (8, False)
+
+
+def test_who_left_the_queue_has_no_turn_in_it() -> None:
+    waiting = filled(9, "a1", "b1", "a2", "b2", "c1")
+    assert [gone.request.request_id for gone in waiting.drop({"b1", "b2", "a1", "z9"})] == ["a1", "b1", "b2"]
+    assert all_of(waiting) == ["a2", "c1"]
+    assert not waiting

@@ -37,16 +37,16 @@ def draw(
 ) -> Drawn:
     """From logits [B, 1, N] the token at int64 `position` [B, 1] of each row, by the `seeds` [B, 1] of its round.
 
-    `counts` [B, V] says how often each token came, if some row is penalised. With a `vocabulary` [N] the logits are
-    of these tokens only.
+    `counts` [B, V] says how often each token came, if some row is penalised by that. With a `vocabulary` [N] the
+    logits are of these tokens only.
     """
     sound = are_sound(logits)
     if sampling.any_sampled:
         logits = mended(logits, sound)
     logits = (logits[..., :vocab_size] if vocabulary is None else logits).float()
-    if counts is not None:
-        known = counts if vocabulary is None else counts[:, vocabulary]
-        logits = penalise(logits, known[:, None], sampling, vocabulary)
+    if sampling.any_penalised:
+        known = counts if counts is None or vocabulary is None else counts[:, vocabulary]
+        logits = penalise(logits, known, sampling, vocabulary=vocabulary)
     drawn_from = Distributions.of(logits, sampling, vocabulary, vocab_size)
     token_ids = _sample(drawn_from, position, seeds, sampling)
     return Drawn(token_ids, None if sampling.all_chosen else drawn_from, sound[:, 0])

@@ -36,7 +36,8 @@ class SamplingBatch:
     rejection sampling."""
     needs_total: bool
     """Whether some row needs the mass of its whole vocabulary."""
-    any_penalised: bool
+    any_counted: bool
+    """Whether some row is penalised by how often its tokens came."""
     biased: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
     """Rows, token ids and what is added to their logits, [M] each; None if no row has any."""
     any_logprobs: bool
@@ -71,10 +72,15 @@ class SamplingBatch:
                 and (((p.top_p < 1 or p.has_cutoffs) and p.top_k == 0) or (not p.has_filters and p.seed is None))
                 for p in params
             ),
-            any_penalised=any(p.has_penalties for p in params),
+            any_counted=any(p.presence_penalty != 0 or p.frequency_penalty != 0 for p in params),
             biased=_biased(params, device),
             any_logprobs=any(p.logprobs is not None for p in params),
         )
+
+    @property
+    def any_penalised(self) -> bool:
+        """Whether some row is drawn from other logits than the model's own."""
+        return self.any_counted or self.biased is not None
 
     @property
     def is_greedy(self) -> bool:

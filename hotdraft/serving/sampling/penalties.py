@@ -25,8 +25,8 @@ class AnswerTokens(NamedTuple):
     vocab_size: int
 
     def penalised_counts(self, sampling: SamplingBatch) -> Tensor | None:
-        """`counts`, if some row is penalised."""
-        return self.counts() if sampling.any_penalised else None
+        """`counts`, if some row is penalised by them."""
+        return self.counts() if sampling.any_counted else None
 
     def counts(self) -> Tensor:
         """How often each token came: float32 [B, V]."""
@@ -35,22 +35,23 @@ class AnswerTokens(NamedTuple):
         return counted.new_zeros(len(counted), self.vocab_size).scatter_add_(1, self.token_ids, counted)
 
 
-def count_drafted(counts: Tensor, drafted_ids: Tensor) -> Tensor:
-    """Counts [B, k+1, V] before each position of a round and after its last, from those at its start [B, V].
+def penalise(
+    logits: Tensor,
+    counts: Tensor | None,
+    sampling: SamplingBatch,
+    drafted_ids: Tensor | None = None,
+    vocabulary: Tensor | None = None,
+) -> Tensor:
+    """Float32 logits [B, T, N] less the penalties of tokens that came `counts` [B, N] times, with their bias.
 
-    `drafted_ids` is int64 [B, k].
+    With `drafted_ids` [B, T-1] one more of them has come at each position after the first. `vocabulary` [N],
+    ascending, names the tokens, if they are not all. Without `counts` there are biases only.
     """
-    drafted = F.one_hot(drafted_ids, counts.shape[-1]).to(counts.dtype)
-    return torch.cat([counts[:, None], drafted], 1).cumsum(1)
-
-
-def penalise(logits: Tensor, counts: Tensor, sampling: SamplingBatch, vocabulary: Tensor | None = None) -> Tensor:
-    """Float32 logits [B, T, N] less the penalties of tokens that came `counts` [B, T, N] times, with their bias.
-
-    `vocabulary` [N], ascending, names the tokens, if they are not all.
-    """
-    penalty = sampling.frequency_penalty[..., None] * counts
-    penalised = logits - penalty - sampling.presence_penalty[..., None] * (counts > 0)
+    penalised = logits.clone() if counts is None else logits - _penalty(counts[:, None], sampling)
+    if counts is not None and drafted_ids is not None:
+        at_drafted = drafted_ids[:, None].expand(-1, logits.shape[1], -1)
+        less = logits.gather(2, at_drafted) - _penalty(_count_drafted(counts, drafted_ids), sampling)
+        penalised.scatter_(2, at_drafted, less)
     if sampling.biased is not None:
         rows, token_ids, biases = sampling.biased
         if vocabulary is not None:
@@ -60,3 +61,15 @@ def penalise(logits: Tensor, counts: Tensor, sampling: SamplingBatch, vocabulary
         at = (rows[:, None], positions, token_ids[:, None])
         penalised.index_put_(at, biases[:, None].expand(-1, len(positions)), accumulate=True)
     return penalised
+
+
+def _penalty(counts: Tensor, sampling: SamplingBatch) -> Tensor:
+    """Of tokens that came `counts` [B, T, N] times."""
+    frequency, presence = sampling.frequency_penalty[..., None], sampling.presence_penalty[..., None]
+    return frequency * counts + presence * counts.clamp_max(1)
+
+
+def _count_drafted(counts: Tensor, drafted_ids: Tensor) -> Tensor:
+    """How often each drafted token [B, k] came before each position of a round and after its last: [B, k+1, k]."""
+    same = drafted_ids[:, :, None] == drafted_ids[:, None]
+    return counts.gather(1, drafted_ids)[:, None] + F.pad(same.cumsum(1), (0, 0, 1, 0))

@@ -9,7 +9,7 @@ from torch import Tensor
 from hotdraft.serving.sampling.distributions import Distributions
 from hotdraft.serving.sampling.logits import SamplingBatch
 from hotdraft.serving.sampling.noise import NoiseStream, uniform
-from hotdraft.serving.sampling.penalties import count_drafted, penalise
+from hotdraft.serving.sampling.penalties import penalise
 from hotdraft.serving.sampling.proposal import Proposal
 from hotdraft.serving.sampling.rejection import match, rejection_sample
 from hotdraft.serving.sampling.soundness import are_sound
@@ -40,11 +40,11 @@ def verify(
     """The tokens that come, distributed exactly as the target would have them.
 
     Shapes: the target's float32 logits [B, k+1, V]; int64 positions [B, k+1], those that the tokens will have.
-    `counts` [B, V] says how often each token was answered, if some row is penalised.
+    `counts` [B, V] says how often each token was answered, if some row is penalised by that.
     """
     sound = are_sound(logits).all(1)
-    if counts is not None:
-        logits = penalise(logits, count_drafted(counts, proposal.token_ids), sampling)
+    if sampling.any_penalised:
+        logits = penalise(logits, counts, sampling, proposal.token_ids)
     target = Distributions.of(logits, sampling)
     drafted_ids, drafted = proposal.token_ids, proposal.drafted
     if not sampling.all_chosen:

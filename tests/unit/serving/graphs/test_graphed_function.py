@@ -27,6 +27,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "seeded": {"temperature": 0.8, "seed": 7},
     "seeded, top_p": {"temperature": 0.8, "seed": 7, "top_p": 0.9},
     "penalised": {"temperature": 0.8, "presence_penalty": 0.5},
+    "biased": {"temperature": 0.8, "logit_bias": ((3, 1.0),)},
 }
 
 

@@ -1,15 +1,18 @@
 """Penalties: the arithmetic, and that speculation gives what penalising step by step gives."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.proposers.plan import ProposalPlan
-from hotdraft.serving.sampling.penalties import AnswerTokens, count_drafted, penalise
+from hotdraft.serving.sampling.penalties import AnswerTokens, penalise
 from tests.unit.serving.decoders import (
     GREEDY,
     NEW_TOKENS,
@@ -34,14 +37,59 @@ def test_counting() -> None:
     token_ids = torch.tensor([[3, 3, 1, 3, 0, 0], [2, 2, 2, 1, 4, 0]])
     counts = AnswerTokens(token_ids, torch.tensor([[1], [3]]), torch.tensor([[4], [3]]), 5).counts()
     assert counts.tolist() == [[0, 1, 0, 2, 0], [0, 0, 0, 0, 0]]
-    drafted = count_drafted(counts, torch.tensor([[3, 0], [4, 4]]))
-    assert drafted[0].tolist() == [[0, 1, 0, 2, 0], [0, 1, 0, 3, 0], [1, 1, 0, 3, 0]]
-    assert drafted[1].tolist() == [[0, 0, 0, 0, 0], [0, 0, 0, 0, 1], [0, 0, 0, 0, 2]]
+
+
+@pytest.mark.parametrize("k", [0, 1, 6])
+def test_what_was_drafted_is_penalised_as_if_all_were_counted_at_each_position(k: int) -> None:
+    generator = torch.Generator().manual_seed(k)
+    logits = torch.randn(len(PARAMS), k + 1, 250, generator=generator)
+    drafted_ids = torch.randint(40, 44, (len(PARAMS), k), generator=generator)
+    counts = torch.randint(0, 4, (len(PARAMS), 250), generator=generator).float()
+    sampling = batch(PARAMS)
+    drafted = F.one_hot(drafted_ids, 250).cumsum(1)
+    penalised = penalise(logits, counts, sampling, drafted_ids)
+    for position in range(k + 1):
+        came = counts if position == 0 else counts + drafted[:, position - 1]
+        alone = penalise(logits[:, position : position + 1], came, sampling)
+        assert torch.equal(penalised[:, position : position + 1], alone), "as the draft is, to the bit"
+        wanted = logits[:, position].clone()
+        for row, params in enumerate(PARAMS):
+            wanted[row] -= params.frequency_penalty * came[row] + params.presence_penalty * (came[row] > 0)
+            for token, bias in params.biases:
+                wanted[row, token] += bias
+        torch.testing.assert_close(alone[:, 0], wanted)
+
+
+@pytest.mark.parametrize("some", [{"presence_penalty": 0.5}, {"logit_bias": ((3, 1.0),)}], ids=str)
+def test_a_penalty_costs_one_pass_over_the_logits(some: dict[str, Any]) -> None:
+    """All who are answered in the same round pay for it."""
+    logits, drafted_ids = torch.randn(4, 9, 1000), torch.arange(32).view(4, 8)
+    sampling = batch([SamplingParams(**some), GREEDY, GREEDY, GREEDY])
+    answers = AnswerTokens(torch.arange(80).view(4, 20), torch.zeros(4, 1), torch.full((4, 1), 20), 1000)
+    counts = answers.penalised_counts(sampling)
+    assert (counts is None) == ("logit_bias" in some), "a bias asks for no counts"
+    with Written() as written:
+        penalise(logits, counts, sampling, drafted_ids)
+    assert [size for size in written.sizes if size > logits[:, 0].numel()] == [logits.numel()]
+
+
+class Written(TorchDispatchMode):
+    """Notes how many elements each operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view and not func._schema.is_mutable:
+            self.sizes.append(result.numel())
+        return result
 
 
 def test_the_formula_and_that_other_rows_are_left_alone() -> None:
     logits = torch.randn(2, 1, 4)
-    counts = torch.tensor([[[0.0, 1.0, 3.0, 0.0]]] * 2)
+    counts = torch.tensor([[0.0, 1.0, 3.0, 0.0]] * 2)
     sampling = batch([SamplingParams(presence_penalty=0.5, frequency_penalty=-0.25), SamplingParams()])
     assert sampling.any_penalised
     penalised = penalise(logits, counts, sampling)
@@ -54,12 +102,12 @@ def test_a_bias_is_added_to_the_logits_of_its_row_and_to_those_that_a_draft_know
     params = [SamplingParams(), SamplingParams(logit_bias=((1, 2.5), (3, -100.0), (5, 1.0)))]
     sampling, zeros = batch(params), torch.zeros(2, 3, 6)
     assert sampling.any_penalised
-    biased = penalise(zeros, zeros, sampling)
+    biased = penalise(zeros, None, sampling)
     assert not biased[0].any()
     assert biased[1].tolist() == [[0, 2.5, 0, -100, 0, 1]] * 3
     assert sampling.biased is not None
     assert [len(column) for column in sampling.biased] == [4] * 3, "few shapes for any number of tokens"
-    known = penalise(zeros[..., :2], zeros[..., :2], sampling, torch.tensor([3, 4]))
+    known = penalise(zeros[..., :2], None, sampling, vocabulary=torch.tensor([3, 4]))
     assert known[1].tolist() == [[-100, 0]] * 3, "of what it does not know nothing is added anywhere"
 
 

@@ -33,18 +33,20 @@ class RecentText:
         return self._tokens.nbytes + self._previous.nbytes + self._latest.nbytes
 
     def append(self, token_ids: Sequence[int] | np.ndarray) -> None:
-        """Add a text; of one longer than the capacity its end."""
+        """Add a text, or several with an `END` between them; of what is longer than the capacity the end."""
         text = np.append(np.asarray(token_ids, np.int32)[1 - self.capacity :], END)
         positions = self.length + np.arange(len(text))
-        self._tokens[positions % self.capacity] = text
-        self._previous[positions[:1] % self.capacity] = 0
-        wide, ends = text.astype(np.uint64), positions[1:]
-        pairs = _hash(wide[:-1], wide[1:], len(self._latest)).astype(np.int64)
+        places = positions % self.capacity
+        self._tokens[places] = text
+        self._previous[places] = 0
+        wide, seconds = text.astype(np.uint64), 1 + np.flatnonzero(text[:-1] != END)
+        ends = positions[seconds]
+        pairs = _hash(wide[seconds - 1], wide[seconds], len(self._latest)).astype(np.int64)
         order = np.argsort(pairs, kind="stable")
         again = np.flatnonzero(pairs[order][1:] == pairs[order][:-1])
         before = self._latest[pairs]
         before[order[again + 1]] = ends[order[again]] + 1
-        self._previous[ends % self.capacity] = before
+        self._previous[places[seconds]] = before
         self._latest[pairs] = ends + 1
         self.length += len(text)
 

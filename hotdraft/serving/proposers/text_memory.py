@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hotdraft.serving.proposers.recent_text import BYTES_A_TOKEN, END, RecentText
+from hotdraft.serving.proposers.recent_text import BYTES_A_TOKEN, RecentText
 
 MAX_SCOPES = 64
 """Beyond which the one that was not used for longest is forgotten, of the owner that has most, and not its own."""
@@ -39,20 +39,20 @@ class TextMemory:
     def _admit(self, scope: str) -> None:
         if len(self._scopes) == MAX_SCOPES:
             del self._scopes[self._least_used()]
-        owners = Counter(map(_owner, [*self._scopes, scope]))
+        self._scopes[scope] = RecentText(0)  # it counts among those that share
+        owners = Counter(map(_owner, self._scopes))
         for name, text in self._scopes.items():
-            if text.capacity > (share := self._share(name, owners, beside=scope)):
+            if text.capacity > (share := self._share(name, owners)):
                 self._scopes[name] = _shrunk(text, share)
-        self._scopes[scope] = RecentText(self._share(scope, owners, beside=scope))
+        self._scopes[scope] = RecentText(self._share(scope, owners))
 
-    def _share(self, scope: str, owners: Counter[str], beside: str) -> int:
-        """Tokens of a scope, by how many scopes each owner has with the one that comes `beside`."""
+    def _share(self, scope: str, owners: Counter[str]) -> int:
+        """Tokens of a scope, by how many scopes each owner has."""
         owner = _owner(scope)
         share = self._capacity >> _halvings(len(owners))
         if owners[owner] == 1:
             return share
-        has_own = owner in self._scopes or owner == beside
-        if has_own:
+        if has_own := owner in self._scopes:
             share >>= 1
         return share if scope == owner else share >> _halvings(owners[owner] - has_own)
 
@@ -74,8 +74,5 @@ def _halvings(count: int) -> int:
 
 def _shrunk(text: RecentText, capacity: int) -> RecentText:
     smaller = RecentText(capacity)
-    kept = text.newest(capacity)
-    for part in np.split(kept, np.flatnonzero(kept == END) + 1):
-        if len(part):
-            smaller.append(part[part != END])
+    smaller.append(text.newest(capacity)[:-1])
     return smaller

@@ -55,6 +55,21 @@ def test_all_that_is_in_the_ring_is_found_and_nothing_else(capacity: int) -> Non
                 assert set(wanted) == set(found)
 
 
+@pytest.mark.parametrize("capacity", [400, 1021])
+def test_texts_are_found_alike_whether_added_one_by_one_or_together(capacity: int) -> None:
+    random = np.random.default_rng(capacity)
+    texts = [random.integers(0, 6, int(random.integers(0, 12))).tolist() for _ in range(30)]
+    one_by_one, together = RecentText(capacity), RecentText(capacity)
+    for text in texts:
+        one_by_one.append(text)
+    together.append([token for text in texts for token in [*text, END]][:-1])
+    assert together.newest(capacity).tolist() == one_by_one.newest(capacity).tolist()
+    for first in range(6):
+        for second in (END, *range(6)):
+            found = [text.found(first, second, most=10**6, margin=1) for text in (together, one_by_one)]
+            assert found[0].tolist() == found[1].tolist(), "with what merely has the hash"
+
+
 def test_an_answer_longer_than_the_ring_leaves_its_end() -> None:
     text = RecentText(8)
     text.append(range(100))

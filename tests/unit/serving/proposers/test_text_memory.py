@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hotdraft.serving.proposers.recent_text import BYTES_A_TOKEN
+from hotdraft.serving.proposers.recent_text import BYTES_A_TOKEN, END, RecentText
 from hotdraft.serving.proposers.text_memory import MAX_SCOPES, TextMemory
 
 LIMIT = 1024 * BYTES_A_TOKEN
@@ -41,6 +41,23 @@ def test_the_bound_holds_for_any_number_of_scopes_and_the_newest_text_stays() ->
         assert held(memory, scope)[-3:] == [1998, 1999, -1]
     assert memory.of("owner0") is None
     assert memory.of("owner30") is not None
+
+
+def test_a_scope_that_comes_has_another_keep_its_newest_answers_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All requests wait for it."""
+    memory, append, appended = TextMemory(LIMIT), RecentText.append, []
+    for number in range(200):
+        memory.remember("one", [number] * 4)
+
+    def noted(text: RecentText, token_ids: np.ndarray) -> None:
+        appended.append(len(token_ids))
+        append(text, token_ids)
+
+    monkeypatch.setattr(RecentText, "append", noted)
+    memory.remember("two", [7, 8])
+    kept = [token for number in range(200) for token in [*[number] * 4, END]][-512:]
+    assert held(memory, "one") == kept
+    assert appended == [len(kept) - 1, 2]
 
 
 @pytest.mark.parametrize("others", ["", "one", "another"])

@@ -41,7 +41,7 @@ class ReplayRows:
         self._chosen: np.ndarray = np.arange(len(index))
         """Of each row, which of the whole index it is."""
         self._is_all = True
-        self._at = self._chosen
+        self._at = self._chosen.copy()
         """Of each row, where in all the places it stands; -1 once it is gone."""
 
     @classmethod

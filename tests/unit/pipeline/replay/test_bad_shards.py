@@ -222,17 +222,31 @@ def test_an_older_shard_with_flipped_bytes_stops_nothing(tmp_path):
     assert len(buffer.shards()) + buffer.size().quarantined == 201
 
 
+def flip(path: Path) -> None:
+    """A bit of the first row group."""
+    data = bytearray(path.read_bytes())
+    data[10] ^= 1
+    path.write_bytes(data)
+
+
 def test_a_shard_that_breaks_after_its_footer_was_read_costs_its_rows_alone(tmp_path):
     buffer = ReplayBuffer(str(tmp_path))
     names = [buffer.append([make_sample(name)]) for name in "abc"]
     rows = buffer.rows()
-    path = tmp_path / names[1]
-    data = bytearray(path.read_bytes())
-    data[10] ^= 1
-    path.write_bytes(data)
+    flip(tmp_path / names[1])
     assert [row["request_id"] for _, row in rows.read([2, 1, 0])] == ["c", "a"]
     assert request_ids(buffer) == ["a", "c"]
     assert buffer.size().quarantined == 1
+
+
+def test_rows_of_a_shard_that_breaks_as_they_are_read_keep_their_place_in_the_index(tmp_path):
+    buffer = ReplayBuffer(str(tmp_path))
+    names = [buffer.append([make_sample(name, domain=name)]) for name in "abc"]
+    rows = buffer.rows()
+    flip(tmp_path / names[0])
+    assert [row for row, _ in rows.read(range(3))] == [1, 2]
+    assert rows.select([0, 2])["request_id"] == ["a", "c"]
+    assert rows.domains[0].tolist() == [0, 1, 2]
 
 
 def test_records_that_contradict_themselves_are_committed_with_those_beside_them(tmp_path):

@@ -40,14 +40,13 @@ class ShardFolder:
     def files(self, suffix: str = SUFFIX) -> dict[str, int]:
         """Bytes of each file by name, in the order of names; what is no file is set aside."""
         try:
-            with self._answering():
-                entries = self.fs.ls(self.root, detail=True, refresh=True)
+            entries = self._entries(self.root)
         except FileNotFoundError:  # an object store has no folders: one without files is not there
             if self.is_local:
                 raise
             entries = []
         found = {}
-        for entry in sorted(entries, key=lambda entry: entry["name"]):
+        for entry in entries:
             name = entry["name"].rsplit("/", 1)[-1]
             if not name.endswith(suffix):
                 continue
@@ -59,6 +58,12 @@ class ShardFolder:
             elif suffix == SUFFIX:
                 self.set_aside(name, "it is no file" if entry["type"] == "other" else f"it is a {entry['type']}")
         return found
+
+    def _entries(self, path: str) -> list[dict]:
+        """Of a folder now, in the order of names: clients of object stores may remember them for good."""
+        with self._answering():
+            self.fs.invalidate_cache()
+            return sorted(self.fs.ls(path, detail=True), key=lambda entry: entry["name"])
 
     def open(self, name: str, size: int) -> Shard | None:
         """The shard; None if it was set aside or cannot be read for now. Raises `FileNotFoundError`."""
@@ -158,12 +163,11 @@ class ShardFolder:
     def quarantined(self) -> dict[str, int]:
         """Bytes of each entry of the quarantine, the oldest first, and of what is passed over where it is."""
         try:
-            with self._answering():
-                entries = self.fs.ls(self.path(QUARANTINE), detail=True, refresh=True)
+            entries = self._entries(self.path(QUARANTINE))
         except FileNotFoundError:
             entries = []
         sizes = {}
-        for entry in sorted(entries, key=lambda entry: entry["name"]):
+        for entry in entries:
             is_folder = entry["type"] == "directory"
             size = self.fs.du(entry["name"]) if is_folder else entry["size"]
             sizes[f"{QUARANTINE}/{entry['name'].rsplit('/', 1)[-1]}"] = size or 0

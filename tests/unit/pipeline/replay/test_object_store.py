@@ -35,6 +35,35 @@ def test_a_bucket_that_nothing_was_written_to_is_an_empty_buffer(buffer: ReplayB
     assert request_ids(buffer) == ["a"]
 
 
+class Remembering:
+    """A client that lists a folder once, until it is told to forget, as Azure's does."""
+
+    def __init__(self, filesystem: fsspec.AbstractFileSystem) -> None:
+        self._filesystem = filesystem
+        self._listings: dict[str, list] = {}
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._filesystem, name)
+
+    def ls(self, path: str, **options: object) -> list:
+        if path not in self._listings:
+            self._listings[path] = self._filesystem.ls(path, **options)
+        return self._listings[path]
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self._listings.clear()
+
+
+def test_what_others_wrote_is_seen_though_the_client_remembers_listings(buffer: ReplayBuffer, monkeypatch) -> None:
+    reader = ReplayBuffer("memory://" + buffer._folder.root)
+    monkeypatch.setattr(reader._folder, "fs", Remembering(reader._folder.fs))
+    for count, name in enumerate("ab", 1):
+        buffer._folder.set_aside(buffer.append([make_sample("broken")]), "it is broken")
+        buffer.append([make_sample(name)])
+        assert reader.rows()["request_id"] == [*"ab"[:count]]
+        assert reader.size().quarantined == count
+
+
 def test_a_folder_that_is_gone_is_no_empty_buffer(tmp_path) -> None:
     buffer = ReplayBuffer(str(tmp_path / "replay"))
     (tmp_path / "replay").rmdir()

@@ -35,13 +35,15 @@ class FetchedAdapters:
                 except OSError:
                     if not kept.is_dir():  # else another process was first
                         raise
-            self._forget_oldest()
+            self._forget_oldest(kept)
         os.utime(kept)
         return kept
 
-    def _forget_oldest(self) -> None:
+    def _forget_oldest(self, kept: Path) -> None:
+        """`kept` stays: to a clock that ran ahead it is the oldest."""
         with suppress(FileNotFoundError):  # another process does so too
-            for folder in sorted(self._root.iterdir(), key=lambda folder: folder.stat().st_mtime)[:-KEPT]:
+            others = [folder for folder in self._root.iterdir() if folder != kept]
+            for folder in sorted(others, key=lambda folder: folder.stat().st_mtime)[: 1 - KEPT]:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def discard(self, folder: Path) -> bool:

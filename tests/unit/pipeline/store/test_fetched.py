@@ -40,3 +40,12 @@ def test_those_that_were_not_used_for_longest_are_forgotten(tmp_path: Path, aske
     assert len(asked) == len(set(asked)) == 1 + 2 * KEPT
     adapters.folder("0")
     assert asked[-1] == "0", "it is fetched again"
+
+
+def test_what_was_just_fetched_stays_though_the_clock_ran_ahead_before(tmp_path: Path, asked: list[str]) -> None:
+    adapters = FetchedAdapters(HotdraftConfig(target="t", run_dir=tmp_path))
+    for number in range(KEPT):
+        folder = adapters.folder(f"{number}")
+        os.utime(folder, (folder.stat().st_atime, folder.stat().st_mtime + 86400))
+    assert (adapters.folder("champion") / "of").read_text() == "champion"
+    assert len(list((tmp_path / "adapters").iterdir())) == KEPT

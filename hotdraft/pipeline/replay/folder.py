@@ -96,7 +96,7 @@ class ShardFolder:
                 self.set_aside(name, f"it may not be read: {error}")
             else:
                 self.note_failure(name, error)
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self.note_failure(name, error)
         else:
             self._failing.discard(name)
@@ -189,7 +189,9 @@ class ShardFolder:
         self.errors += 1
         if what not in self._failing:
             self._failing.add(what)
-            logger.warning("the replay buffer cannot be kept or read for now, %s: %s", what, error)
+            logger.warning(
+                "the replay buffer cannot be kept or read for now, %s: %s", what, str(error) or type(error).__name__
+            )
 
     @contextmanager
     def alone(self) -> Iterator[bool]:

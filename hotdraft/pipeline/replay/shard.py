@@ -163,19 +163,25 @@ def _end(name: str, size: int, read: Read) -> tuple[bytes, bytes, bytes]:
 
 
 def _old_table(data: bytes) -> pa.Table:
-    with _parsing():
-        return completed(pq.read_table(pa.BufferReader(data)))
+    try:
+        with _parsing():
+            return completed(pq.read_table(pa.BufferReader(data)))
+    except MemoryError as error:  # there is no CRC to tell, and Arrow says so of sizes in broken bytes
+        raise ShardError(str(error)) from error
 
 
 class _parsing:  # noqa: N801  # read as a statement
-    """Whatever comes of bytes that are no shard is a `ShardError`; nothing is read in here that may be away."""
+    """Whatever comes of bytes that are no shard is a `ShardError`; nothing is read in here that may be away.
+
+    That memory is short says nothing of bytes that match their CRC.
+    """
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        # Arrow says of broken bytes that they are an OSError, of sizes in them that there is no memory
-        if isinstance(error, Exception) and not isinstance(error, ShardError):
+        # Arrow says of broken bytes that they are an OSError
+        if isinstance(error, Exception) and not isinstance(error, (ShardError, MemoryError)):
             raise ShardError(str(error).partition("\n")[0] or type(error).__name__) from error
 
 

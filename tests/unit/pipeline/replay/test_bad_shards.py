@@ -249,6 +249,33 @@ def test_rows_of_a_shard_that_breaks_as_they_are_read_keep_their_place_in_the_in
     assert rows.domains[0].tolist() == [0, 1, 2]
 
 
+def no_memory(*_: object, **__: object) -> None:
+    raise pa.ArrowMemoryError
+
+
+def test_a_checked_shard_that_memory_is_too_short_for_is_not_broken(tmp_path, monkeypatch, caplog):
+    buffer = ReplayBuffer(str(tmp_path))
+    buffer.append([make_sample("a")])
+    rows = buffer.rows()
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "ParquetFile", no_memory)
+        with pytest.raises(OSError, match="cannot be read for now"):
+            rows.table([0])
+        patch.setattr(pa.ipc, "open_stream", no_memory)
+        assert len(ReplayBuffer(str(tmp_path)).rows()) == 0
+    assert caplog.text.count("ArrowMemoryError") == 2
+    assert rows.table([0])["request_id"].to_pylist() == request_ids(buffer) == ["a"]
+    assert buffer.size().quarantined == 0
+
+
+def test_an_older_shard_that_asks_for_more_memory_than_there_is_is_broken(tmp_path, monkeypatch):
+    buffer = ReplayBuffer(str(tmp_path))
+    content(whole())(tmp_path)
+    monkeypatch.setattr(pq, "read_table", no_memory)
+    assert len(buffer.rows()) == 0
+    assert buffer.size().quarantined == 1
+
+
 def test_records_that_contradict_themselves_are_committed_with_those_beside_them(tmp_path):
     odd: ReplaySample = replace(make_sample("odd"), accepted=np.ones(3, bool))
     buffer = ReplayBuffer(str(tmp_path))

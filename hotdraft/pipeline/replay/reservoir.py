@@ -23,20 +23,22 @@ def lots(request_ids: list[str]) -> np.ndarray:
 def kept(index: pa.Table, held: int, capacity: int, max_requests: int) -> np.ndarray:
     """Rows of `index` that stay, ascending; the first `held` of them were in the reservoir, all others are offered.
 
-    Of each domain at most `capacity`, and no more than `max_requests` in all. Of a request that is there twice the
-    first counts.
+    Of each domain at most `capacity`, and no more than `max_requests` in all: the largest domains give up first. Of
+    a request that is there twice the first counts.
     """
     ids = index["request_id"].to_pylist()
+    if not ids:
+        return np.empty(0, np.int64)
     domains = index["domain"].combine_chunks().dictionary_encode()
     strata = _strata(domains.indices.to_numpy(), held, capacity)
-    if not ids or not (share := min(capacity, max_requests // (int(strata.max()) + 1))):
-        return np.empty(0, np.int64)
     first = np.zeros(len(ids), bool)
     first[list({name: row for row, name in reversed([*enumerate(ids)])}.values())] = True
-    order = np.lexsort((lots(ids), strata))
+    lot = lots(ids)
+    order = np.lexsort((lot, strata))
     order = order[first[order]]
     rank = np.arange(len(order)) - np.searchsorted(strata[order], strata[order])
-    return np.sort(order[rank < share])
+    order, rank = order[rank < capacity], rank[rank < capacity]
+    return np.sort(order[np.lexsort((lot[order], rank))[:max_requests]])
 
 
 def _strata(domains: np.ndarray, held: int, capacity: int) -> np.ndarray:

@@ -66,5 +66,23 @@ def test_the_whole_is_bounded_and_every_domain_gives_up_alike():
     arrived = pa.concat_tables([shard(0, 50, name) for name in "abcd"])
     reservoir = take_in(EMPTY, arrived, 16, max_requests=20)
     assert Counter(reservoir["domain"].to_pylist()) == dict.fromkeys("abcd", 5)
-    assert len(kept(arrived, 0, 16, 3)) == 0
+    assert len(take_in(EMPTY, arrived, 16, max_requests=0)) == 0
     assert np.array_equal(kept(EMPTY, 0, 16, 100), [])
+
+
+def test_room_that_small_domains_leave_is_the_others():
+    arrived = pa.concat_tables([shard(0, 100, "main"), *(shard(0, 1, f"rare{number}") for number in range(9))])
+    for room, of_main in ((1000, 64), (73, 64), (72, 63), (40, 31), (10, 1)):
+        kept_by = Counter(take_in(EMPTY, arrived, 64, room)["domain"].to_pylist())
+        assert kept_by["main"] == of_main
+        assert kept_by.total() == of_main + 9
+
+
+def test_room_for_fewer_requests_than_domains_is_used_whatever_came_first():
+    parts = [shard(0, 20, name) for name in "abcdef"]
+    at_once = take_in(EMPTY, pa.concat_tables(parts), 64, max_requests=3)
+    assert len(set(at_once["domain"].to_pylist())) == 3
+    reservoir = EMPTY
+    for part in reversed(parts):
+        reservoir = take_in(reservoir, part, 64, max_requests=3)
+    assert reservoir.sort_by("request_id") == at_once.sort_by("request_id")

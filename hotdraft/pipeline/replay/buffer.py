@@ -11,7 +11,7 @@ processes append and read. What is no shard is set aside, counted and passed ove
 import errno
 import hashlib
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -100,12 +100,12 @@ class ReplayBuffer:
         """Times that a file could not be read, or the folder not be kept in order, for now."""
         return self._folder.errors
 
-    def append(self, samples: Sequence[ReplaySample]) -> str:
+    def append(self, samples: Sequence[ReplaySample], make_room: Callable[[], None] | None = None) -> str:
         """Commit `samples` as one shard and return its name; then merge, and delete what is too much or too old.
 
         Raises only if `samples` cannot be committed, ValueError if they do not fit the schema. A full disk
-        costs the oldest shards, unless others take what these leave. What else goes wrong is counted in `errors`
-        and logged.
+        costs what `make_room` deletes and only then the oldest shards, unless others take what these leave. What
+        else goes wrong is counted in `errors` and logged.
         """
         table = table_of(samples)
         part = (table, index_of(table))
@@ -113,7 +113,11 @@ class ReplayBuffer:
         try:
             name = self._folder.write(stem, lambda file: written(file, [part]))
         except OSError as error:
-            if (is_full := error.errno in DISK_FULL) and self._freed_in_vain:
+            is_full = error.errno in DISK_FULL
+            if is_full and make_room is not None:
+                make_room()
+                return self.append(samples)
+            if is_full and self._freed_in_vain:
                 raise
             self._freed_in_vain = is_full
             self._keep(2 * table.nbytes + FREED_BYTES if is_full else 0)

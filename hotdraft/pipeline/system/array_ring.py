@@ -6,6 +6,7 @@ What cannot be read is not there: whoever asks for it can do without.
 import hashlib
 import logging
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +33,13 @@ class ArrayRing:
         path = self._path(key)
         self._folder.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".tmp")
-        partial.write_bytes(array.tobytes())
-        partial.replace(path)
+        try:
+            partial.write_bytes(array.tobytes())
+            partial.replace(path)
+        except OSError:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
         self._kept.pop(path, None)  # what comes again is new again
         self._kept[path] = array.nbytes
         while sum(self._kept.values()) > self._most_bytes:

@@ -109,6 +109,12 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 -- the samples themselves are still to be written
             self._lost_states(error)
 
+    def _clear_states(self) -> None:
+        """They can be made again, what the buffer would delete on a full disk cannot."""
+        assert self._states is not None
+        self._states.clear()
+        self._lost_states(OSError("the disk is full"))
+
     def _lost_states(self, error: Exception) -> None:
         self.failures.add("states", error, "a trainer has to make them again")
 
@@ -116,7 +122,8 @@ class Recorder:
         if not samples:
             return
         try:
-            self._buffer.append([replace(one, domain=self._domains.name(one.domain)) for one in samples])
+            named = [replace(one, domain=self._domains.name(one.domain)) for one in samples]
+            self._buffer.append(named, self._clear_states if self._states is not None else None)
         except Exception as error:  # noqa: BLE001 -- each object store's client has errors of its own
             self.dropped += len(samples)
             self.problem = f"{type(error).__name__}: {error}"

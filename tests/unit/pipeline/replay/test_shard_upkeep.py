@@ -208,6 +208,18 @@ def test_a_full_disk_costs_the_oldest_shards_and_leaves_nothing_half_written(tmp
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]
 
 
+def test_a_full_disk_costs_what_can_be_made_again_before_any_shard(tmp_path, monkeypatch):
+    buffer = ReplayBuffer(str(tmp_path))
+    ids = fill(buffer, 5)
+    disk = FullDisk(tmp_path, 0)
+    monkeypatch.setattr("hotdraft.pipeline.replay.folder.os.fsync", disk.fsync)
+    buffer.append([make_sample("new")], lambda: setattr(disk, "room", 10**9))
+    assert request_ids(buffer) == [*ids, "new"]
+    disk.room = sum(path.stat().st_size for path in tmp_path.iterdir())
+    buffer.append([make_sample("newer")], lambda: None)
+    assert request_ids(buffer) == ["new", "newer"]
+
+
 def test_whatever_goes_wrong_with_the_folder_what_was_committed_is_not_called_lost(tmp_path, monkeypatch):
     class ClientError(Exception):
         """As an object store's client raises."""

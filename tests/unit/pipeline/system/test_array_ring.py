@@ -1,3 +1,4 @@
+import errno
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,21 @@ def test_what_is_of_another_size_is_not_there(
     assert get(ring, b"one") is None
     assert "not 20" in caplog.text
     assert "cannot be read" in caplog.text
+
+
+def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = ArrayRing(tmp_path / "ring", 1000)
+    ring.put(b"one", array(1))
+
+    def full_disk(path: Path, data: bytes) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        ring.put(b"two", array(2))
+    assert [path.suffix for path in (tmp_path / "ring").iterdir()] == [".bin"]
+    assert np.array_equal(get(ring, b"one"), array(1))
 
 
 def test_a_server_may_be_told_to_leave_nothing(tmp_path: Path) -> None:

@@ -22,9 +22,12 @@ class Store:
         self.open = threading.Event()
         self.open.set()
         self.error: Exception | None = None
+        self.is_full = False
 
-    def append(self, samples: list[ReplaySample]) -> str:
+    def append(self, samples: list[ReplaySample], make_room: Callable[[], None] | None) -> str:
         assert self.open.wait(30)
+        if self.is_full:
+            make_room()
         if self.error is not None:
             raise self.error
         self.shards.append([sample.request_id for sample in samples])
@@ -154,6 +157,21 @@ def test_states_are_there_before_their_sample_and_what_they_fail_for_costs_them_
     assert under_test.failures.counts["states"] == 3
     assert caplog.text.count("a trainer has to make them again") == 1
     assert ring.get(key, (1, 2), np.uint16) is None
+
+
+def test_a_full_disk_costs_the_states_that_are_kept(store, tmp_path):
+    ring = ArrayRing(tmp_path / "states", 10_000)
+    under_test = Recorder(store, RecorderConfig(flush_seconds=60.0, shard_requests=1), ring)
+    one = sample("one")
+    under_test.record(one, np.zeros((1, 2), np.uint16))
+    assert eventually(lambda: under_test.recorded == 1)
+    assert ring.get(one.read_tokens.tobytes(), (1, 2), np.uint16) is not None
+    store.is_full = True
+    under_test.record(sample("two"))
+    assert eventually(lambda: under_test.recorded == 2)
+    assert ring.get(one.read_tokens.tobytes(), (1, 2), np.uint16) is None
+    assert under_test.failures.counts["states"] == 1
+    under_test.close()
 
 
 def test_while_the_store_hangs_few_wait_with_their_states_and_no_sample_is_lost(store, tmp_path):

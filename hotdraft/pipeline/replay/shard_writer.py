@@ -86,7 +86,8 @@ class _Sink(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        self._file.write(data)
+        if not self._file.closed:  # Arrow ends a file that was given up when its writer is collected
+            self._file.write(data)
         self._crc = zlib.crc32(data, self._crc)
         self._position += len(data)
         return len(data)

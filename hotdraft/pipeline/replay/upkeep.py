@@ -40,6 +40,8 @@ AGES = 16
 """Merged shards span at most this part of the age that is allowed: they go when their first rows have to."""
 ABANDONED_SECONDS = 3600
 """Age at which an unfinished shard is taken to have lost its writer."""
+UNREADABLE_SECONDS = 3600
+"""That a shard of which rows could not be read is left out of merges, which would fail one after the other."""
 
 
 def shard_stem(seconds: float) -> str:
@@ -59,6 +61,8 @@ class Upkeep:
         self._reservoir_requests = reservoir_requests
         self._opened: dict[str, Shard] = {}
         """By name, without their index."""
+        self._unreadable: dict[str, float] = {}
+        """Of shards by name, when rows of them could not be read."""
 
     def run(self, needed_bytes: int = 0) -> None:
         """Delete what is too much or too old, and at least `needed_bytes`; then merge once if it is worth it."""
@@ -151,6 +155,8 @@ class Upkeep:
                 for table in read_rows(shard, self._folder.reader(shard.name), chosen - start):
                     yield table, index.take(chosen[: len(table)])
                     chosen = chosen[len(table) :]
+            if len(chosen):
+                self._unreadable[shard.name] = time.monotonic()
             start += shard.rows
 
     def _covering(self, sizes: dict[str, int]) -> dict[str, Shard]:
@@ -176,6 +182,8 @@ class Upkeep:
     def _merge(self) -> None:
         sizes = self._folder.files()
         self._covering(sizes)
+        since = time.monotonic() - UNREADABLE_SECONDS
+        self._unreadable = {name: at for name, at in self._unreadable.items() if at > since}
         run = self._worth_merging({name: self._weight(name, size) for name, size in sizes.items()})
         shards = [shard for name in run if (shard := self._folder.open(name, sizes[name]))]
         if len(shards) < 2:
@@ -202,7 +210,7 @@ class Upkeep:
     def _verified(
         self, shards: Sequence[Shard], index: pa.Table, rows: np.ndarray
     ) -> Iterator[tuple[pa.Table, pa.Table]]:
-        """`_parts`, all of them. A shard that fails is aside, and what this is for is tried again without it."""
+        """`_parts`, all of them. What this is for is tried again without a shard that fails."""
         count = 0
         for part in self._parts(shards, index, rows):
             count += len(part[0])
@@ -220,7 +228,7 @@ class Upkeep:
         return max(size, self._largest * rows // MAX_MERGED_ROWS)
 
     def _worth_merging(self, sizes: dict[str, int]) -> list[str]:
-        """The oldest run of neighbours that are small and many, if there is one; by name and weight."""
+        """The oldest run of neighbours that are small, readable and many, if there is one; by name and weight."""
         sizes = {name: size for name, size in sizes.items() if not is_reservoir(name)}
         largest = self._largest
         span = np.inf if self._max_age_seconds is None else self._max_age_seconds * 1e9 / AGES
@@ -228,7 +236,7 @@ class Upkeep:
             run: list[str] = []
             run_bytes = 0
             for name, size in [*sizes.items(), ("", largest)]:
-                is_small = size <= largest // tier
+                is_small = size <= largest // tier and name not in self._unreadable
                 is_full = run_bytes + size > largest or len(run) == MAX_FILES
                 if run and (not is_small or is_full or _nanoseconds(name) - _nanoseconds(run[0]) > span):
                     many = sum(sizes[one] > largest / smaller for one in run) >= FAN_IN

@@ -228,6 +228,8 @@ class ReplayBuffer:
             self._upkeep.run(needed_bytes)
         except Exception as error:  # noqa: BLE001  # clients of object stores raise their own; the rows are safe
             self._folder.note_failure("its folder", error)
+        else:
+            self._folder.note_success("its folder")
 
     def _counted(self, *, keep_index: bool = True) -> list[tuple[Shard, int, int]]:
         """The shards with the ranges of their rows that count; the reservoir first, then the oldest."""

@@ -99,7 +99,7 @@ class ShardFolder:
         except (OSError, MemoryError) as error:
             self.note_failure(name, error)
         else:
-            self._failing.discard(name)
+            self.note_success(name)
 
     def reader(self, name: str) -> Read:
         path = self.path(name)
@@ -192,6 +192,10 @@ class ShardFolder:
             logger.warning(
                 "the replay buffer cannot be kept or read for now, %s: %s", what, str(error) or type(error).__name__
             )
+
+    def note_success(self, what: str) -> None:
+        """The next failure is the first in a row."""
+        self._failing.discard(what)
 
     @contextmanager
     def alone(self) -> Iterator[bool]:

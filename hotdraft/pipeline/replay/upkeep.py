@@ -141,6 +141,7 @@ class Upkeep:
             except OSError as error:
                 self._folder.note_failure("its reservoir", error)
                 return
+            self._folder.note_success("its reservoir")
         for name in reservoirs:
             self._folder.remove(name)
 

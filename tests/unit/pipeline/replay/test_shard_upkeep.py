@@ -234,6 +234,20 @@ def test_whatever_goes_wrong_with_the_folder_what_was_committed_is_not_called_lo
     assert buffer.errors == 3
 
 
+@pytest.mark.parametrize(("part", "what"), [("_merge", "its folder"), ("_verified", "its reservoir")])
+def test_each_time_that_the_folder_can_no_more_be_kept_is_said_once(tmp_path, monkeypatch, caplog, part, what):
+    def fail(*_: object) -> None:
+        raise OSError("no more rights")
+
+    buffer = ReplayBuffer(str(tmp_path), max_age_seconds=1e-9, reservoir_requests=100)
+    for times in (1, 2):
+        fill(buffer, 3, f"sound{times}")
+        with monkeypatch.context() as patch:
+            patch.setattr(Upkeep, part, fail)
+            fill(buffer, 3, f"failing{times}")
+        assert caplog.text.count(f"{what}: no more rights") == times
+
+
 def _serve(url: str, server: int, count: int) -> None:
     buffer = ReplayBuffer(url, max_bytes=600_000, reservoir_requests=2)
     for number in range(count):

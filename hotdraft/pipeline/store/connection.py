@@ -15,7 +15,8 @@ from pathlib import Path
 
 from filelock import FileLock
 from mlflow import MlflowClient
-from mlflow.entities import Param
+from mlflow.entities import LifecycleStage, Param
+from mlflow.entities.model_registry import RegisteredModel
 from mlflow.exceptions import MlflowException
 from mlflow.tracking.context.registry import resolve_tags
 from sqlalchemy.engine import make_url
@@ -46,13 +47,15 @@ def open_client(config: HotdraftConfig) -> MlflowClient:
 
 
 def experiment_id(client: MlflowClient, config: HotdraftConfig, name: str) -> str:
-    """Id of the experiment `name`, created if absent.
+    """Id of the experiment `name`, created if absent and restored if somebody deleted it: names are not free again.
 
     Its artifacts go under `config.artifact_root`, unless an MLflow server keeps them itself.
     """
     location = None if config.has_remote_store else f"{config.artifact_root}/{name}"
     found = client.get_experiment_by_name(name)
     if found is not None:
+        if found.lifecycle_stage == LifecycleStage.DELETED:
+            client.restore_experiment(found.experiment_id)
         return found.experiment_id
     try:
         return client.create_experiment(name, artifact_location=location, tags=TRAINING_PAGES)
@@ -61,6 +64,21 @@ def experiment_id(client: MlflowClient, config: HotdraftConfig, name: str) -> st
         if found is None:
             raise error
         return found.experiment_id
+
+
+def registered_model(client: MlflowClient, name: str) -> RegisteredModel:
+    """The one of this name, created if absent, which it is again where somebody deleted it."""
+    try:
+        return client.get_registered_model(name)
+    except MlflowException as error:
+        if error.error_code not in ABSENT:
+            raise
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another process may have been first
+            raise
+    return client.get_registered_model(name)
 
 
 @contextmanager

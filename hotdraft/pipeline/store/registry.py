@@ -27,7 +27,7 @@ from hotdraft.pipeline.store.adapter_version import (
     UNKNOWN,
     AdapterVersion,
 )
-from hotdraft.pipeline.store.connection import ABSENT, exclusive, open_client, store_errors
+from hotdraft.pipeline.store.connection import ABSENT, exclusive, open_client, registered_model, store_errors
 from hotdraft.pipeline.store.errors import (
     ChampionMovedError,
     ChampionPinnedError,
@@ -55,16 +55,7 @@ class AdapterRegistry:
     @cached_property
     def _client(self) -> MlflowClient:
         client = open_client(self._config)
-        try:
-            client.get_registered_model(self._name)
-        except MlflowException as error:
-            if error.error_code not in ABSENT:
-                raise
-            try:
-                client.create_registered_model(self._name)
-            except MlflowException as race:
-                if race.error_code != "RESOURCE_ALREADY_EXISTS":
-                    raise
+        registered_model(client, self._name)
         return client
 
     def publish(self, folder: Path, *, run_id: str, tags: Mapping[str, str]) -> int:
@@ -75,6 +66,7 @@ class AdapterRegistry:
         self._client.log_artifacts(run_id, str(folder), path)
         source = f"{self._client.get_run(run_id).info.artifact_uri}/{path}"
         with self._exclusive():  # two writers of the same alias at once collide in MLflow's store
+            self._model()
             version = self._client.create_model_version(
                 self._name, source, run_id, tags={**tags, "status": CANDIDATE}, await_creation_for=0
             ).version
@@ -255,7 +247,7 @@ class AdapterRegistry:
         return self._get(version).tags.get("status", UNKNOWN)
 
     def _model(self) -> RegisteredModel:
-        return self._client.get_registered_model(self._name)
+        return registered_model(self._client, self._name)
 
     def _check_movable(self, by_hand: bool) -> None:
         if by_hand:

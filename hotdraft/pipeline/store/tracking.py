@@ -15,6 +15,7 @@ from hotdraft.pipeline.store.connection import (
     STORE_ERRORS,
     create_run,
     experiment_id,
+    has_run,
     in_one_line,
     log_params,
     open_client,
@@ -56,6 +57,8 @@ class ServingTracker:
         self._tell_at = time.monotonic() + config.tracking.served_seconds
         self._client: MlflowClient | None = None
         self._run_id: str | None = None
+        self._first_run_id: str | None = None
+        """Under which versions are told what they served: under another one it would count twice."""
         self._params_logged = False
         self._started = time.time()
         self._retry_at = 0.0
@@ -106,7 +109,10 @@ class ServingTracker:
         if not (self.curves.unsent or self._run_id):
             return
         client = self._client = self._client or self._connect(self._config)
+        if self._retry_delay and self._run_id and not has_run(client, self._run_id):  # somebody deleted it
+            self._run_id, self._params_logged, self._told_swaps = None, False, 0
         run_id = self._run_id = self._run_id or self._open_run(client)
+        self._first_run_id = self._first_run_id or run_id
         if not self._params_logged:
             self._log_params(client, run_id)
         while batch := self.curves.take_unsent():
@@ -115,7 +121,7 @@ class ServingTracker:
             except STORE_ERRORS:
                 self.curves.put_back(batch)
                 raise
-        self._tell(client, run_id, last)
+        self._tell(client, run_id, self._first_run_id, last)
         if last:
             client.set_terminated(run_id)
 
@@ -136,7 +142,7 @@ class ServingTracker:
         log_params(client, run_id, config.engine.model_dump(mode="json"), **pair)
         self._params_logged = True
 
-    def _tell(self, client: MlflowClient, run_id: str, last: bool) -> None:
+    def _tell(self, client: MlflowClient, run_id: str, first_run_id: str, last: bool) -> None:
         swaps, served = self.curves.so_far()
         swapped = len(swaps) > self._told_swaps
         if not (last or swapped or time.monotonic() >= self._tell_at):
@@ -150,7 +156,7 @@ class ServingTracker:
         self._told_swaps = len(swaps)
         for version, counts in changed.items():
             if version:
-                lineage.record_served(version, run_id, counts)
+                lineage.record_served(version, first_run_id, counts)
             self._told[version] = counts
 
 

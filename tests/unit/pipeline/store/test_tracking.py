@@ -35,7 +35,7 @@ class FakeClient:
         return self
 
     def get_experiment_by_name(self, name):
-        return type("Experiment", (), {"experiment_id": "1"})
+        return type("Experiment", (), {"experiment_id": "1", "lifecycle_stage": "active"})
 
     def create_run(self, experiment, start_time, tags, run_name):
         self._reach()
@@ -53,6 +53,9 @@ class FakeClient:
         raise MlflowException("none", error_code=RESOURCE_DOES_NOT_EXIST)
 
     def get_run(self, run_id):
+        if run_id == "run":
+            info = {"lifecycle_stage": "active", "run_name": "serving", "experiment_id": "1"}
+            return type("Run", (), {"info": type("Info", (), info)})
         raise MlflowException("none", error_code=RESOURCE_DOES_NOT_EXIST)
 
     def set_tag(self, run_id, key, value):

@@ -1,0 +1,75 @@
+"""What somebody deletes in MLflow's pages is there again when it is needed, and nothing counts twice."""
+
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.store.connection import create_run, experiment_id, open_client
+from hotdraft.pipeline.store.registry import AdapterRegistry
+from hotdraft.pipeline.store.tracking import ServingTracker
+
+
+@pytest.fixture
+def client(store_config: HotdraftConfig) -> MlflowClient:
+    return open_client(store_config)
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "weights").write_text("w")
+    return folder
+
+
+def training_run(client: MlflowClient, config: HotdraftConfig) -> str:
+    return create_run(client, experiment_id(client, config, config.tracking.training_experiment), "r", "test")
+
+
+def test_runs_go_on_in_an_experiment_that_was_deleted(store_config, client):
+    first = experiment_id(client, store_config, store_config.tracking.training_experiment)
+    client.delete_experiment(first)
+    run = client.get_run(training_run(client, store_config))
+    assert (run.info.experiment_id, run.info.lifecycle_stage) == (first, "active")
+
+
+def test_versions_are_published_to_a_registered_model_that_was_deleted(store_config, client, adapter):
+    registry = AdapterRegistry(store_config)
+    run_id = training_run(client, store_config)
+    registry.promote(registry.publish(adapter, run_id=run_id, tags={}), reason="gate", by_hand=True)
+    client.delete_registered_model(store_config.tracking.registered_model)
+    assert registry.champion() == 0
+    assert not registry.is_pinned()
+    client.delete_registered_model(store_config.tracking.registered_model)
+    version = registry.publish(adapter, run_id=run_id, tags={})
+    registry.promote(version, reason="gate")
+    assert registry.champion() == version
+
+
+def test_curves_go_on_in_another_run_where_theirs_was_deleted(store_config, client, adapter):
+    registry = AdapterRegistry(store_config)
+    version = registry.publish(adapter, run_id=training_run(client, store_config), tags={})
+    tracker = ServingTracker(store_config)
+
+    def serve() -> None:
+        tracker.curves.count(requests=1, rounds=1, drafted=4, accepted=1, tokens=2)
+        tracker.curves.served(version, domain="sql", drafted=4, examined=4, accepted=1)
+        tracker.curves.end_interval()
+        tracker._try_to_send()
+
+    tracker.curves.mark_swap(version, reason="startup")
+    serve()
+    deleted = tracker.run_id
+    client.delete_run(deleted)
+    serve()
+    assert tracker.run_id == deleted
+    assert tracker.curves.unsent == 1
+    serve()
+    assert tracker.curves.unsent == 0
+    run = client.get_run(tracker.run_id)
+    assert run.info.lifecycle_stage == "active"
+    assert len(client.get_metric_history(tracker.run_id, "requests")) == 2
+    assert (run.data.params["target"], run.data.tags["hotdraft.draft_version"]) == ("tiny", str(version))
+    assert registry.version(version).served.requests == 3

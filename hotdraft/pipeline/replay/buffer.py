@@ -22,7 +22,7 @@ from hotdraft.pipeline.config.origins import without_password
 from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.replay.counted import Ranges, counted, is_reservoir, newest_reservoir
-from hotdraft.pipeline.replay.folder import ShardFolder
+from hotdraft.pipeline.replay.folder import ShardFolder, shard_stem
 from hotdraft.pipeline.replay.index import INDEX, index_of
 from hotdraft.pipeline.replay.rows import Place, ReplayRows
 from hotdraft.pipeline.replay.sample import ReplaySample
@@ -30,7 +30,7 @@ from hotdraft.pipeline.replay.schema import SCHEMA, is_held_out, sample_from_row
 from hotdraft.pipeline.replay.shard import Shard, read_rows
 from hotdraft.pipeline.replay.shard_writer import written
 from hotdraft.pipeline.replay.stats import ReplayStats, drafted_counts
-from hotdraft.pipeline.replay.upkeep import Upkeep, shard_stem
+from hotdraft.pipeline.replay.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from datasets import Dataset

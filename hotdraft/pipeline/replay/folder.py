@@ -24,6 +24,11 @@ QUARANTINE = "quarantine"
 SUFFIX, UNFINISHED = ".parquet", ".tmp"
 
 
+def shard_stem(seconds: float) -> str:
+    """The start of the name of a shard written at Unix time `seconds`: names sort by time."""
+    return f"shard-{int(seconds * 1e9):020d}"
+
+
 class ShardFolder:
     """Any fsspec URL. One thread at a time."""
 
@@ -110,7 +115,8 @@ class ShardFolder:
 
     def write(self, stem: str, fill: Callable[[IO[bytes]], int], suffix: str = SUFFIX) -> str:
         """Give what `fill` writes the name `<stem>.<the CRC that it gives><suffix>`; it appears as a whole."""
-        temporary = self.path(f".{stem}-{uuid.uuid4().hex[:8]}{UNFINISHED}")
+        # by the time that it is written, whatever time `stem` is of: an old one has lost its writer
+        temporary = self.path(f".{shard_stem(time.time())}-{uuid.uuid4().hex[:8]}{UNFINISHED}")
         with self._answering():
             return self._write(temporary, stem, fill, suffix)
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotdraft.pipeline.replay.counted import RESERVOIR, Ranges, counted, is_reservoir, newest_reservoir
-from hotdraft.pipeline.replay.folder import UNFINISHED, ShardFolder
+from hotdraft.pipeline.replay.folder import UNFINISHED, ShardFolder, shard_stem
 from hotdraft.pipeline.replay.index import INDEX
 from hotdraft.pipeline.replay.reservoir import kept
 from hotdraft.pipeline.replay.shard import Origin, Shard, is_merged, read_rows
@@ -42,11 +42,6 @@ ABANDONED_SECONDS = 3600
 """Age at which an unfinished shard is taken to have lost its writer."""
 UNREADABLE_SECONDS = 3600
 """That a shard of which rows could not be read is left out of merges, which would fail one after the other."""
-
-
-def shard_stem(seconds: float) -> str:
-    """The start of the name of a shard written at Unix time `seconds`: names sort by time."""
-    return f"shard-{int(seconds * 1e9):020d}"
 
 
 class Upkeep:
@@ -78,7 +73,7 @@ class Upkeep:
 
     def _delete_unfinished(self) -> None:
         abandoned = "." + shard_stem(time.time() - ABANDONED_SECONDS)
-        for name in self._folder.files(UNFINISHED):
+        for name in self._folder.files(UNFINISHED):  # an older version's reservoir has a name of its own
             if name.startswith((".shard-", f".{RESERVOIR}-")) and name.replace(RESERVOIR, "shard") < abandoned:
                 self._folder.remove(name)
 

@@ -25,13 +25,12 @@ import pyarrow.parquet as pq
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.replay import shard_writer
-from hotdraft.pipeline.replay.folder import ShardFolder
+from hotdraft.pipeline.replay.folder import ShardFolder, shard_stem
 from hotdraft.pipeline.replay.index import INDEX
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.replay.schema import SCHEMA
 from hotdraft.pipeline.replay.shard import Origin
 from hotdraft.pipeline.replay.shard_writer import written
-from hotdraft.pipeline.replay.upkeep import shard_stem
 
 TOKENS, TOP, VOCABULARY = 8, 2, 1000
 DOMAINS = [f"domain-{number}" for number in range(12)]

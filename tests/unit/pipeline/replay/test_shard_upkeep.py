@@ -3,6 +3,7 @@
 import errno
 import multiprocessing
 import os
+import time
 import uuid
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from hotdraft.pipeline.loop.trigger import DistillTrigger
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.replay.schema import table_of
 from hotdraft.pipeline.replay.shard import is_merged
-from hotdraft.pipeline.replay.upkeep import FAN_IN, Upkeep
+from hotdraft.pipeline.replay.upkeep import ABANDONED_SECONDS, FAN_IN, Upkeep
 from tests.unit.pipeline.replay.test_replay import make_sample, request_ids
 
 
@@ -105,6 +106,28 @@ def test_merges_of_two_servers_that_overlap_lose_and_double_nothing(monkeypatch)
     for buffer in (one, other, one):
         buffer._upkeep.run()
         assert sorted(request_ids(ReplayBuffer(url))) == ids
+
+
+def test_a_merge_that_another_server_is_at_is_not_abandoned_however_old_its_shards_are(monkeypatch):
+    url = f"memory://replay-{uuid.uuid4().hex}"
+    one, other = ReplayBuffer(url), ReplayBuffer(url)
+    now, filesystem = time.time, type(one._folder.fs)
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: now() - 2 * ABANDONED_SECONDS)
+        ids = fill(one, FAN_IN - 1)
+    move = filesystem.mv
+
+    def mv(self: fsspec.AbstractFileSystem, source: str, target: str, **options: object) -> None:
+        if is_merged(target):
+            other._upkeep.run()
+        move(self, source, target, **options)
+
+    monkeypatch.setattr(other._upkeep, "_merge", lambda: None)
+    monkeypatch.setattr(filesystem, "mv", mv)
+    ids += fill(one, 1, "s")
+    assert one.errors == 0
+    assert [*map(is_merged, one.shards())] == [True]
+    assert request_ids(one) == ids
 
 
 def test_rows_that_a_job_chose_are_found_where_they_were_merged_or_sampled_to(tmp_path):

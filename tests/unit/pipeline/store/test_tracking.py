@@ -1,95 +1,19 @@
+"""The curves of a server, as MLflow is told them."""
+
 import threading
 import time
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
-from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 
-from hotdraft.pipeline.config.settings import HotdraftConfig, TrackingConfig
+from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store.connection import experiment_id, open_client
 from hotdraft.pipeline.store.curves import POINTS_IN_HISTORY
 from hotdraft.pipeline.store.domains import MAX_DOMAINS
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.store.tracking import ServingTracker, curves_page
-
-
-def every(config: HotdraftConfig, seconds: float) -> HotdraftConfig:
-    return config.model_copy(update={"tracking": TrackingConfig(interval_seconds=seconds)})
-
-
-class FakeClient:
-    """Keeps what it is sent; refuses while `down`."""
-
-    def __init__(self) -> None:
-        self.down = False
-        self.metrics: list = []
-        self.tags: dict[str, str] = {}
-        self.params: dict[str, str] = {}
-        self.ended = False
-        self.attempts = 0
-
-    def connect(self, config: HotdraftConfig) -> "FakeClient":
-        self._reach()
-        return self
-
-    def get_experiment_by_name(self, name):
-        return type("Experiment", (), {"experiment_id": "1", "lifecycle_stage": "active"})
-
-    def create_run(self, experiment, start_time, tags, run_name):
-        self._reach()
-        self.started = start_time
-        info = type("Info", (), {"run_id": "run"})
-        return type("Run", (), {"info": info})
-
-    def log_batch(self, run_id, metrics=(), params=()):
-        self._reach()
-        self.params |= {param.key: param.value for param in params}
-        assert len(metrics) <= 1000
-        self.metrics += metrics
-
-    def get_model_version(self, name, version):
-        raise MlflowException("none", error_code=RESOURCE_DOES_NOT_EXIST)
-
-    def get_run(self, run_id):
-        if run_id == "run":
-            info = {"lifecycle_stage": "active", "run_name": "serving", "experiment_id": "1"}
-            return type("Run", (), {"info": type("Info", (), info)})
-        raise MlflowException("none", error_code=RESOURCE_DOES_NOT_EXIST)
-
-    def set_tag(self, run_id, key, value):
-        self._reach()
-        self.tags[key] = value
-
-    def set_terminated(self, run_id):
-        self._reach()
-        self.ended = True
-
-    def _reach(self):
-        self.attempts += 1
-        if self.down:
-            raise MlflowException("the store is away")
-
-    def values(self, key: str) -> list[float]:
-        return [metric.value for metric in self.metrics if metric.key == key]
-
-
-@pytest.fixture
-def fake() -> FakeClient:
-    return FakeClient()
-
-
-@pytest.fixture
-def config(tmp_path) -> HotdraftConfig:
-    return HotdraftConfig(target="tiny", run_dir=tmp_path, tracking=TrackingConfig(interval_seconds=0.02))
-
-
-def wait_until(condition, seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)
+from tests.unit.pipeline.store.fake_client import every, wait_until
 
 
 def test_points_follow_their_definitions(fake, config):
@@ -179,97 +103,6 @@ def test_a_swap_parts_the_points_and_is_noted(fake, config):
     assert fake.tags["hotdraft.draft_version"] == "3"
     link = "[version 3](#/models/hotdraft-draft/versions/3)"
     assert f"| 1 | {link} | promoted gain +0.1 | an unknown run |" in fake.tags["mlflow.note.content"].splitlines()
-
-
-def test_an_outage_delays_points_and_loses_none(fake, config, caplog):
-    tracker = ServingTracker(config, connect=fake.connect)
-    tracker.start()
-    tracker.curves.count(requests=1, rounds=1, drafted=2, accepted=1, tokens=2)
-    wait_until(lambda: fake.metrics)
-    fake.down = True
-    for _ in range(5):
-        tracker.curves.count(requests=1, rounds=1, drafted=2, accepted=1, tokens=2)
-        time.sleep(0.05)
-    attempts = fake.attempts
-    assert len(fake.values("requests")) == 1
-    fake.down = False
-    wait_until(lambda: max(fake.values("requests")) == 6)
-    tracker.stop()
-    assert attempts >= 3
-    assert tracker.curves.dropped == 0
-    assert fake.values("requests") == sorted(fake.values("requests"))
-    stamps = [metric.timestamp for metric in fake.metrics]
-    assert max(stamps) - min(stamps) >= 150, "points keep the time at which they were made"
-    assert sum("MLflow cannot be used" in record.message for record in caplog.records) == 1
-
-
-def test_a_store_that_is_away_from_the_start_is_found_later(fake, config):
-    fake.down = True
-    tracker = ServingTracker(config, connect=fake.connect)
-    tracker.start()
-    tracker.curves.count(requests=1, rounds=1, drafted=2, accepted=1, tokens=2)
-    wait_until(lambda: fake.attempts >= 2)
-    assert tracker.run_id is None
-    fake.down = False
-    wait_until(lambda: fake.values("requests") == [1])
-    tracker.stop()
-
-
-def test_unsent_points_are_bounded_and_losses_counted_and_told_once(fake, config, caplog):
-    fake.down = True
-    tracker = ServingTracker(every(config, 60), connect=fake.connect, max_unsent_points=10)
-    for version in range(1, 31):
-        tracker.curves.mark_swap(version, reason="test")
-    assert (tracker.curves.unsent, tracker.curves.dropped) == (10, 20)
-    fake.down = False
-    tracker.start()
-    tracker.stop()
-    assert fake.values("draft_version")[-1] == 30
-    assert len(fake.values("draft_version")) == 20  # two values a swap
-    assert sum("dropped" in record.message for record in caplog.records) == 1
-
-
-def test_counting_does_not_wait_for_a_store_that_hangs(fake, config):
-    free = threading.Event()
-    sending = threading.Event()
-
-    def hang(run_id, metrics=(), params=()):
-        sending.set()
-        free.wait(10)
-
-    fake.log_batch = hang
-    tracker = ServingTracker(config, connect=fake.connect)
-    tracker.start()
-    tracker.curves.count(rounds=1, drafted=1, tokens=1)
-    assert sending.wait(5)
-    started = time.perf_counter()
-    for _ in range(1000):
-        tracker.curves.count(domain="math", rounds=1, drafted=3, accepted=1, tokens=2)
-    tracker.curves.mark_swap(1, reason="test")
-    tracker.stop(patience=0.1)
-    assert time.perf_counter() - started < 2
-    free.set()
-
-
-def test_a_store_that_hangs_makes_no_point_late(fake, config):
-    free = threading.Event()
-    real = fake.log_batch
-
-    def hang(run_id, metrics=(), params=()):
-        free.wait(10)
-        real(run_id, metrics, params)
-
-    fake.log_batch = hang
-    tracker = ServingTracker(config, connect=fake.connect)
-    tracker.start()
-    for _ in range(4):
-        tracker.curves.count(requests=1, rounds=1, drafted=1, tokens=1)
-        time.sleep(0.1)
-    released = time.time()
-    free.set()
-    tracker.stop()
-    assert fake.values("requests") == [1, 2, 3, 4]
-    assert all(metric.timestamp / 1000 < released - 0.02 for metric in fake.metrics)
 
 
 def test_counts_from_many_threads_add_up(fake, config):
@@ -372,23 +205,3 @@ def test_what_a_version_served_is_told_when_it_is_swapped_out_and_at_the_end(sto
     again.stop()
     assert again.run_id != tracker.run_id
     assert registry.version(version).served.requests == 3, "a server that starts again adds to what was served"
-
-
-def test_what_was_served_during_an_outage_is_told_after_it(fake, config):
-    told: dict[str, str] = {}
-    version = type("Version", (), {"tags": told, "run_id": None})
-    fake.get_model_version = lambda name, number: version
-    fake.set_model_version_tag = lambda name, number, key, value: told.update({key: value})
-    fake.update_model_version = lambda name, number, description: told.update(description=description)
-    fake.down = True
-    tracker = ServingTracker(config, connect=fake.connect)
-    tracker.start()
-    tracker.curves.mark_swap(3, reason="promotion")
-    for _ in range(5):
-        tracker.curves.served(3, domain="sql", drafted=10, examined=8, accepted=6)
-    wait_until(lambda: fake.attempts >= 2)
-    assert not told
-    fake.down = False
-    tracker.stop()
-    assert told["served_requests"] == "5"
-    assert told["served_acceptance_rate"] == "0.6"

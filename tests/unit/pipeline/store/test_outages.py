@@ -1,0 +1,118 @@
+"""A store that is away or hangs: points wait, counting does not."""
+
+import threading
+import time
+
+from hotdraft.pipeline.store.tracking import ServingTracker
+from tests.unit.pipeline.store.fake_client import every, wait_until
+
+
+def test_an_outage_delays_points_and_loses_none(fake, config, caplog):
+    tracker = ServingTracker(config, connect=fake.connect)
+    tracker.start()
+    tracker.curves.count(requests=1, rounds=1, drafted=2, accepted=1, tokens=2)
+    wait_until(lambda: fake.metrics)
+    fake.down = True
+    for _ in range(5):
+        tracker.curves.count(requests=1, rounds=1, drafted=2, accepted=1, tokens=2)
+        time.sleep(0.05)
+    attempts = fake.attempts
+    assert len(fake.values("requests")) == 1
+    fake.down = False
+    wait_until(lambda: max(fake.values("requests")) == 6)
+    tracker.stop()
+    assert attempts >= 3
+    assert tracker.curves.dropped == 0
+    assert fake.values("requests") == sorted(fake.values("requests"))
+    stamps = [metric.timestamp for metric in fake.metrics]
+    assert max(stamps) - min(stamps) >= 150, "points keep the time at which they were made"
+    assert sum("MLflow cannot be used" in record.message for record in caplog.records) == 1
+
+
+def test_a_store_that_is_away_from_the_start_is_found_later(fake, config):
+    fake.down = True
+    tracker = ServingTracker(config, connect=fake.connect)
+    tracker.start()
+    tracker.curves.count(requests=1, rounds=1, drafted=2, accepted=1, tokens=2)
+    wait_until(lambda: fake.attempts >= 2)
+    assert tracker.run_id is None
+    fake.down = False
+    wait_until(lambda: fake.values("requests") == [1])
+    tracker.stop()
+
+
+def test_unsent_points_are_bounded_and_losses_counted_and_told_once(fake, config, caplog):
+    fake.down = True
+    tracker = ServingTracker(every(config, 60), connect=fake.connect, max_unsent_points=10)
+    for version in range(1, 31):
+        tracker.curves.mark_swap(version, reason="test")
+    assert (tracker.curves.unsent, tracker.curves.dropped) == (10, 20)
+    fake.down = False
+    tracker.start()
+    tracker.stop()
+    assert fake.values("draft_version")[-1] == 30
+    assert len(fake.values("draft_version")) == 20  # two values a swap
+    assert sum("dropped" in record.message for record in caplog.records) == 1
+
+
+def test_counting_does_not_wait_for_a_store_that_hangs(fake, config):
+    free = threading.Event()
+    sending = threading.Event()
+
+    def hang(run_id, metrics=(), params=()):
+        sending.set()
+        free.wait(10)
+
+    fake.log_batch = hang
+    tracker = ServingTracker(config, connect=fake.connect)
+    tracker.start()
+    tracker.curves.count(rounds=1, drafted=1, tokens=1)
+    assert sending.wait(5)
+    started = time.perf_counter()
+    for _ in range(1000):
+        tracker.curves.count(domain="math", rounds=1, drafted=3, accepted=1, tokens=2)
+    tracker.curves.mark_swap(1, reason="test")
+    tracker.stop(patience=0.1)
+    assert time.perf_counter() - started < 2
+    free.set()
+
+
+def test_a_store_that_hangs_makes_no_point_late(fake, config):
+    free = threading.Event()
+    real = fake.log_batch
+
+    def hang(run_id, metrics=(), params=()):
+        free.wait(10)
+        real(run_id, metrics, params)
+
+    fake.log_batch = hang
+    tracker = ServingTracker(config, connect=fake.connect)
+    tracker.start()
+    for _ in range(4):
+        tracker.curves.count(requests=1, rounds=1, drafted=1, tokens=1)
+        time.sleep(0.1)
+    released = time.time()
+    free.set()
+    tracker.stop()
+    assert fake.values("requests") == [1, 2, 3, 4]
+    assert all(metric.timestamp / 1000 < released - 0.02 for metric in fake.metrics)
+
+
+def test_what_was_served_during_an_outage_is_told_after_it(fake, config):
+    told: dict[str, str] = {}
+    version = type("Version", (), {"tags": told, "run_id": None})
+    fake.get_model_version = lambda name, number: version
+    fake.set_model_version_tag = lambda name, number, key, value: told.update({key: value})
+    fake.update_model_version = lambda name, number, description: told.update(description=description)
+    fake.down = True
+    tracker = ServingTracker(config, connect=fake.connect)
+    tracker.start()
+    tracker.curves.mark_swap(3, reason="promotion")
+    for _ in range(5):
+        tracker.curves.served(3, domain="sql", drafted=10, examined=8, accepted=6)
+    wait_until(lambda: fake.attempts >= 2)
+    assert not told
+    fake.down = False
+    tracker.stop()
+    assert told["served_requests"] == "5"
+    assert told["served_acceptance_rate"] == "0.6"

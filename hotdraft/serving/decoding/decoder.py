@@ -199,8 +199,9 @@ class SpeculativeDecoder:
         self.target.lengths[:rows] = [length - 1 for length in self.slots.lengths[:rows]]
         if any(plan.drafted) and self.proposer is not None:
             self.proposer.observe(plan, outcome.num_proposed.tolist(), num_accepted, outcome.draft_is_sound)
-        for row in np.flatnonzero(~outcome.target_is_sound).tolist():
-            self.discard(row)
+        for row, is_sound in enumerate(outcome.target_is_sound.tolist()):
+            if not is_sound:
+                self.discard(row)
         verified = time.perf_counter()
         if self.device.type == "cpu":
             return replace(outcome, seconds=RoundSeconds(proposed - began, verified - proposed, catches_up))

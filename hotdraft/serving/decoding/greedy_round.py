@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from hotdraft.pipeline.replay.sample import NOT_DRAFTED
 from hotdraft.serving.decoding.rounds import Round
-from hotdraft.serving.models.runner import Window
+from hotdraft.serving.models.native_runner import NativeRunner
 from hotdraft.serving.models.slots import Slots
 from hotdraft.serving.models.track import Track
 from hotdraft.serving.proposers.row_proposal import RowProposal
@@ -47,8 +46,10 @@ def judge_greedily(
     The `top_k` likeliest tokens are logged, nothing if that is 0; `with_tokens` is that of `unpack`.
     """
     lengths = slots.lengths[: len(proposals)]
-    logits = _read(target, slots, proposals)[..., :vocab_size].float()
-    judged = [_judge(proposal, of_row) for proposal, of_row in zip(proposals, logits.numpy(), strict=True)]
+    runner = target.runner
+    assert isinstance(runner, NativeRunner), "a native target's rounds are judged in plain numbers"
+    logits = _read(runner, slots, proposals)[..., :vocab_size]
+    judged = [_judge(proposal, of_row) for proposal, of_row in zip(proposals, logits, strict=True)]
     if any(row.came >= 0 for row in judged):
         # what was made of a token belongs where the token is
         ends = [length + row.num_accepted for length, row in zip(lengths, judged, strict=True)]
@@ -72,8 +73,8 @@ def judge_greedily(
     )
 
 
-def _read(target: Track, slots: Slots, proposals: Sequence[RowProposal]) -> Tensor:
-    """Logits [B, Q, N] of each row's last token, those proposed behind it, and the alternatives: a `TokenTree`."""
+def _read(runner: NativeRunner, slots: Slots, proposals: Sequence[RowProposal]) -> np.ndarray:
+    """Logits [B, Q, V] of each row's last token, those proposed behind it, and the alternatives: a `TokenTree`."""
     fed, positions = [], []
     for row, (token_ids, _, alternatives, _) in enumerate(proposals):
         last = slots.lengths[row] - 1
@@ -81,19 +82,11 @@ def _read(target: Track, slots: Slots, proposals: Sequence[RowProposal]) -> Tens
         beside = [last + 1 + one.position for one in alternatives]
         positions.append([*range(last, last + 1 + len(token_ids)), *beside])
     counts = [len(row) for row in fed]
-    width, rows = max(counts), slice(0, len(fed))
-    keys = None
+    width, keys = max(counts), None
     if any(proposal.alternatives for proposal in proposals):
-        keys = torch.tensor([[*range(first, first + width)] for first, *_ in positions])
-    window = Window(
-        rows,
-        torch.from_numpy(_padded(positions, width, 0)).long(),
-        slots.key_length(max(slots.lengths[rows]) + width - 1),
-        torch.tensor(counts, dtype=torch.int32),
-        keys,
-        leaves_gaps=True,
-    )
-    return target.runner.forward(window, torch.from_numpy(_padded(fed, width, 0)).long(), width)
+        keys = np.array([[*range(first, first + width)] for first, *_ in positions])
+    read, at = (_padded(part, width, 0, np.int64) for part in (fed, positions))
+    return runner.read(read, at, np.array(counts, np.int32), keys)
 
 
 def _judge(proposal: RowProposal, logits: np.ndarray) -> _Judged:
@@ -112,16 +105,16 @@ def _judge(proposal: RowProposal, logits: np.ndarray) -> _Judged:
     return _Judged([likeliest[column] for column in columns], accepted, came, columns, sound=True)
 
 
-def _log(logits: Tensor, judged: Sequence[_Judged], top_k: int, *, with_tokens: bool) -> TargetLog:
+def _log(logits: np.ndarray, judged: Sequence[_Judged], top_k: int, *, with_tokens: bool) -> TargetLog:
     """At the positions of the tokens that came, some number where a row has fewer."""
     width = max(len(row.columns) for row in judged)
-    kept = logits[:, :width]
+    kept = torch.from_numpy(logits[:, :width])
     if any(row.came >= 0 for row in judged):
         columns = torch.from_numpy(_padded([row.columns for row in judged], width, 0)).long()
-        kept = logits[torch.arange(len(judged))[:, None], columns]
+        kept = torch.from_numpy(logits)[torch.arange(len(judged))[:, None], columns]
     token_ids = torch.from_numpy(_padded([row.token_ids for row in judged], width, 0)).long()
     return unpack(pack(kept, top_k, token_ids if with_tokens else None).numpy(), with_tokens=with_tokens)
 
 
-def _padded(rows: Sequence[Sequence[int]], width: int, filler: int) -> np.ndarray:
-    return np.array([[*row, *[filler] * (width - len(row))] for row in rows], np.int32)
+def _padded(rows: Sequence[Sequence[int]], width: int, filler: int, dtype: type = np.int32) -> np.ndarray:
+    return np.array([[*row, *[filler] * (width - len(row))] for row in rows], dtype)

@@ -108,7 +108,7 @@ class KChoice:
         """What a round took, and for which of its rows the draft model is asked."""
         if self.adaptive is not None:
             if self._k == "auto" and len(set(is_drafted)) == 1:
-                plain = self.adaptive.plain_seconds(setting) * float(outcome.num_new.sum()) / setting.rows
+                plain = self.adaptive.plain_seconds(setting) * sum(outcome.num_new.tolist()) / setting.rows
                 self._reading.observe(plain, outcome.seconds.total, drafted=is_drafted[0])
             drafted = (outcome.num_proposed - outcome.num_guessed).tolist()
             num_read = (outcome.num_proposed + outcome.num_alternatives).tolist()

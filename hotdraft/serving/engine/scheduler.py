@@ -8,8 +8,6 @@ import time
 from itertools import takewhile
 from typing import NamedTuple
 
-import numpy as np
-
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.decoding.learned_costs import RoundSetting
 from hotdraft.serving.decoding.rounds import Round
@@ -154,8 +152,9 @@ class Scheduler:
     def advance(self, plan: RoundPlan, outcome: Round) -> list[tuple[int, FinishReason | None]]:
         """Learn from a round, and free the rows of those it ends: what `Sequence.advance` says of each row."""
         self._k_choice.observe(plan.setting, outcome, [sequence.is_drafted for sequence in plan.running])
-        for row in np.flatnonzero(outcome.target_is_sound).tolist():
-            plan.running[row].learn(outcome, row)
+        for row, is_sound in enumerate(outcome.target_is_sound.tolist()):
+            if is_sound:
+                plan.running[row].learn(outcome, row)
         if plan.proposals.saved is not None:
             for sequence, saved in zip(plan.running, plan.proposals.saved, strict=True):
                 sequence.saved += saved

@@ -10,8 +10,6 @@ its own is tried, and only what that raises is raised.
 
 import time
 
-import numpy as np
-
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.decoding.rounds import Round
 from hotdraft.serving.engine.failures import Failures
@@ -75,20 +73,22 @@ class Steps:
         outputs = [sequence.output for sequence in plan.running]
         ended = [output for output, (_, reason) in zip(outputs, advances, strict=True) if reason is not None]
         self._ended = [output for output in self._ended if output.finish_reason is None] + ended
-        accepted, new_tokens = outcome.num_accepted, sum(count for count, _ in advances)
+        new_tokens = sum(count for count, _ in advances)
+        columns = outcome.num_proposed, outcome.num_accepted, outcome.num_guessed
+        proposed, accepted, guessed = (column.tolist() for column in columns)  # of which sums are sooner made
         stats = RoundStats(
-            k=(most := int(outcome.num_proposed.max())),
-            drafts=int((outcome.num_proposed > 0).sum()),
-            proposed_tokens=int(outcome.num_proposed.sum()),
-            accepted_tokens=int(accepted.sum()),
-            accepted_per_position=tuple(int((accepted > position).sum()) for position in range(most)),
-            guessed_tokens=int(outcome.num_guessed.sum()),
-            accepted_guesses=int(np.minimum(accepted, outcome.num_guessed).sum()),
+            k=(most := max(proposed)),
+            drafts=sum(count > 0 for count in proposed),
+            proposed_tokens=sum(proposed),
+            accepted_tokens=sum(accepted),
+            accepted_per_position=tuple(sum(count > position for count in accepted) for position in range(most)),
+            guessed_tokens=sum(guessed),
+            accepted_guesses=sum(map(min, accepted, guessed)),
             new_tokens=new_tokens,
             seconds=outcome.seconds.total,
             draft_version=self.draft_version,
-            alternatives=int(outcome.num_alternatives.sum()),
-            accepted_alternatives=int((outcome.came >= 0).sum()),
+            alternatives=sum(outcome.num_alternatives.tolist()),
+            accepted_alternatives=sum(index >= 0 for index in outcome.came.tolist()),
             plain_seconds=self._scheduler.plain_seconds(plan, new_tokens),
             inter_token_seconds=inter_token,
         )
@@ -112,6 +112,9 @@ class Steps:
         self._count_failed()
 
     def _note_soundness(self, outcome: Round) -> None:
+        if outcome.target_is_sound.all() and outcome.draft_is_sound.all():
+            self._failed = 0
+            return
         unsound = UnsoundLogitsError("logits that are no numbers")
         for _ in range(int((~outcome.target_is_sound).sum())):
             self._failures.add("target", unsound, "its request ends")

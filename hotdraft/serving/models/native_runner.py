@@ -129,24 +129,35 @@ class NativeRunner:
         keys = None if window.keys is None else window.keys.contiguous()
         counts = window.counts
         logits = torch.empty(rows, keep, self.num_outputs)
-        self._library.hd_forward(
-            byref(self._model),
-            self._pool.handle,
-            window.rows.start,
-            rows,
-            count,
-            None if counts is None else counts.data_ptr(),
-            token_ids.data_ptr(),
-            positions.data_ptr(),
-            None if keys is None else keys.data_ptr(),
-            keep,
-            logits.data_ptr(),
-        )
-        if counts is not None and not window.leaves_gaps:
+        told = (counts, token_ids, positions, keys)
+        addresses = [None if tensor is None else tensor.data_ptr() for tensor in told]
+        self._compute(window.rows.start, rows, count, addresses, keep, logits.data_ptr())
+        if counts is not None:
             for row, computed in enumerate(counts.tolist()):
                 if computed < count:
                     logits[row, max(computed - (count - keep), 0) :] = 0
         return logits
+
+    def read(
+        self, token_ids: np.ndarray, positions: np.ndarray, counts: np.ndarray, keys: np.ndarray | None
+    ) -> np.ndarray:
+        """Logits [B, Q, V] of all tokens [B, Q] of the first B rows: `forward` without tensors, which take time.
+
+        Behind the first int32 counts [B] of a row they are anything; all other arrays are int64 and contiguous.
+        """
+        rows, count = token_ids.shape
+        logits = np.empty((rows, count, self.num_outputs), np.float32)
+        told = (counts, token_ids, positions, keys)
+        addresses = [None if array is None else array.ctypes.data for array in told]
+        self._compute(0, rows, count, addresses, count, logits.ctypes.data)
+        return logits
+
+    def _compute(
+        self, first_slot: int, rows: int, count: int, told: Sequence[int | None], keep: int, logits: int
+    ) -> None:
+        """`told` are the addresses of counts, tokens, positions and keys."""
+        model, pool = byref(self._model), self._pool.handle
+        self._library.hd_forward(model, pool, first_slot, rows, count, *told, keep, logits)
 
     def draft_greedily(
         self,

@@ -32,8 +32,6 @@ class Window:
     guesses: int = 0
     """Where each row has several tokens, so many of the last may be none that were committed. For a draft that
     reads its target's states."""
-    leaves_gaps: bool = False
-    """Whether nobody looks at the logits of tokens that do not matter, which need be no numbers then."""
 
     @property
     def written(self) -> Tensor:

@@ -1,6 +1,7 @@
 """The rows that requests run in: their committed tokens on the device, and on the host to compare beginnings by."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -69,11 +70,16 @@ class Slots:
 
     def commit(self, token_ids: Sequence[Sequence[int]]) -> None:
         """Commit each of the first rows' next tokens, where the device is the host."""
-        tokens, lengths = self.tokens.numpy(), self.device_lengths.numpy()
+        tokens, lengths = self._as_arrays
         for row, new in enumerate(token_ids):
             tokens[row, self.lengths[row] : self.lengths[row] + len(new)] = new
             lengths[row] += len(new)
         self.append_on_host(token_ids)
+
+    @cached_property
+    def _as_arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """`tokens` and `device_lengths`, in the same memory."""
+        return self.tokens.numpy(), self.device_lengths.numpy()
 
     def write_ahead(self, token_ids: Tensor) -> None:
         """Put token_ids [B, T] behind what the first rows hold, without committing them."""

@@ -1,6 +1,8 @@
 """Rounds whose target reads second choices of the draft as well: the same answers, by fewer rounds."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,6 @@ from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.decoding.rounds import Round
 from hotdraft.serving.messages.request import SamplingParams
-from hotdraft.serving.models.runner import Window
 from hotdraft.serving.proposers.plan import ProposalPlan
 from hotdraft.serving.sampling.proposal import Proposal
 from tests.models import disturbed, tiny_llama
@@ -155,14 +156,19 @@ def test_a_row_one_of_whose_second_choices_gave_no_number_ends_though_it_did_not
     """Its keys would spoil what comes after it in the slot."""
     made = decoder(instructions)
     start(made, PROMPTS)
-    runner, forward = made.target.runner, made.target.runner.forward
+    runner = made.target.runner
 
-    def spoiled(window: Window, token_ids: torch.Tensor, keep: int) -> torch.Tensor:
-        logits = forward(window, token_ids, keep)
-        logits[2, -1] = torch.nan
-        return logits
+    def spoiled(compute: Callable[..., Any]) -> Callable[..., Any]:
+        def spoil(*told: Any) -> Any:
+            logits = compute(*told)
+            logits[2, -1] = torch.nan
+            return logits
 
-    runner.forward = spoiled  # type: ignore[method-assign]
+        return spoil
+
+    for name in ("forward", "read"):  # a native target's greedy rounds do without tensors
+        if hasattr(runner, name):
+            setattr(runner, name, spoiled(getattr(runner, name)))
     outcome = made.round(ProposalPlan.uniform(ROWS, 1, alternatives=3), batch([GREEDY] * ROWS), log=False)
     assert outcome.num_alternatives[2] == 3
     assert outcome.target_is_sound.tolist() == [True, True, False, True]

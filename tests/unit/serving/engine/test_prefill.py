@@ -10,6 +10,7 @@ from hotdraft.serving.decoding.costs import RoundCosts
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.load import build_engine
+from hotdraft.serving.models.native_runner import NativeRunner
 from hotdraft.serving.proposers.draft_model import MAX_MISSED
 from tests.unit.serving.clients import ask, greedy, request
 
@@ -26,6 +27,9 @@ def watch(decoder: SpeculativeDecoder, name: str) -> list[int]:
     runner, fed = getattr(decoder, name).runner, []
     forward = runner.forward
     runner.forward = lambda window, ids, keep: fed.append(ids.shape[1]) or forward(window, ids, keep)
+    if isinstance(runner, NativeRunner):
+        read = runner.read
+        runner.read = lambda ids, *told: fed.append(ids.shape[1]) or read(ids, *told)
     return fed
 
 

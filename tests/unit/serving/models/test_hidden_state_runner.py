@@ -12,6 +12,7 @@ from hotdraft.pipeline.models.layer_stack import layer_stack
 from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
+from hotdraft.serving.models.native_runner import NativeRunner
 from hotdraft.serving.proposers.plan import ProposalPlan
 from hotdraft.serving.proposers.row_proposal import Alternative, RowProposal
 from hotdraft.serving.sampling.alternatives import Alternatives
@@ -147,6 +148,8 @@ def test_a_second_choice_that_comes_leaves_its_own_states(
     pair: tuple[str, str], instructions: str, proposed: Callable[[int, int], Any]
 ) -> None:
     decoder, reference = make(pair, instructions, max_alternatives=3), Reference(pair)
+    if proposed is in_numbers and not isinstance(decoder.target.runner, NativeRunner):
+        pytest.skip("what torch computes is judged in tensors")
     decoder.load(0, PROMPTS[0])
     decoder.prefill(0, 100, with_proposer=True)
     with torch.no_grad():

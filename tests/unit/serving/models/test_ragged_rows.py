@@ -122,3 +122,26 @@ def test_natively_a_token_beside_a_chain_is_computed_as_in_its_place_to_the_last
             path = [*chain[: position - 17], token]
             places = list(range(17, position + 1))
             assert torch.equal(alone.forward(window(places, places), torch.stack(path)[None], 1)[0, 0], found)
+
+
+@pytest.mark.parametrize("keys", [None, [[5, 6, 7], [4, 5, 6]]])
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+def test_what_is_read_without_tensors_is_what_a_window_gives_to_the_last_bit(
+    instructions: str, keys: list[list[int]] | None, ids: Tensor
+) -> None:
+    counts, positions = torch.tensor([3, 2], dtype=torch.int32), torch.tensor([[5, 6, 6], [4, 5, 0]])
+    found = []
+    for reads in (False, True):
+        runner = natively(instructions)(make("llama"))
+        assert isinstance(runner, NativeRunner)
+        with torch.inference_mode():
+            runner.forward(Window(slice(0, 2), torch.arange(5).expand(2, -1), 32), ids[:2, :5], 1)
+            at = None if keys is None else torch.tensor(keys)
+            if reads:
+                told = (ids[:2, 5:8].contiguous(), positions, counts, *([] if at is None else [at]))
+                arrays = [tensor.numpy() for tensor in told]
+                found.append(torch.from_numpy(runner.read(*arrays, *([None] if at is None else []))))
+            else:
+                found.append(runner.forward(Window(slice(0, 2), positions, 32, counts, at), ids[:2, 5:8], 3))
+    for row, count in enumerate(counts):
+        assert torch.equal(found[0][row, :count], found[1][row, :count])

@@ -18,7 +18,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.replay.rows import ReplayRows
-from hotdraft.pipeline.store.adapter_version import CANDIDATE, REJECTED
+from hotdraft.pipeline.store.adapter_version import CANDIDATE, CHAMPION
 from hotdraft.pipeline.store.connection import log_params, open_client
 from hotdraft.pipeline.store.domains import name_part
 from hotdraft.pipeline.store.errors import ChampionPinnedError
@@ -67,7 +67,7 @@ class Published:
     version: int | None
     """None if there was nothing fit to publish."""
     promoted: bool
-    """Not where the version was rejected, nor where it passed the gate while the champion is pinned."""
+    """Whether it serves now: not where it passed the gate while the champion is pinned."""
 
 
 def publish(judged: Judged, run_id: str, config: HotdraftConfig, registry: AdapterRegistry) -> Published:
@@ -88,7 +88,7 @@ def publish(judged: Judged, run_id: str, config: HotdraftConfig, registry: Adapt
             else:
                 registry.reject(version, reason=verdict.reason)
         else:
-            promoted = found.status != REJECTED
+            promoted = found.status == CHAMPION
     at = int(1000 * judged.at)
     metrics = [Metric(name, value, at, 0) for name, value in judged.metrics.items() if math.isfinite(value)]
     client.log_batch(run_id, metrics=metrics)

@@ -38,7 +38,7 @@ def test_a_version_that_a_person_rolled_back_is_not_promoted_by_a_job_that_ends_
         run_job(config, buffer=buffer, registry=registry)
     store.is_back()
     assert registry.rollback(reason="by hand") == 0
-    run_job(config, buffer=buffer, registry=registry)
+    assert not run_job(config, buffer=buffer, registry=registry).promoted
     assert registry.champion() == 0
     assert registry.version(1).status == "rolled_back"
 

@@ -107,7 +107,9 @@ class JobRecords:
                 origin_of_it = "unknown" if running is None else running.origin
                 raise JobRunningError(f"job {held} is running already (origin: {origin_of_it})")
             self._forget_oldest()
-            now = time.time()
+            others = self.jobs()
+            # behind those of a clock that ran ahead: which job was last, and what is left of it, goes by this
+            now = max(time.time(), others[0].started_at + 1 if others else 0.0)
             job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{uuid.uuid4().hex[:6]}"
             lock = self._path(job_id, "lock").open("w")
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -10,7 +10,6 @@ processes append and read. What is no shard is set aside, counted and passed ove
 
 import errno
 import hashlib
-import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -22,7 +21,7 @@ from hotdraft.pipeline.config.origins import without_password
 from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.replay.counted import Ranges, counted, is_reservoir, newest_reservoir
-from hotdraft.pipeline.replay.folder import ShardFolder, shard_stem
+from hotdraft.pipeline.replay.folder import ShardFolder, stem_behind
 from hotdraft.pipeline.replay.index import INDEX, index_of
 from hotdraft.pipeline.replay.rows import Place, ReplayRows
 from hotdraft.pipeline.replay.sample import ReplaySample
@@ -109,9 +108,8 @@ class ReplayBuffer:
         """
         table = table_of(samples)
         part = (table, index_of(table))
-        stem = shard_stem(time.time())
         try:
-            name = self._folder.write(stem, lambda file: written(file, [part]))
+            name = self._commit(part)
         except OSError as error:
             is_full = error.errno in DISK_FULL
             if is_full and make_room is not None:
@@ -121,7 +119,7 @@ class ReplayBuffer:
                 raise
             self._freed_in_vain = is_full
             self._keep(2 * table.nbytes + FREED_BYTES if is_full else 0)
-            name = self._folder.write(stem, lambda file: written(file, [part]))
+            name = self._commit(part)
         self._freed_in_vain = False
         self._keep()
         return name
@@ -222,6 +220,9 @@ class ReplayBuffer:
             newest=times["max"],
             quarantined=tuple(self._folder.quarantined()),
         )
+
+    def _commit(self, part: tuple[pa.Table, pa.Table]) -> str:
+        return self._folder.write(stem_behind(self.shards()), lambda file: written(file, [part]))
 
     def _keep(self, needed_bytes: int = 0) -> None:
         try:

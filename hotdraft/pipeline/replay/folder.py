@@ -6,9 +6,10 @@ remembered and passed over.
 
 import logging
 import os
+import re
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO
 
@@ -27,6 +28,22 @@ SUFFIX, UNFINISHED = ".parquet", ".tmp"
 def shard_stem(seconds: float) -> str:
     """The start of the name of a shard written at Unix time `seconds`: names sort by time."""
     return f"shard-{int(seconds * 1e9):020d}"
+
+
+def stem_of(name: str) -> str:
+    """The start of `name`; a name without a time sorts first."""
+    found = re.match(r"shard-\d{20}", name)
+    return found[0] if found else shard_stem(0)
+
+
+def nanoseconds(name: str) -> int:
+    return int(stem_of(name).removeprefix("shard-"))
+
+
+def stem_behind(names: Iterable[str]) -> str:
+    """That of a shard written now, behind all `names` also where a clock ran ahead: newest is what came last."""
+    newest = max(map(nanoseconds, names), default=0)
+    return max(shard_stem(time.time()), f"shard-{min(newest + 1, 10**20 - 1):020d}")
 
 
 class ShardFolder:

@@ -7,7 +7,6 @@ which count no more, see `pipeline.replay.counted`.
 """
 
 import logging
-import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import IO
@@ -16,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotdraft.pipeline.replay.counted import RESERVOIR, Ranges, counted, is_reservoir, newest_reservoir
-from hotdraft.pipeline.replay.folder import UNFINISHED, ShardFolder, shard_stem
+from hotdraft.pipeline.replay.folder import UNFINISHED, ShardFolder, nanoseconds, shard_stem, stem_of
 from hotdraft.pipeline.replay.index import INDEX
 from hotdraft.pipeline.replay.reservoir import kept
 from hotdraft.pipeline.replay.shard import Origin, Shard, is_merged, read_rows
@@ -198,7 +197,7 @@ class Upkeep:
         def fill(file: IO[bytes]) -> int:
             return written(file, self._verified(shards, index, np.concatenate(rows)), origins)
 
-        new = self._folder.write(_stem(run[0]), fill, ".merged.parquet")
+        new = self._folder.write(stem_of(run[0]), fill, ".merged.parquet")
         for shard in shards:
             if shard.name != new:
                 self._folder.remove(shard.name)
@@ -234,7 +233,7 @@ class Upkeep:
             for name, size in [*sizes.items(), ("", largest)]:
                 is_small = size <= largest // tier and name not in self._unreadable
                 is_full = run_bytes + size > largest or len(run) == MAX_FILES
-                if run and (not is_small or is_full or _nanoseconds(name) - _nanoseconds(run[0]) > span):
+                if run and (not is_small or is_full or nanoseconds(name) - nanoseconds(run[0]) > span):
                     many = sum(sizes[one] > largest / smaller for one in run) >= FAN_IN
                     if many or (is_small and is_full and len(run) > 1):
                         return run
@@ -251,13 +250,3 @@ def _within(shard: Shard, ranges: Ranges) -> Iterator[Origin]:
         if any(first <= start < end for first, end in ranges):
             yield origin
         start += origin.rows
-
-
-def _stem(name: str) -> str:
-    """The time in `name`; a name without one sorts first."""
-    found = re.match(r"shard-\d{20}", name)
-    return found[0] if found else shard_stem(0)
-
-
-def _nanoseconds(name: str) -> int:
-    return int(_stem(name).removeprefix("shard-"))

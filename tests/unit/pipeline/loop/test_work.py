@@ -74,6 +74,19 @@ def test_the_last_job_is_the_newest_with_a_verdict_on_what_it_learned(records):
     assert found.refused_in_a_row == 0
 
 
+def test_a_job_of_a_clock_that_ran_ahead_is_not_the_last_for_ever(records, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs_module.time, "time", lambda at=2e9: at)
+        at_work(records).end("rejected", "worse")
+    second = at_work(records)
+    second.end("accepted", "better")
+    assert records.last_job().request == second.work.last_request
+    third = at_work(records)
+    third.end("interrupted", "asked to stop")
+    assert records.unfinished().id == third.id
+    assert [job.id for job in records.jobs()][:2] == [third.id, second.id]
+
+
 def test_what_is_unfinished_and_what_was_finished_last_is_not_forgotten(records, monkeypatch):
     monkeypatch.setattr(jobs_module, "MAX_RECORDS", 2)
     made = []

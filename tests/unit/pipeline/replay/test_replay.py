@@ -238,11 +238,24 @@ def test_kill_in_mid_write_loses_no_committed_shard(tmp_path):
     assert len(committed) > 12
 
 
+def test_newest_is_what_came_last_though_the_clock_ran_ahead_before(tmp_path, monkeypatch):
+    buffer, ahead = ReplayBuffer(str(tmp_path)), time.time() + 40 * 86400
+    with monkeypatch.context() as patch:
+        patch.setattr("hotdraft.pipeline.replay.folder.time.time", lambda: ahead)
+        buffer.append([make_sample("ahead")])
+    for name in ("a", "b"):
+        ReplayBuffer(str(tmp_path)).append([make_sample(name)])
+    assert buffer.rows()["request_id"] == ["ahead", "a", "b"]
+    (tmp_path / f"shard-{'9' * 20}-cafe.parquet").touch()
+    buffer.append([make_sample("c")])
+    assert buffer.rows()["request_id"] == ["ahead", "a", "b", "c"], "behind a file that is none of ours as well"
+
+
 def test_what_is_too_old_goes_and_a_fair_sample_of_it_stays(tmp_path, monkeypatch):
     buffer = ReplayBuffer(str(tmp_path), max_age_seconds=3600, reservoir_requests=2)
     now = time.time()
     for age, domain in ((9000, "old"), (8000, "old"), (7000, "other"), (60, "new")):
-        monkeypatch.setattr("hotdraft.pipeline.replay.buffer.time.time", lambda at=now - age: at)
+        monkeypatch.setattr("hotdraft.pipeline.replay.folder.time.time", lambda at=now - age: at)
         buffer.append([make_sample(f"{domain}-{age}-{index}", domain=domain) for index in range(3)])
     monkeypatch.undo()
     buffer.append([make_sample("last")])

@@ -97,6 +97,16 @@ def many_token_ids(server: Server) -> AbstractContextManager[list[int]]:
     return asking(server, {**GREEDY, "prompt": [1] * 600_000})
 
 
+def many_short_prompts(server: Server) -> AbstractContextManager[list[int]]:
+    """A thousand, the last of which is none: all are encoded, and nobody has to wait in the queue to hear no."""
+    return asking(server, {**GREEDY, "prompt": ["a"] * 1000 + [""]}, clients=8)
+
+
+def many_biases(server: Server) -> AbstractContextManager[list[int]]:
+    """120,000, of which no name is a token and no value a number, in nearly two megabytes."""
+    return asking(server, {**GREEDY, "logit_bias": {f"no{number}": "" for number in range(120_000)}})
+
+
 ATTACKS: dict[str, Callable[[Server], AbstractContextManager]] = {
     attack.__name__: attack
     for attack in (
@@ -107,6 +117,8 @@ ATTACKS: dict[str, Callable[[Server], AbstractContextManager]] = {
         long_prompt,
         long_prompt_within_the_body_limit,
         many_token_ids,
+        many_short_prompts,
+        many_biases,
     )
 }
 

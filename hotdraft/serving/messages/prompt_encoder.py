@@ -39,8 +39,8 @@ def encode_chat(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]
 
 def encode_text(tokenizer: Any, prompt: str | list[int], add_special_tokens: bool = True) -> list[int]:
     """Token ids of a text, or the given ids. Raises `PromptError` for an empty prompt or an unknown id."""
-    if isinstance(prompt, str):
-        prompt_ids = tokenizer(prompt, add_special_tokens=add_special_tokens).input_ids
+    if isinstance(prompt, str):  # by what transformers' own call ends in, of which the rest holds Python's lock
+        prompt_ids = tokenizer.backend_tokenizer.encode(prompt, add_special_tokens=add_special_tokens).ids
     else:
         prompt_ids = prompt
     if not prompt_ids:

@@ -122,9 +122,9 @@ def test_a_stage_that_breaks_off_is_taken_up(config, buffer, tiny_draft, monkeyp
     append = buffer.append
     left = [None, None]
 
-    def failing(samples):
+    def failing(samples, *told):
         left.pop()
-        return append(samples)
+        return append(samples, *told)
 
     monkeypatch.setattr(buffer, "append", failing)
     with pytest.raises(IndexError):

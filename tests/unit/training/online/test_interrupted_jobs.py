@@ -47,7 +47,7 @@ def test_a_stopped_job_is_finished_by_the_next_and_not_begun_again(config, buffe
     assert result.metrics["steps"] == 40
     assert left(config) is None
     last = JobRecords(config.run_dir).last_job()
-    assert (last.request, last.accepted) == ("r39", result.verdict.accepted)
+    assert (last.request, last.promoted) == ("r39", result.promoted)
     finished, stopped = JobRecords(config.run_dir).jobs()
     assert (stopped.state, stopped.run_id, stopped.version) == ("interrupted", was.run_id, None)
     assert "step 3" in stopped.reason

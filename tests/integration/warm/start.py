@@ -30,8 +30,8 @@ def _parent() -> tuple[str, Mapping[str, str]]:
             stdout=subprocess.DEVNULL,
             pass_fds=[listener.fileno()],
             cwd=ROOT,
-            # Threads that Arrow's allocator and NumPy's BLAS start when imported would be missing from a fork.
-            env={**os.environ, "JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"},
+            # A thread that Arrow's allocator starts when it is imported would be missing from a fork.
+            env={**os.environ, "JE_ARROW_MALLOC_CONF": "background_thread:false"},
             start_new_session=True,
         )
     atexit.register(_end, process)

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tokenizers import Encoding
 from transformers import PreTrainedTokenizerFast
 
 from hotdraft.serving.messages.prompt_encoder import PromptEncoder, PromptError, encode_chat, encode_text
@@ -25,10 +26,14 @@ class SlowTokenizer:
         self.may_go_on = threading.Event()
         self.calls = 0
 
-    def __call__(self, text: str, **options: bool) -> object:
+    @property
+    def backend_tokenizer(self) -> "SlowTokenizer":
+        return self
+
+    def encode(self, text: str, **options: bool) -> Encoding:
         self.calls += 1
         assert self.may_go_on.wait(10)
-        return self._tokenizer(text, **options)
+        return self._tokenizer.backend_tokenizer.encode(text, **options)
 
     def __len__(self) -> int:
         return len(self._tokenizer)

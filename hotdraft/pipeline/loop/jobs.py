@@ -25,6 +25,7 @@ from filelock import FileLock
 from hotdraft.pipeline.loop.job_record import UNDER_WAY, VERDICTS, Job, LastJob, Origin, RunningJob
 from hotdraft.pipeline.system.json_file import BrokenFileError, read_json
 from hotdraft.pipeline.system.log_tail import log_tail
+from hotdraft.pipeline.system.run_lock import is_locked
 
 logger = logging.getLogger(__name__)
 
@@ -106,8 +107,8 @@ class JobRecords:
                 running = self._stored(held)  # which may be broken: the lock decides
                 origin_of_it = "unknown" if running is None else running.origin
                 raise JobRunningError(f"job {held} is running already (origin: {origin_of_it})")
-            self._forget_oldest()
             others = self.jobs()
+            self._forget_oldest(others)
             # behind those of a clock that ran ahead: which job was last, and what is left of it, goes by this
             now = max(time.time(), others[0].started_at + 1 if others else 0.0)
             job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{uuid.uuid4().hex[:6]}"
@@ -183,18 +184,11 @@ class JobRecords:
         return job
 
     def _is_locked(self, job_id: str) -> bool:
-        try:
-            with self._path(job_id, "lock").open() as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, as others may be looking too
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
-        return False
+        return is_locked(self._path(job_id, "lock"))
 
-    def _forget_oldest(self) -> None:
-        """But not what is unfinished, nor the job that was finished last."""
-        worked = [job for job in self.jobs() if job.work is not None]
+    def _forget_oldest(self, jobs: Sequence[Job]) -> None:
+        """Of `jobs`, newest first, but not what is unfinished, nor the one that was finished last."""
+        worked = [job for job in jobs if job.work is not None]
         finished = [job for job in worked if job.state in VERDICTS]
         kept = {job.id for job in (*worked[:1], *finished[:1])}
         ids = sorted((path.stem for path in self._folder.glob("*.json")), reverse=True)

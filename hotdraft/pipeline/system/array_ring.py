@@ -6,12 +6,12 @@ What cannot be read is not there: whoever asks for it can do without.
 import hashlib
 import logging
 import shutil
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.system.whole_file import appearing
 
 logger = logging.getLogger(__name__)
 
@@ -31,15 +31,8 @@ class ArrayRing:
     def put(self, key: bytes, array: np.ndarray) -> None:
         """Raises `OSError` if it cannot be written."""
         path = self._path(key)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".tmp")
-        try:
+        with appearing(path) as partial:
             partial.write_bytes(array.tobytes())
-            partial.replace(path)
-        except OSError:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
-            raise
         self._kept.pop(path, None)  # what comes again is new again
         self._kept[path] = array.nbytes
         while sum(self._kept.values()) > self._most_bytes:

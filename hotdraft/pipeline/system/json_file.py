@@ -3,11 +3,12 @@
 import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
+
+from hotdraft.pipeline.system.whole_file import appearing
 
 T = TypeVar("T")
 
@@ -35,18 +36,10 @@ def read_json(path: Path, kind: type[T]) -> T:
 
 def write_json(path: Path, content: Mapping[str, object]) -> None:
     """Write `content`, which appears whole, in a folder that is made if need be, and stays if the power goes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    try:
-        with temporary.open("w") as file:
-            file.write(json.dumps(content, indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+    with appearing(path) as temporary, temporary.open("w") as file:
+        file.write(json.dumps(content, indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     sync_folder(path.parent)
 
 

@@ -68,10 +68,18 @@ def _taken(file: IO[str]) -> bool:
 def is_held(run_dir: Path, role: Role) -> bool:
     """Whether a process of this machine holds `<run_dir>/<role>.lock`; not if that cannot be told."""
     try:
-        with (run_dir / f"{role}.lock").open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, as others may be looking too
-    except BlockingIOError:
-        return True
+        return is_locked(run_dir / f"{role}.lock")
     except OSError:
         return False
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process of this machine holds it. Raises OSError where it cannot be looked at."""
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, as others may be looking too
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
     return False

@@ -102,7 +102,7 @@ class LearnedCosts:
         self._pace: float | None = None
         self._verifying = _Costs(measured.most + 1)
         self._drafting = _Costs(max_k + 1)
-        self._steps = np.arange(max_k + 1)
+        self._tokens, self._steps = np.arange(measured.most + 1), np.arange(max_k + 1)
         self._expected: dict[tuple[int, RoundSetting], _Expected] = {}
         """Of settings that were asked about since the last round."""
 
@@ -137,7 +137,7 @@ class LearnedCosts:
         """
         if seconds.caught_up and seconds.proposing is None:
             return
-        expected = _between(self.verifying(setting), verified)
+        expected = float(np.interp(verified, self._tokens, self.verifying(setting)))
         steps, drafting = max(drafted), self.drafting_of(setting, drafted)
         verify_seconds, draft_seconds = seconds.verifying, seconds.proposing
         if draft_seconds is None:  # as far as can be told
@@ -179,13 +179,6 @@ class LearnedCosts:
             return 1.0
         one, active = self.share_of_one(rows), sum(drafted) / steps
         return one + (1 - one) * (active - 1) / (rows - 1)
-
-
-def _between(values: np.ndarray, at: float) -> float:
-    """What there is at a place between two; the last one behind them all."""
-    lower = min(int(at), len(values) - 1)
-    upper = min(lower + 1, len(values) - 1)
-    return float(values[lower] + (at - lower) * (values[upper] - values[lower]))
 
 
 def _alike(setting: RoundSetting) -> RoundSetting:

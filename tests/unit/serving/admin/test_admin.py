@@ -1,10 +1,8 @@
 """The operator's routes, over a real engine, registry and run directory."""
 
-import fcntl
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Timer
 from types import SimpleNamespace
 
 import httpx
@@ -24,7 +22,7 @@ from hotdraft.pipeline.store.connection import experiment_id, open_client
 from hotdraft.pipeline.store.lineage import Lineage
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.store.served import DomainCounts, Served
-from hotdraft.pipeline.system.run_lock import is_held, run_lock
+from hotdraft.pipeline.system.run_lock import run_lock
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.http.admin.routes import admin_router
 from hotdraft.serving.http.errors import add_error_handlers
@@ -135,17 +133,6 @@ def test_a_trainer_that_is_a_service_of_its_own_is_seen(client, config):
         assert client.get("/admin/loop").json()["trainer"] == "running"
     status = client.get("/admin/status").json()
     assert (status["trainer"], status["next_job"]) == ("absent", None)
-
-
-def test_who_looks_for_a_trainer_keeps_none_from_beginning(config):
-    path = config.run_dir / "trainer.lock"
-    with run_lock(config.run_dir, "trainer"):
-        pass
-    with path.open() as looking:
-        fcntl.flock(looking, fcntl.LOCK_SH)
-        Timer(0.03, looking.close).start()
-        with run_lock(config.run_dir, "trainer"):
-            assert is_held(config.run_dir, "trainer")
 
 
 def test_versions_are_listed_promoted_and_rolled_back(client, registry):

@@ -1,6 +1,7 @@
 """Plays prompts at a stated concurrency through a hotdraft server and keeps what each request did."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -70,10 +71,11 @@ async def play(
     defaults: Defaults,
     on_outcome: Callable[[Outcome], None],
     api_key: str | None = None,
+    request_rate: float = math.inf,
 ) -> Playback:
     """Send `prompts` in order, `concurrency` at once; a failed request is an outcome, not an exception.
 
-    A cancellation ends it with what there is.
+    No more than `request_rate` come a second, evenly. A cancellation ends it with what there is.
 
     Raises `httpx.HTTPError` when the server cannot be reached at all.
     """
@@ -91,6 +93,7 @@ async def play(
 
         async def send_next() -> None:
             for request, prompt in waiting:
+                await asyncio.sleep(started + (request - 1) / request_rate - time.monotonic())
                 outcome = await send(client, model, request, prompt, defaults)
                 outcomes.append(outcome)
                 on_outcome(outcome)

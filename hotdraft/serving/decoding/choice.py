@@ -170,6 +170,8 @@ class ProposalChoice:
 
         `prices` in tokens of reading so many in a row, `tokens` of the whole round.
         """
+        if not any(len(row.alternatives) for row in rows):
+            return None
         counts = []
         self._for_more = min(self._for_more + EXPLORATION * tokens, float(prices[-1]))
         for row, before, behind in zip(rows, guessed.tolist(), drafted, strict=True):

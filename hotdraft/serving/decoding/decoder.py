@@ -167,8 +167,17 @@ class SpeculativeDecoder:
         return self.proposer.catch_up(rows, budget)
 
     @torch.inference_mode()
-    def round(self, plan: ProposalPlan, sampling: SamplingBatch, *, log: bool) -> Round:
+    def round(
+        self,
+        plan: ProposalPlan,
+        sampling: SamplingBatch,
+        *,
+        log: bool,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> Round:
         """Propose what is planned, verify it in one target forward, commit what it brings.
+
+        A GPU computes while the host does what it has `meanwhile`.
 
         The target's distributions are brought along with `log`, or where a request asks for log-probs. A row
         of which the target's logits are not sound must not go on; its slot has been discarded. Where the
@@ -182,7 +191,7 @@ class SpeculativeDecoder:
         proposal = self.propose(plan, sampling)
         proposed = time.perf_counter()
         if isinstance(proposal, Proposal):
-            outcome = self._judge(rows, proposal, sampling, log)
+            outcome = self._judge(rows, proposal, sampling, log, meanwhile)
             outcome = replace(outcome, num_guessed=np.array([len(guess) for guess in plan.guesses]))
             new = zip(outcome.token_ids, outcome.num_new.tolist(), strict=True)
             self.slots.append_on_host([token_ids[:count] for token_ids, count in new])
@@ -220,11 +229,19 @@ class SpeculativeDecoder:
         if not any(plan.drafted):
             if on_host:
                 return [RowProposal(list(guess), len(guess)) for guess in plan.guesses]
-            return Proposal.of_guesses(plan.guessed_ids(self.device), plan.num_guessed(self.device))
+            on_device = plan.on(self.device)
+            return Proposal.of_guesses(on_device.guessed_ids, on_device.num_guessed)
         assert self.proposer is not None, "drafting needs a proposer"
         return self.proposer.propose_greedily(plan) if on_host else self.proposer.propose(plan, sampling)
 
-    def _judge(self, rows: int, proposal: Proposal, sampling: SamplingBatch, log: bool) -> Round:
+    def _judge(
+        self,
+        rows: int,
+        proposal: Proposal,
+        sampling: SamplingBatch,
+        log: bool,
+        meanwhile: Callable[[], object] | None,
+    ) -> Round:
         k = proposal.k
         lengths = self.slots.device_lengths[:rows]
         drawn_at = lengths + torch.arange(k + 1, device=self.device)
@@ -245,19 +262,20 @@ class SpeculativeDecoder:
                     logits = logits.gather(1, columns[..., None].expand(-1, -1, self.vocab_size))
         accepted, token_ids = verdict.num_accepted, verdict.token_ids
         self.slots.append(drawn_at, token_ids, verdict.num_new)
-        told = torch.where(proposal.drafted, proposal.token_ids, NOT_DRAFTED)
-        parts = [verdict.sound, proposal.sound, accepted, token_ids, told]
+        proposed = torch.where(proposal.drafted, proposal.token_ids, NOT_DRAFTED)
+        parts = [verdict.sound, proposal.sound, accepted, token_ids, proposed]
         if proposal.alternatives is not None and verdict.came is not None:
             parts += [verdict.came, proposal.alternatives.counts]
-        decided = torch.cat(parts, 1).int()
-        with_tokens = sampling.any_logprobs
-        if not (log or with_tokens):
-            return Round.of(received(decided), k, 0, with_tokens=False, with_alternatives=with_alternatives)
-        # what comes after the last token that some row keeps need not be logged; a CPU knows without waiting
-        kept = int(verdict.num_new.max()) if self.device.type == "cpu" else k + 1
-        packed = pack(logits[:, :kept], self.log_top_k, token_ids[:, :kept] if with_tokens else None)
-        columns = torch.cat([decided, packed.flatten(1)], 1)  # the round's only copy from the device
-        return Round.of(received(columns), k, kept, with_tokens=with_tokens, with_alternatives=with_alternatives)
+        columns, kept, with_tokens = torch.cat(parts, 1).int(), 0, sampling.any_logprobs
+        if log or with_tokens:
+            # what comes after the last token that some row keeps need not be logged; a CPU knows without waiting
+            kept = int(verdict.num_new.max()) if self.device.type == "cpu" else k + 1
+            packed = pack(logits[:, :kept], self.log_top_k, token_ids[:, :kept] if with_tokens else None)
+            columns = torch.cat([columns, packed.flatten(1)], 1)
+        if meanwhile is not None:
+            meanwhile()
+        told = received(columns)  # the round's only copy from the device
+        return Round.of(told, k, kept, with_tokens=with_tokens, with_alternatives=with_alternatives)
 
     def _move_alternatives(self, lengths: Tensor, verdict: Verified, columns: Tensor) -> None:
         """Bring the keys of those that came to where the tokens are, in the rows of lengths [B, 1]."""

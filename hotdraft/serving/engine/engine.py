@@ -280,6 +280,7 @@ class Engine:
 
     def _run_errands(self) -> None:
         while self._errands:
+            self._steps.tell()  # it may take long
             errand, future = self._errands.popleft()
             if not future.set_running_or_notify_cancel():
                 continue

@@ -17,7 +17,7 @@ from hotdraft.serving.engine.waiting import Waiting
 from hotdraft.serving.messages.request import FinishReason, GenerationRequest
 from hotdraft.serving.models.track import MIN_SHARED
 from hotdraft.serving.proposers.plan import ProposalPlan
-from hotdraft.serving.proposers.suffixes import NOTHING
+from hotdraft.serving.proposers.suffixes import NOTHING, Guess
 from hotdraft.serving.sampling.logits import SamplingBatch
 
 
@@ -35,6 +35,8 @@ class RoundPlan(NamedTuple):
     proposals: ProposalPlan
     log: bool
     """Whether the target's distributions are to be recorded."""
+    guesses: list[Guess]
+    """From text, proposed or not, of each row."""
 
 
 class Scheduler:
@@ -139,22 +141,24 @@ class Scheduler:
         setting = RoundSetting(len(running), context, self._sampling.kind)
         k = self._k_choice.k
         if k == "auto":
-            self._guess(running)
-            outlooks = [sequence.outlook() for sequence in running]
-            proposals = self._k_choice.choose(outlooks, [one.guess.token_ids for one in running], setting)
+            guesses = [self._guess(row, sequence) for row, sequence in enumerate(running)]
+            outlooks = [one.outlook(guess) for one, guess in zip(running, guesses, strict=True)]
+            proposals = self._k_choice.choose(outlooks, [one.token_ids for one in guesses], setting)
         else:
-            for sequence in running:
-                sequence.guess = NOTHING
+            guesses = [NOTHING] * len(running)
             proposals = self._k_choice.caught_up(ProposalPlan.uniform(len(running), k))
         log = any(sequence.output.is_recorded for sequence in running)
-        return RoundPlan(running, self._sampling, setting, proposals, log)
+        return RoundPlan(running, self._sampling, setting, proposals, log, guesses)
 
-    def advance(self, plan: RoundPlan, outcome: Round) -> list[tuple[int, FinishReason | None]]:
-        """Learn from a round, and free the rows of those it ends: what `Sequence.advance` says of each row."""
+    def learn(self, plan: RoundPlan, outcome: Round) -> None:
+        """What a round took, and what became of its proposals."""
         self._k_choice.observe(plan.setting, outcome, [sequence.is_drafted for sequence in plan.running])
         for row, is_sound in enumerate(outcome.target_is_sound.tolist()):
             if is_sound:
-                plan.running[row].learn(outcome, row)
+                plan.running[row].learn(outcome, row, plan.guesses[row])
+
+    def advance(self, plan: RoundPlan, outcome: Round) -> list[tuple[int, FinishReason | None]]:
+        """Free the rows of those that a round ends: what `Sequence.advance` says of each row."""
         if plan.proposals.saved is not None:
             for sequence, saved in zip(plan.running, plan.proposals.saved, strict=True):
                 sequence.saved += saved
@@ -195,13 +199,13 @@ class Scheduler:
             left += [self._waiting.take() for _ in range(len(self._waiting))]
         return left
 
-    def _guess(self, running: list[Sequence]) -> None:
+    def _guess(self, row: int, sequence: Sequence) -> Guess:
         guessing = self._k_choice.guessing
-        if guessing is not None:
-            for row, sequence in enumerate(running):
-                assert sequence.of_guesses is not None, "the engine that guesses has estimates of guesses"
-                context, rates = self._decoder.slots.held(row), sequence.of_guesses.rates()
-                sequence.guess = guessing.guess(sequence.request.scope, context, sequence.left - 1, rates)
+        if guessing is None:
+            return NOTHING
+        assert sequence.of_guesses is not None, "the engine that guesses has estimates of guesses"
+        context, rates = self._decoder.slots.held(row), sequence.of_guesses.rates()
+        return guessing.guess(sequence.request.scope, context, sequence.left - 1, rates)
 
     def _gather(self, unread: int, budget: int) -> int:
         """Admit those whose prompts are read with the one under way, of which all that is `unread` fits.

@@ -8,7 +8,7 @@ from hotdraft.serving.decoding.rounds import Round
 from hotdraft.serving.engine.output import Output
 from hotdraft.serving.messages.request import FinishReason, GenerationRequest
 from hotdraft.serving.proposers.acceptance import AcceptanceEstimate
-from hotdraft.serving.proposers.suffixes import NOTHING
+from hotdraft.serving.proposers.suffixes import Guess
 
 
 class Sequence:
@@ -41,8 +41,6 @@ class Sequence:
         """Seconds that are expected to have been saved by what it drafted."""
         self.reading = 0.0
         """Seconds that it took to read the prompt."""
-        self.guess = NOTHING
-        """Of the round under way."""
         self.left = output.request.params.max_tokens
         """Tokens it may still be given."""
         self.last_round: float | None = None
@@ -54,15 +52,15 @@ class Sequence:
         """Whether its prompt may, with others': what the target thinks of its tokens is read alone."""
         return not self.is_read_alone and self.output.prompt_log is None
 
-    def outlook(self) -> Outlook:
-        """What the next round could propose."""
-        rates = np.empty(0) if self.of_guesses is None else self.of_guesses.rates()[list(self.guess.kinds)]
+    def outlook(self, guess: Guess) -> Outlook:
+        """What the next round could propose, of which `guess` comes from text."""
+        rates = np.empty(0) if self.of_guesses is None else self.of_guesses.rates()[list(guess.kinds)]
         drafted = self.acceptance.rates() if self.is_drafted else np.empty(0)
         alternatives = np.empty(0) if self.of_alternatives is None else self.of_alternatives.rates()
         return Outlook(rates, drafted, self.left - 1, self.is_drafted_alone, alternatives)
 
-    def learn(self, outcome: Round, row: int) -> None:
-        """What became of a round's proposals, and of the guess, proposed or not.
+    def learn(self, outcome: Round, row: int, guess: Guess) -> None:
+        """What became of a round's proposals, and of the `guess` before it, proposed or not.
 
         What the draft stopped before is neither: it costs as little as it brings, and to hold it for refused made
         drafting look dear beside text.
@@ -75,8 +73,7 @@ class Sequence:
                 self.of_alternatives.observe_choice(range(outcome.num_alternatives[row]), int(outcome.came[row]))
         if self.of_guesses is not None:
             came = outcome.token_ids[row, : outcome.num_new[row]].tolist()
-            right = matched(self.guess.token_ids, came)
-            self.of_guesses.observe(self.guess.kinds[: len(came)], right)
+            self.of_guesses.observe(guess.kinds[: len(came)], matched(guess.token_ids, came))
 
     def advance(self, outcome: Round, row: int) -> tuple[int, FinishReason | None]:
         """How many of a round's tokens the request takes, and the reason if it ends with the last of them."""

@@ -9,13 +9,15 @@ its own is tried, and only what that raises is raised.
 """
 
 import time
+from collections.abc import Callable
+from functools import partial
 
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.decoding.rounds import Round
 from hotdraft.serving.engine.failures import Failures
 from hotdraft.serving.engine.output import Output
 from hotdraft.serving.engine.output_thread import OutputThread
-from hotdraft.serving.engine.scheduler import Scheduler
+from hotdraft.serving.engine.scheduler import RoundPlan, Scheduler
 from hotdraft.serving.engine.sequence import Sequence
 from hotdraft.serving.messages.events import RoundStats
 from hotdraft.serving.messages.request import FinishReason
@@ -38,12 +40,17 @@ class Steps:
         self._failures = failures
         self._ended: list[Output] = []
         """Whose last tokens may not have been told yet."""
+        self._computes_aside = decoder.device.type != "cpu"
+        self._untold: Callable[[], None] | None = None
+        """Of the last round, what nobody has heard or learnt yet: a GPU is to compute the next one meanwhile."""
         self._failed = 0
         """Steps since the last round that brought something."""
 
     def step(self, cancelled: set[str]) -> None:
         """One step, without the requests that were cancelled, by id."""
-        for sequence in self._scheduler.drop(cancelled):
+        if dropped := self._scheduler.drop(cancelled):
+            self.tell()
+        for sequence in dropped:
             self._outputs.finish(sequence.output, "cancelled")
         try:
             self._scheduler.read_prompts()
@@ -59,20 +66,42 @@ class Steps:
 
     def abandon(self, reason: FinishReason) -> None:
         """End all requests; the output thread has stopped."""
+        self.tell()
         for output in [*self._ended, *(sequence.output for sequence in self._scheduler.clear())]:
             self._outputs.finish(output, reason)
 
+    def tell(self) -> None:
+        """What the last round brought, to whom it concerns, if they have not heard."""
+        if self._untold is not None:
+            untold, self._untold = self._untold, None
+            untold()
+
     def _round(self) -> None:
         plan = self._scheduler.plan()
-        outcome = self._decoder.round(plan.proposals, plan.sampling, log=plan.log)
+        outcome = self._decoder.round(plan.proposals, plan.sampling, log=plan.log, meanwhile=self.tell)
+        self.tell()
         now = time.perf_counter()
         inter_token = tuple(now - s.last_round for s in plan.running if s.last_round is not None)
         for sequence in plan.running:
             sequence.last_round = now
         advances = self._scheduler.advance(plan, outcome)
-        outputs = [sequence.output for sequence in plan.running]
-        ended = [output for output, (_, reason) in zip(outputs, advances, strict=True) if reason is not None]
+        rows = zip(plan.running, advances, strict=True)
+        ended = [sequence.output for sequence, (_, reason) in rows if reason is not None]
         self._ended = [output for output in self._ended if output.finish_reason is None] + ended
+        self._untold = partial(self._tell_round, plan, outcome, advances, self.draft_version, inter_token)
+        if not (self._computes_aside and self._scheduler.running):
+            self.tell()
+        self._note_soundness(outcome)
+
+    def _tell_round(
+        self,
+        plan: RoundPlan,
+        outcome: Round,
+        advances: list[tuple[int, FinishReason | None]],
+        draft_version: int,
+        inter_token: tuple[float, ...],
+    ) -> None:
+        self._scheduler.learn(plan, outcome)
         new_tokens = sum(count for count, _ in advances)
         columns = outcome.num_proposed, outcome.num_accepted, outcome.num_guessed
         proposed, accepted, guessed = (column.tolist() for column in columns)  # of which sums are sooner made
@@ -86,14 +115,13 @@ class Steps:
             accepted_guesses=sum(map(min, accepted, guessed)),
             new_tokens=new_tokens,
             seconds=outcome.seconds.total,
-            draft_version=self.draft_version,
+            draft_version=draft_version,
             alternatives=sum(outcome.num_alternatives.tolist()),
             accepted_alternatives=sum(index >= 0 for index in outcome.came.tolist()),
             plain_seconds=self._scheduler.plain_seconds(plan, new_tokens),
             inter_token_seconds=inter_token,
         )
-        self._outputs.round(stats, outcome, outputs, advances)
-        self._note_soundness(outcome)
+        self._outputs.round(stats, outcome, [sequence.output for sequence in plan.running], advances)
 
     def _end_prefilling(self, error: Exception) -> None:
         reading = self._scheduler.prefilling
@@ -105,6 +133,7 @@ class Steps:
         self._count_failed()
 
     def _end_round(self, running: list[Sequence], error: Exception) -> None:
+        self.tell()
         self._failures.add("round", error, f"its {len(running)} requests end")
         for sequence in running:
             self._outputs.finish(sequence.output, "error")

@@ -74,7 +74,7 @@ class RoundGraphs:
                     self._record(runner, rows, tokens, 1, key_length)
 
     def _record(self, runner: GraphedRunner, rows: int, tokens: int, keep: int, key_length: int) -> None:
-        if tokens >= key_length:
+        if tokens > key_length:
             return
         ids = torch.zeros(rows, tokens, dtype=torch.int64, device=self.device)
         positions = torch.arange(tokens, device=self.device).expand(rows, tokens)

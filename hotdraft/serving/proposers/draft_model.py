@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotdraft.pipeline.system.transfer import sent
 from hotdraft.serving.graphs.draft_chain import DraftChain
 from hotdraft.serving.models.native_runner import NativeRunner
 from hotdraft.serving.models.runner import Runner, Window
@@ -21,7 +20,7 @@ from hotdraft.serving.models.track import Track
 from hotdraft.serving.models.trimmed_head import vocabulary_of
 from hotdraft.serving.native.bindings import CONFIDENCES
 from hotdraft.serving.proposers.acceptance import AcceptanceEstimate
-from hotdraft.serving.proposers.plan import ProposalPlan
+from hotdraft.serving.proposers.plan import OnDevice, ProposalPlan
 from hotdraft.serving.proposers.row_proposal import RowProposal, likeliest
 from hotdraft.serving.sampling.alternatives import Alternatives, next_best
 from hotdraft.serving.sampling.draw import Drawing, Drawn, draw
@@ -89,11 +88,11 @@ class DraftModel(Track):
 
     def propose(self, plan: ProposalPlan, sampling: SamplingBatch) -> Proposal:
         """As many tokens for each row as are asked of it, behind those that were guessed."""
-        drafting, slots = self._begin(plan), self._slots
-        proposal = self._draft(plan, drafting, sampling)
+        drafting, on_device = self._begin(plan), plan.on(self._slots.device)
+        proposal = self._draft(plan, on_device, drafting, sampling)
         if not any(map(len, plan.guesses)):
             return proposal
-        return proposal.after_guesses(plan.guessed_ids(slots.device), plan.num_guessed(slots.device))
+        return proposal.after_guesses(on_device.guessed_ids, on_device.num_guessed)
 
     def propose_greedily(self, plan: ProposalPlan) -> list[RowProposal]:
         """The same natively in one call, where all rows are greedy."""
@@ -132,12 +131,14 @@ class DraftModel(Track):
         self._before, self._confidences = self._slots.lengths[: plan.rows], None
         return drafting
 
-    def _draft(self, plan: ProposalPlan, drafting: Sequence[int], sampling: SamplingBatch) -> Proposal:
+    def _draft(
+        self, plan: ProposalPlan, on_device: OnDevice, drafting: Sequence[int], sampling: SamplingBatch
+    ) -> Proposal:
         slots, rows = self._slots, plan.rows
         ends = committed = slots.device_lengths[:rows]
         if any(map(len, plan.guesses)):
-            ends = ends + plan.num_guessed(slots.device)
-            slots.write_ahead(plan.guessed_ids(slots.device))
+            ends = ends + on_device.num_guessed
+            slots.write_ahead(on_device.guessed_ids)
         missed = max(self.unread(row) + len(plan.guesses[row]) for row in drafting)
         guesses = max(map(len, plan.guesses)) if self._reads_target else 0
         chain = None if guesses else self._chain  # which knows no guesses
@@ -157,16 +158,15 @@ class DraftModel(Track):
         if chain is not None and missed:  # by themselves, so that steps have one graph whatever was missed
             self.runner.forward(Window(slice(0, rows), positions[:, :missed], key_length), fed[:, :missed], 1)
             fed, positions = fed[:, missed:], positions[:, missed:]
-        num_drafted = sent(plan.drafted, torch.int64, slots.device)
         if chain is not None and sampling.is_greedy:
             k = max(plan.drafted)
             token_ids, sound = chain.draft(fed, positions, ends, self.vocabulary, key_length, k)
-            return Proposal(token_ids, num_drafted, None, sound)
+            return Proposal(token_ids, on_device.num_drafted, None, sound)
         draw_token = draw if sampling.is_greedy else self._draw_token
         drawing = Drawing(sampling, answers, self.vocabulary, draw_token, committed)
         others: list[tuple[Tensor, Tensor]] = []
         for step in range(max(plan.drafted)):
-            counts = (num_drafted > step).int() * fed.shape[1]
+            counts = (on_device.num_drafted > step).int() * fed.shape[1]
             window = Window(slice(0, rows), positions, key_length, counts, guesses=0 if step else guesses)
             logits = self.runner.forward(window, fed, 1)
             # what a row is not asked for may be beyond its slot
@@ -176,8 +176,8 @@ class DraftModel(Track):
         alternatives = None
         if plan.alternatives is not None and others:
             token_ids, chances = (torch.stack(parts, 1) for parts in zip(*others, strict=True))
-            alternatives = Alternatives.likeliest(token_ids, chances, num_drafted, plan.alternatives)
-        return replace(drawing.proposal(), num_drafted=num_drafted, alternatives=alternatives)
+            alternatives = Alternatives.likeliest(token_ids, chances, on_device.num_drafted, plan.alternatives)
+        return replace(drawing.proposal(), num_drafted=on_device.num_drafted, alternatives=alternatives)
 
     def observe(
         self, plan: ProposalPlan, num_proposed: Sequence[int], num_accepted: Sequence[int], sound: np.ndarray

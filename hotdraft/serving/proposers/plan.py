@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,6 +10,17 @@ from torch import Tensor
 from hotdraft.pipeline.system.transfer import sent
 
 Number = TypeVar("Number", int, float)
+
+
+class OnDevice(NamedTuple):
+    """A plan's numbers where tensors are computed."""
+
+    guessed_ids: Tensor
+    """int64 [B, k], 0 where nothing is guessed."""
+    num_guessed: Tensor
+    """int64 [B, 1]."""
+    num_drafted: Tensor
+    """int64 [B]."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +71,9 @@ class ProposalPlan:
         """Of the row with the most."""
         return max(self.alternatives or [0])
 
-    def guessed_ids(self, device: torch.device) -> Tensor:
-        """int64 [B, k], 0 where nothing is guessed."""
-        most = self.k
-        padded = [[*guess, *[0] * (most - len(guess))] for guess in self.guesses]
-        return sent(padded, torch.int64, device)
-
-    def num_guessed(self, device: torch.device) -> Tensor:
-        """int64 [B, 1]."""
-        return sent([[len(guess)] for guess in self.guesses], torch.int64, device)
+    def on(self, device: torch.device) -> OnDevice:
+        """All of it in one copy, which takes as long as a small one."""
+        most, rows = self.k, zip(self.guesses, self.drafted, strict=True)
+        numbers = [[len(guess), count, *guess, *[0] * (most - len(guess))] for guess, count in rows]
+        columns = sent(numbers, torch.int64, device)
+        return OnDevice(columns[:, 2:], columns[:, :1], columns[:, 1])

@@ -45,8 +45,10 @@ class SamplingBatch:
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], seeds: Sequence[int], device: torch.device) -> "SamplingBatch":
-        def column(values: list[float]) -> torch.Tensor:
-            return sent(values, torch.float32, device)[:, None]
+        numbers = [(p.temperature, p.top_p, p.min_p, p.presence_penalty, p.frequency_penalty) for p in params]
+        columns = sent(list(zip(*numbers, strict=True)), torch.float32, device)[..., None]  # one copy, not five
+        temperature, top_p, min_p, presence_penalty, frequency_penalty = columns
+        top_k, own_seeds = sent([[p.top_k for p in params], list(seeds)], torch.int64, device)
 
         def rows(wanted: Iterable[bool]) -> Rows:
             indices = [row for row, is_wanted in enumerate(wanted) if is_wanted]
@@ -55,14 +57,14 @@ class SamplingBatch:
             return sent(indices, torch.int64, device) if indices else None
 
         return cls(
-            temperature=column([p.temperature for p in params]),
-            top_k=sent([p.top_k for p in params], torch.int64, device)[:, None],
-            top_p=column([p.top_p for p in params]),
-            min_p=column([p.min_p for p in params]),
+            temperature=temperature,
+            top_k=top_k[:, None],
+            top_p=top_p,
+            min_p=min_p,
             cutoffs=_cutoffs(params, device),
-            presence_penalty=column([p.presence_penalty for p in params]),
-            frequency_penalty=column([p.frequency_penalty for p in params]),
-            seeds=sent(list(seeds), torch.int64, device),
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            seeds=own_seeds,
             any_sampled=any(p.temperature > 0 for p in params),
             filtered=rows(p.temperature > 0 and p.has_filters for p in params),
             seeded=rows(p.temperature > 0 and p.seed is not None for p in params),

@@ -12,6 +12,7 @@ which nothing judges, says what could be gained at all.
 import argparse
 import asyncio
 import json
+import math
 import statistics
 import tempfile
 import time
@@ -69,7 +70,14 @@ def played(phases: Sequence[Phase], seed: int, folder: Path) -> Shift:
     folder.mkdir(parents=True)
     with local_server(arguments.config, folder / "server.log", overrides) as url:
         playback = asyncio.run(
-            play(url, prompts, concurrency=4, defaults=Defaults(arguments.max_tokens), on_outcome=lambda _: None)
+            play(
+                url,
+                prompts,
+                concurrency=4,
+                defaults=Defaults(arguments.max_tokens),
+                on_outcome=lambda _: None,
+                request_rate=arguments.request_rate,
+            )
         )
     return read(config, playback, [prompt for some in probes.values() for prompt in some])
 
@@ -162,6 +170,7 @@ if __name__ == "__main__":
     parser.add_argument("--phase", action="append", help="a built-in generator and how many requests: code:60")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--request-rate", type=float, default=math.inf, help="requests a second, at most")
     parser.add_argument("--probes", type=int, default=60, help="of each domain, that are not played")
     parser.add_argument("--ceiling", type=int, default=0, help="requests that a long job learns from")
     parser.add_argument(

@@ -189,10 +189,12 @@ def test_what_the_draft_is_worth_is_still_seen_where_text_guesses_all(
 
 def test_a_guess_of_before_k_was_set_teaches_nothing(config: HotdraftConfig) -> None:
     engine = build(config, started=False)
+    plans, plan = [], engine.scheduler.plan
+    engine.scheduler.plan = lambda: plans.append(plan()) or plans[-1]  # type: ignore[func-returns-value,method-assign]
     ask(engine, request("r", (1, 2, 3, 1, 2), max_tokens=TOKENS))
     engine.step()
+    assert plans[0].guesses[0].token_ids
     [sequence] = engine.scheduler.running
-    assert sequence.guess.token_ids
     assert sequence.of_guesses is not None
     engine.k = 0
     engine.step()

@@ -7,6 +7,7 @@ from hotdraft.serving.engine.output import Output
 from hotdraft.serving.engine.sequence import Sequence
 from hotdraft.serving.messages.request import GenerationRequest, OutputDelta, SamplingParams
 from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, by_position, of_alternatives
+from hotdraft.serving.proposers.suffixes import NOTHING
 from tests.models import tiny_tokenizer
 from tests.unit.serving.rounds import a_round
 
@@ -48,7 +49,7 @@ def test_a_second_choice_that_came_gives_another_token_and_is_learnt_from() -> N
     outcome = a_round([70, 71, 72, 73], accepted=1, came=1)
     assert under_test.advance(outcome, 0) == (3, None)
     before = under_test.of_alternatives.rates()
-    under_test.learn(outcome, 0)
+    under_test.learn(outcome, 0, NOTHING)
     after = under_test.of_alternatives.rates()
     assert after[0] < before[0]
     assert after[1] > before[1]
@@ -57,7 +58,7 @@ def test_a_second_choice_that_came_gives_another_token_and_is_learnt_from() -> N
 def test_what_a_draft_stopped_before_is_not_held_for_refused() -> None:
     under_test = sequence()
     before = under_test.acceptance.rates()
-    under_test.learn(a_round([70, 71], accepted=1), 0)
+    under_test.learn(a_round([70, 71], accepted=1), 0, NOTHING)
     after = under_test.acceptance.rates()
     assert after[0] > before[0]
     assert after[1:].tolist() == before[1:].tolist(), "one was drafted, and it was right"

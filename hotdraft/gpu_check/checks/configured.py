@@ -10,7 +10,7 @@ from hotdraft.pipeline.traffic.generators import arithmetic
 
 SEED = 17
 MAX_MODEL_LEN = 768
-STEPS, STEPS_ON_GPU = 10, 200
+STEPS, STEPS_ON_GPU = 10, 100
 
 
 def write_config(plan: CheckPlan, pair: Pair, name: str) -> Path:

@@ -37,6 +37,10 @@ def simulate(
         str | None, typer.Option(help="A running server; without it, one is started with --config.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="First prompts of each file only.")] = None,
+    request_rate: Annotated[
+        float,
+        typer.Option(min=0.001, help="Requests a second, at most.", show_default="as fast as they are answered"),
+    ] = float("inf"),
     max_tokens: MaxTokensOption = 64,
     temperature: Annotated[
         float, typer.Option(min=0, max=2, help="For prompts that do not state their own.")
@@ -61,7 +65,8 @@ def simulate(
     from hotdraft.pipeline.traffic.prompts import read_traffic
 
     prompts = [prompt for path in traffic for prompt in read_traffic(path)[:limit]]
-    run(prompts, config, out, concurrency, Defaults(max_tokens, temperature), url=url, api_key=api_key)
+    defaults = Defaults(max_tokens, temperature)
+    run(prompts, config, out, concurrency, defaults, url=url, api_key=api_key, request_rate=request_rate)
 
 
 def demo(
@@ -108,6 +113,7 @@ def run(
     url: str | None = None,
     api_key: str | None = None,
     overrides: Mapping[str, Any] | None = None,
+    request_rate: float = float("inf"),
 ) -> None:
     """Play `prompts` at `url` or at a server of our own; write and print the report.
 
@@ -151,6 +157,7 @@ def run(
                     defaults=defaults,
                     on_outcome=progress.show,
                     api_key=key,
+                    request_rate=request_rate,
                 )
             )
     except (ServerError, httpx.HTTPError) as error:

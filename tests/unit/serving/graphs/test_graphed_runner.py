@@ -200,6 +200,21 @@ def test_prompts_read_together_are_recorded_also_of_a_draft_that_holds_less_than
     assert graphs.captures == captures
 
 
+def test_a_prompt_that_fills_its_keys_is_recorded_before_the_first(tiny_target: str, tiny_draft: str) -> None:
+    graphs = RecordedGraphs()
+    models = load(tiny_target), load(tiny_draft)
+    of = build_decoder(
+        *models, num_slots=2, max_model_len=400, max_k=4, log_top_k=8, instructions="none", graphs=graphs
+    )
+    assert of.round_graphs is not None
+    of.round_graphs.record()
+    captures = graphs.captures
+    for turn in range(RECURS):
+        of.load(0, [(31 * turn + 7 * at) % 200 for at in range(200)])
+        of.prefill(0, 256, with_proposer=True)
+    assert graphs.captures == captures
+
+
 def test_logits_of_all_graphs_share_their_memory(tiny_target: str, tiny_draft: str) -> None:
     of = decoder(tiny_target, tiny_draft, RecordedGraphs())
     assert of.round_graphs is not None

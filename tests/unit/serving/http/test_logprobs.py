@@ -176,7 +176,7 @@ def test_penalised_requests_alone_are_not_even_logged(
     monkeypatch.setattr(
         engine.decoder,
         "round",
-        lambda *args, log: (logged.append(log), decode(*args, log=log))[1],
+        lambda *args, log, **others: (logged.append(log), decode(*args, log=log, **others))[1],
     )
     finish(engine, ask(engine, request("penalised", frequency_penalty=0.1)))
     assert logged

@@ -206,7 +206,7 @@ class _Bucketed(torch.autograd.Function):
         ]  # no tail: every entry that has a gradient is overwritten
         for start in range(0, len(draft_logits), ROWS_PER_CHUNK):
             rows = slice(start, start + ROWS_PER_CHUNK)
-            chunk = draft_logits[rows] / divisor[rows, None]
+            chunk = _scaled(draft_logits[rows], divisor[rows])
             barred = None if lowest is None else chunk < lowest[rows, None]
             chunk.sub_(shift[rows]).clamp_(max=0).exp_()
             if barred is not None:
@@ -236,13 +236,18 @@ def _draft_logprobs(
     tail = torch.empty(len(draft_logits), dtype=wide, device=draft_logits.device)
     for start in range(0, len(draft_logits), ROWS_PER_CHUNK):
         rows = slice(start, start + ROWS_PER_CHUNK)
-        rest = (draft_logits[rows] / divisor[rows, None]).scatter_(1, top_ids[rows], -torch.inf)
+        rest = _scaled(draft_logits[rows], divisor[rows]).scatter_(1, top_ids[rows], -torch.inf)
         if lowest is not None:
             rest.masked_fill_(rest < lowest[rows, None], -torch.inf)
         largest = rest.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
         tail[rows] = rest.sub_(largest).exp_().sum(-1).log() + largest.squeeze(1)
     total = torch.logaddexp(top.logsumexp(-1), tail)
     return torch.cat([top, tail[:, None]], 1) - total[:, None], tail
+
+
+def _scaled(logits: Tensor, divisor: Tensor) -> Tensor:
+    """`logits` [N, V] over `divisor` [N], wide, in memory of its own; to widen first is sooner than to mix."""
+    return logits.to(_wide(logits), copy=True).div_(divisor[:, None])
 
 
 def _normalised(top_logprobs: Tensor, tail_logprob: Tensor, dtype: torch.dtype) -> Tensor:

@@ -92,12 +92,23 @@ def lowest_drafted(draft_logits: Tensor, sampling: Sampling) -> Tensor | None:
     """
     if not sampling.any_filtered or not len(filtered := sampling.is_filtered.nonzero().squeeze(1)):
         return None
-    wide = torch.promote_types(draft_logits.dtype, torch.float32)
-    lowest = torch.full((len(draft_logits),), -torch.inf, dtype=wide, device=draft_logits.device)
+    lowest = torch.full(
+        (len(draft_logits),), -torch.inf, dtype=wide_dtype(draft_logits), device=draft_logits.device
+    )
     for rows in filtered.split(ROWS_AT_ONCE):
         of_rows = sampling.at(rows)
-        lowest[rows] = _lowest(draft_logits[rows].to(wide) / of_rows.divisor.to(wide)[:, None], of_rows, LIKELIEST)
+        lowest[rows] = _lowest(scaled(draft_logits[rows], of_rows.divisor), of_rows, LIKELIEST)
     return lowest
+
+
+def scaled(logits: Tensor, divisor: Tensor) -> Tensor:
+    """`logits` [N, V] over `divisor` [N], wide, in memory of its own: widened first, as mixing dtypes is slow."""
+    return logits.to(wide_dtype(logits), copy=True).div_(divisor[:, None])
+
+
+def wide_dtype(logits: Tensor) -> torch.dtype:
+    """What is computed in: float32 at least."""
+    return torch.promote_types(logits.dtype, torch.float32)
 
 
 def _lowest(scaled: Tensor, sampling: Sampling, width: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hotdraft.pipeline.config.learning import LossName
 from hotdraft.pipeline.replay.sample import MIN_LOG_MASS
-from hotdraft.training.batches.sampling import Sampling, lowest_drafted
+from hotdraft.training.batches.sampling import Sampling, lowest_drafted, scaled, wide_dtype
 
 ROWS_PER_CHUNK = 64
 """Rows widened to float32 at a time: a chunk of a 50k vocabulary is 12 MB and stays near the cache."""
@@ -54,7 +54,7 @@ def distillation_loss(
     """
     if top_ids.shape[1] >= draft_logits.shape[1]:  # no tail, though rounding may have logged one: no draft has one
         tail_logprob = torch.full_like(tail_logprob, -torch.inf)
-    target = _normalised(top_logprobs, tail_logprob, _wide(draft_logits))
+    target = _normalised(top_logprobs, tail_logprob, wide_dtype(draft_logits))
     if sampling is None:
         divisor, lowest = draft_logits.new_ones(len(draft_logits), dtype=target.dtype), None
     else:
@@ -149,7 +149,7 @@ def overlap_and_agreement(
     most the target's tail mass, is not counted. The second is 1 where the likeliest tokens agree and 0 elsewhere.
     Shapes are those of `distillation_loss`.
     """
-    wide = _wide(draft_logits)
+    wide = wide_dtype(draft_logits)
     target = _normalised(top_logprobs, tail_logprob, wide)
     lowest = lowest_drafted(draft_logits, sampling)
     draft, _ = _draft_logprobs(draft_logits, top_ids, sampling.divisor.to(wide), lowest)
@@ -161,7 +161,7 @@ def overlap_and_agreement(
 def greedy_agreement(draft_logits: Tensor, top_ids: Tensor, top_logprobs: Tensor) -> Tensor:
     """1 [N] where the likeliest tokens agree and 0 elsewhere, in float32 at least."""
     target_best = top_ids.gather(1, top_logprobs.argmax(-1, keepdim=True)).squeeze(1)
-    return (draft_logits.argmax(-1) == target_best).to(_wide(draft_logits))
+    return (draft_logits.argmax(-1) == target_best).to(wide_dtype(draft_logits))
 
 
 def expected_acceptance(
@@ -206,7 +206,7 @@ class _Bucketed(torch.autograd.Function):
         ]  # no tail: every entry that has a gradient is overwritten
         for start in range(0, len(draft_logits), ROWS_PER_CHUNK):
             rows = slice(start, start + ROWS_PER_CHUNK)
-            chunk = _scaled(draft_logits[rows], divisor[rows])
+            chunk = scaled(draft_logits[rows], divisor[rows])
             barred = None if lowest is None else chunk < lowest[rows, None]
             chunk.sub_(shift[rows]).clamp_(max=0).exp_()
             if barred is not None:
@@ -228,7 +228,7 @@ def _draft_logprobs(
     Of logits over `divisor` [N]; what is below `lowest` [N] then has no mass, but for the top tokens that are
     `spared`, bool [N, K].
     """
-    wide = _wide(draft_logits)
+    wide = wide_dtype(draft_logits)
     top = draft_logits.gather(1, top_ids) / divisor[:, None]
     if lowest is not None:
         barred = top < lowest[:, None]
@@ -236,18 +236,13 @@ def _draft_logprobs(
     tail = torch.empty(len(draft_logits), dtype=wide, device=draft_logits.device)
     for start in range(0, len(draft_logits), ROWS_PER_CHUNK):
         rows = slice(start, start + ROWS_PER_CHUNK)
-        rest = _scaled(draft_logits[rows], divisor[rows]).scatter_(1, top_ids[rows], -torch.inf)
+        rest = scaled(draft_logits[rows], divisor[rows]).scatter_(1, top_ids[rows], -torch.inf)
         if lowest is not None:
             rest.masked_fill_(rest < lowest[rows, None], -torch.inf)
         largest = rest.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
         tail[rows] = rest.sub_(largest).exp_().sum(-1).log() + largest.squeeze(1)
     total = torch.logaddexp(top.logsumexp(-1), tail)
     return torch.cat([top, tail[:, None]], 1) - total[:, None], tail
-
-
-def _scaled(logits: Tensor, divisor: Tensor) -> Tensor:
-    """`logits` [N, V] over `divisor` [N], wide, in memory of its own; to widen first is sooner than to mix."""
-    return logits.to(_wide(logits), copy=True).div_(divisor[:, None])
 
 
 def _normalised(top_logprobs: Tensor, tail_logprob: Tensor, dtype: torch.dtype) -> Tensor:
@@ -263,7 +258,3 @@ def _expected(logprobs: Tensor, values: Tensor) -> Tensor:
 def _expected_terms(logprobs: Tensor, values: Tensor) -> Tensor:
     """Mass times value, which is 0 where there is no mass whatever the value is."""
     return torch.where(logprobs == -torch.inf, 0.0, logprobs.exp() * values)
-
-
-def _wide(logits: Tensor) -> torch.dtype:
-    return torch.promote_types(logits.dtype, torch.float32)

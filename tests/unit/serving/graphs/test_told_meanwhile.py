@@ -36,11 +36,13 @@ def test_a_round_is_told_once_the_next_is_launched_and_before_it_is_waited_for(
     assert after == [0, 1, 2, 4], "the last one leaves nothing to be computed meanwhile"
 
 
+@pytest.mark.parametrize("instructions", ["none", "auto"])
 @pytest.mark.parametrize("k", [0, 2, "auto"])
 def test_answers_and_what_is_learnt_from_them_are_as_without(
-    config: HotdraftConfig, buffer: ReplayBuffer, tiny_target: str, k: int | str
+    config: HotdraftConfig, buffer: ReplayBuffer, tiny_target: str, k: int | str, instructions: str
 ) -> None:
-    engine = computes_aside(config, buffer, k=k)
+    """Also where a round has no time in which to tell of the last."""
+    engine = computes_aside(config, buffer, k=k, instructions=instructions)
     engine.start()
     prompts = [tuple(range(1, 2 + 5 * n)) for n in range(9)]
     clients = [ask(engine, request(f"r{n}", p, max_tokens=3 + 4 * n)) for n, p in enumerate(prompts)]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hotdraft.pipeline.config.settings import HotdraftConfig, given
+from hotdraft.pipeline.config.settings import given, load_config
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.online.job import run_job
@@ -27,7 +27,7 @@ class Distilled:
 def distill(
     target: str,
     draft: str,
-    buffer: ReplayBuffer,
+    buffer: ReplayBuffer | str | Path,
     *,
     run_dir: str | Path,
     dtype: str | None = None,
@@ -54,8 +54,8 @@ def distill(
     1
     """
     settings = given({"dtype": dtype, "device": device, "distill": options})
-    config = HotdraftConfig(target=target, draft=draft, run_dir=Path(run_dir), **settings)
+    config = load_config(None, {"target": target, "draft": draft, "run_dir": Path(run_dir), **settings})
     registry = AdapterRegistry(config)
-    result = run_job(config, buffer=buffer, registry=registry)
+    result = run_job(config, buffer=ReplayBuffer.at(buffer), registry=registry)
     adapter = None if result.version is None else registry.download(result.version)
     return Distilled(result.promoted, result.verdict.reason, result.version, adapter, result.metrics)

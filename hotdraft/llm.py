@@ -12,8 +12,9 @@ from typing import Any, Self
 from uuid import uuid4
 
 from hotdraft.outputs import Answer, RequestOutput, check_finished
+from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.config.serving import RecorderConfig
-from hotdraft.pipeline.config.settings import HotdraftConfig, given
+from hotdraft.pipeline.config.settings import given, load_config
 from hotdraft.pipeline.models.loading import fingerprint
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.serving.engine.load import build_engine, draft_ranking
@@ -58,7 +59,11 @@ class LLM:
     ) -> None:
         """Load the models. Raises `ModelError` if they are missing or do not fit, ValueError for a wrong option."""
         options = given({"draft": draft, "dtype": dtype, "device": device, "engine": engine})
-        self._config = HotdraftConfig(target=target, **options)
+        self._config = load_config(None, {"target": target, **options})
+        if self._config.engine.kind != "hotdraft":
+            raise ConfigError(
+                f"engine.kind: hotdraft's own engine runs in this process, not {self._config.engine.kind}"
+            )
         self._engine = build_engine(self._config, None)
         self._room = threading.Semaphore(self._config.engine.max_queue)
         self._changing = threading.Lock()
@@ -126,11 +131,12 @@ class LLM:
         finally:
             self._engine.cancel(request.request_id)
 
-    def record_to(self, buffer: ReplayBuffer | None, *, flush_seconds: float = 2.0) -> None:
+    def record_to(self, buffer: ReplayBuffer | str | Path | None, *, flush_seconds: float = 2.0) -> None:
         """Keep what is asked from now on, once answered, in `buffer` with the target's distributions; None ends it.
 
-        Shards appear every `flush_seconds`. What the recorder before had taken is written first, for ten seconds at
-        most; what is lost is logged, and what is answered meanwhile is not kept.
+        It may be a folder or URL, as of `ReplayBuffer`. Shards appear every `flush_seconds`. What the recorder
+        before had taken is written first, for ten seconds at most; what is lost is logged, and what is answered
+        meanwhile is not kept.
         """
         keys = self._config.recorder.model_dump() | {"flush_seconds": flush_seconds}
         config = RecorderConfig(**keys)
@@ -139,7 +145,7 @@ class LLM:
             if before is not None:
                 before.close()
             if buffer is not None:
-                self._engine.record_with(Recorder(buffer, config))
+                self._engine.record_with(Recorder(ReplayBuffer.at(buffer), config))
 
     def swap(self, adapter: str | Path | None, *, version: int | None = None) -> SwapEvent:
         """Let the draft take on the adapter in a folder, between two rounds; None brings back the draft itself.

@@ -12,6 +12,7 @@ import errno
 import hashlib
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
@@ -93,6 +94,11 @@ class ReplayBuffer:
                 f"the replay buffer {shown} cannot be opened: {why}: "
                 "set replay.url to a folder or bucket that this user may write"
             ) from error
+
+    @classmethod
+    def at(cls, place: "ReplayBuffer | str | Path") -> "ReplayBuffer":
+        """The buffer in a folder or at a URL, if it is not one already."""
+        return place if isinstance(place, ReplayBuffer) else cls(str(place))
 
     @property
     def errors(self) -> int:

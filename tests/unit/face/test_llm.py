@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hotdraft import LLM, ReplayBuffer, SamplingParams
+from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.models.adapter_folder import AdapterError
 from hotdraft.pipeline.models.names import ModelError
 from tests.integration.adapters import write_adapter
@@ -54,6 +55,20 @@ def test_one_prompt_that_cannot_be_taken_says_so_and_the_next_call_works(llm: LL
     with pytest.raises(ValueError, match="maximum context length is 64"):
         llm.generate(["fine", "far too long " * 30], GREEDY)
     assert len(llm.generate("fine", GREEDY)) == 1
+
+
+def test_a_wrong_option_is_one_line_and_another_engine_is_not_taken_for_this_one(tiny_target: str) -> None:
+    with pytest.raises(ConfigError, match=r"engine.num_slot: no such key; did you mean engine.num_slots\?$"):
+        LLM(tiny_target, num_slot=2)
+    with pytest.raises(ConfigError, match="not vllm"):
+        LLM(tiny_target, kind="vllm")
+
+
+def test_a_folder_is_a_buffer_to_record_to(llm: LLM, tmp_path: Path) -> None:
+    llm.record_to(tmp_path / "traffic")
+    llm.generate(PROMPTS, GREEDY)
+    llm.record_to(None)
+    assert ReplayBuffer.at(str(tmp_path / "traffic")).stats().requests == len(PROMPTS)
 
 
 def test_what_is_answered_between_two_calls_is_recorded(llm: LLM, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage, Param
 from mlflow.entities.model_registry import RegisteredModel
 from mlflow.exceptions import MlflowException
+from mlflow.store.db import utils as db_utils
 from mlflow.tracking.context.registry import resolve_tags
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
@@ -31,6 +32,8 @@ STORE_ERRORS = (*STORE_ONLY_ERRORS, OSError)
 
 ABSENT = {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}  # the latter for an alias nobody has set
 TRAINING_PAGES = {"mlflow.experimentKind": "custom_model_development"}  # not those for traces of agents
+OPENING_TRIES = 2
+"""Of a database that cannot be opened: MLflow's ten take 102 s, within which nothing would say what is wrong."""
 MAX_PARAMS_AT_ONCE = 100  # MLflow's limit
 
 
@@ -43,6 +46,8 @@ def open_client(config: HotdraftConfig) -> MlflowClient:
     path = sqlite_path(config.tracking_uri)
     if path is not None:
         _create_sqlite(path)
+    if not config.has_remote_store:
+        db_utils.MAX_RETRY_COUNT = OPENING_TRIES
     return MlflowClient(tracking_uri=config.tracking_uri, registry_uri=config.tracking_uri)
 
 

@@ -180,6 +180,10 @@ class Engine:
         else:
             self._thread.join()
 
+    def check_room(self, client: str, count: int) -> None:
+        """Raises `QueueFullError` if `submit` would before `count` more of the client's requests wait."""
+        self.scheduler.check_room(client, count)
+
     def submit(self, request: GenerationRequest, on_delta: Callable[[OutputDelta], None]) -> None:
         """Queue a request. `on_delta` is called in the output thread; the last call has a finish reason.
 

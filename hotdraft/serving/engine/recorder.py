@@ -88,7 +88,10 @@ class Recorder:
         while not closing:
             finished = [self._queue.get()]
             deadline = time.monotonic() + self._config.flush_seconds
-            while finished[-1] is not None and len(finished) < self._config.shard_requests:
+            waiting, most = self._queue.qsize(), self._config.shard_requests
+            if 2 * waiting >= self._config.queue_size:  # else what is asked next would be dropped
+                most = max(most, 1 + waiting)
+            while finished[-1] is not None and len(finished) < most:
                 try:
                     finished.append(self._queue.get(timeout=max(0.0, deadline - time.monotonic())))
                 except queue.Empty:

@@ -21,10 +21,6 @@ from hotdraft.serving.proposers.suffixes import NOTHING, Guess
 from hotdraft.serving.sampling.logits import SamplingBatch
 
 
-class QueueFullError(RuntimeError):
-    """As many requests wait as `max_queue` allows; try again later."""
-
-
 class RoundPlan(NamedTuple):
     """A round to be run."""
 
@@ -75,9 +71,13 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Raises `QueueFullError` when too many requests wait."""
         with self._lock:
-            if not self._waiting.has_room_for(sequence.request.client):
-                raise QueueFullError(f"{len(self._waiting)} requests are waiting already")
+            self._waiting.check_room(sequence.request.client)
             self._waiting.add(sequence)
+
+    def check_room(self, client: str, count: int) -> None:
+        """Raises `QueueFullError` where `add` would before `count` more of the client's wait."""
+        with self._lock:
+            self._waiting.check_room(client, count)
 
     def drop(self, cancelled: set[str]) -> list[Sequence]:
         """Free the rows of requests that were cancelled, by id, or told by the output thread that they ended."""

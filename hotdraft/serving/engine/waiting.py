@@ -7,6 +7,10 @@ from itertools import chain
 from hotdraft.serving.engine.sequence import Sequence
 
 
+class QueueFullError(RuntimeError):
+    """As many requests wait as `max_queue` allows; try again later."""
+
+
 class Waiting:
     """At most `most`, and as many again of clients that have less than an even share of `most`."""
 
@@ -22,12 +26,19 @@ class Waiting:
     def __iter__(self) -> Iterator[Sequence]:
         return chain.from_iterable(self._by_client.values())
 
-    def has_room_for(self, client: str) -> bool:
-        if self._count < self._most:
+    def has_room_for(self, client: str, count: int = 1) -> bool:
+        """Whether all of `count` more would be taken."""
+        before_last = self._count + count - 1
+        if before_last < self._most:
             return True
         own = len(self._by_client.get(client, ()))
         clients = len(self._by_client) + (not own)
-        return own * clients < self._most and self._count < 2 * self._most
+        return (own + count - 1) * clients < self._most and before_last < 2 * self._most
+
+    def check_room(self, client: str, count: int = 1) -> None:
+        """Raises `QueueFullError` where there is none."""
+        if not self.has_room_for(client, count):
+            raise QueueFullError(f"{self._count} requests are waiting already")
 
     def add(self, sequence: Sequence) -> None:
         self._by_client.setdefault(sequence.request.client, deque()).append(sequence)

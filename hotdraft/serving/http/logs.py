@@ -63,5 +63,5 @@ def configure_logging(log_format: Literal["text", "json"], *, log_requests: bool
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.access").setLevel(logging.INFO if log_requests else logging.WARNING)
     logging.getLogger("uvicorn.access").addFilter(AccessFields())
-    for name in ("asyncio", "hotdraft.serving.http.connections", "uvicorn.error"):
+    for name in ("asyncio", "asgi_correlation_id", "hotdraft.serving.http.connections", "uvicorn.error"):
         logging.getLogger(name).addFilter(Throttle())

@@ -8,7 +8,7 @@ from fastapi.responses import StreamingResponse
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.serving.engine.engine import Engine, ShuttingDownError
-from hotdraft.serving.engine.scheduler import QueueFullError
+from hotdraft.serving.engine.waiting import QueueFullError
 from hotdraft.serving.http.errors import ApiError, error_responses, unknown_model
 from hotdraft.serving.http.openai.completion import sse_events, whole_completion
 from hotdraft.serving.http.openai.prepare import RequestPreparer

@@ -54,6 +54,7 @@ class TokenStream:
         self._deltas: asyncio.Queue[tuple[int, OutputDelta]] = asyncio.Queue()
         self._unfinished: dict[int, str] = {}
         """Request ids by index."""
+        engine.check_room(requests[0].client, len(requests))  # before any is made: a refusal is to cost nobody
         with contextlib.ExitStack() as on_refusal:
             on_refusal.callback(self._cancel)
             for index, request in enumerate(requests):

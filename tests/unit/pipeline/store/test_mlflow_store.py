@@ -8,10 +8,11 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
+from mlflow.store.db import utils as db_utils
 
 from hotdraft import cli
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.store.connection import StoreError, store_errors
+from hotdraft.pipeline.store.connection import StoreError, open_client, store_errors
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.store.served import TAG, DomainCounts, Served
 
@@ -21,6 +22,16 @@ def test_a_store_error_is_one_line_and_tells_no_password(tmp_path):
     with pytest.raises(StoreError) as caught, store_errors(config):
         raise MlflowException("no\nroute")
     assert str(caught.value) == "the MLflow store https://***@mlflow.example cannot be used: no route"
+
+
+def test_a_database_that_cannot_be_opened_is_told_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(db_utils.time, "sleep", waited.append)
+    (tmp_path / "mlflow.db").mkdir()
+    config = HotdraftConfig(target="t", run_dir=tmp_path)
+    with pytest.raises(StoreError, match="unable to open database file"), store_errors(config):
+        open_client(config)
+    assert sum(waited) < 1
 
 
 @pytest.fixture

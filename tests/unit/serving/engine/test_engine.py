@@ -12,7 +12,7 @@ from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, sample_from_row
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.load import build_engine
-from hotdraft.serving.engine.scheduler import QueueFullError
+from hotdraft.serving.engine.waiting import QueueFullError
 from hotdraft.serving.messages.events import RoundStats, SwapEvent
 from hotdraft.serving.messages.request import GenerationRequest, OutputDelta, RequestStats, SamplingParams
 from tests.models import tiny_llama, tiny_tokenizer

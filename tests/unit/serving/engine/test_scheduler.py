@@ -9,9 +9,9 @@ import torch
 from hotdraft.serving.engine.detokenizer import Detokenizer
 from hotdraft.serving.engine.k_choice import KChoice
 from hotdraft.serving.engine.output import Output
-from hotdraft.serving.engine.scheduler import QueueFullError, Scheduler
+from hotdraft.serving.engine.scheduler import Scheduler
 from hotdraft.serving.engine.sequence import Sequence
-from hotdraft.serving.engine.waiting import Waiting
+from hotdraft.serving.engine.waiting import QueueFullError, Waiting
 from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
 from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, by_position
 from tests.models import tiny_tokenizer
@@ -249,6 +249,16 @@ def test_a_full_queue_lets_in_who_has_less_than_an_even_share_up_to_as_many_agai
     assert (len(two), two.has_room_for("a"), two.has_room_for("b")) == (6, False, False)
     full = filled(4, *"aaaabbccdd")
     assert (len(full), full.has_room_for("e")) == (8, False)
+
+
+@pytest.mark.parametrize("before", ["", "aaa", "aaaa", "bbb", "aabbcc"])
+def test_there_is_room_for_several_where_there_is_for_each_after_the_other(before: str) -> None:
+    for count in range(1, 9):
+        waiting = filled(5, *before)
+        told = waiting.has_room_for("a", count)
+        for _ in range(count - 1):
+            waiting.add(one_of("a", "more"))
+        assert told == waiting.has_room_for("a"), count
 
 
 def test_who_left_the_queue_has_no_turn_in_it() -> None:

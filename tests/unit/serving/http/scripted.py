@@ -14,7 +14,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
-from hotdraft.serving.engine.scheduler import QueueFullError
+from hotdraft.serving.engine.waiting import QueueFullError
 from hotdraft.serving.graphs.recurring import GraphCounts
 from hotdraft.serving.messages.request import (
     FinishReason,
@@ -49,6 +49,7 @@ class ScriptedEngine:
     ending: FinishReason | None = "stop"
     refusal: Exception | None = None
     room: int = 1000
+    most_at_once: int = 1000
     """Requests it takes."""
     tokenizer: PreTrainedTokenizerFast = field(default_factory=make_tokenizer)
     special_ids: frozenset[int] = frozenset({0})
@@ -69,6 +70,10 @@ class ScriptedEngine:
     is_draining: bool = False
     requests: list[GenerationRequest] = field(default_factory=list)
     cancelled: dict[str, threading.Event] = field(default_factory=dict)
+
+    def check_room(self, client: str, count: int) -> None:
+        if self.most_at_once < count:
+            raise QueueFullError("no room for all")
 
     def submit(self, request: GenerationRequest, on_delta: Callable[[OutputDelta], None]) -> None:
         if self.refusal:

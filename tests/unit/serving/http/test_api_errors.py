@@ -8,7 +8,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from hotdraft.serving.engine.engine import ShuttingDownError
-from hotdraft.serving.engine.scheduler import QueueFullError
+from hotdraft.serving.engine.waiting import QueueFullError
 from tests.unit.serving.http.scripted import USER, ScriptedEngine
 
 
@@ -244,6 +244,15 @@ def test_a_refused_choice_takes_the_others_with_it(client: openai.OpenAI, engine
         client.chat.completions.create(model="tiny-chat", messages=USER, n=3)
     assert len(engine.requests) == 2
     assert all(event.is_set() for event in engine.cancelled.values())
+
+
+def test_what_has_no_room_for_all_choices_is_refused_before_any_is_made(
+    client: openai.OpenAI, engine: ScriptedEngine
+) -> None:
+    engine.most_at_once = 2
+    with pytest.raises(openai.InternalServerError, match="no room for all"):
+        client.chat.completions.create(model="tiny-chat", messages=USER, n=3)
+    assert engine.requests == []
 
 
 def test_refusal_by_the_engine(client: openai.OpenAI, engine: ScriptedEngine) -> None:

@@ -21,6 +21,15 @@ for path, status in (("/health", 200), ("/health", 503), ("/v1/models", 200)):
 """
 
 
+SPAM = """
+import logging
+from hotdraft.serving.http.logs import configure_logging
+configure_logging("text", log_requests=False)
+for n in range(300):
+    logging.getLogger("asgi_correlation_id").warning("Generated new request ID (%s)", n)
+"""
+
+
 def lines(log_format: str, *, log_requests: bool = True) -> list[str]:
     filled = LOGS.format(log_format=log_format, log_requests=log_requests)
     program = "import logging; logging.basicConfig(level=logging.INFO)" + filled
@@ -36,6 +45,11 @@ def test_json_has_fields_and_the_request_id() -> None:
     assert ended["time"]
     assert (sick["path"], sick["status"]) == ("/health", 503)
     assert (models["method"], models["path"], models["status"]) == ("GET", "/v1/models", 200)
+
+
+def test_request_ids_that_are_not_taken_fill_no_disk() -> None:
+    told = subprocess.run([sys.executable, "-c", SPAM], capture_output=True, text=True, check=True).stderr
+    assert 0 < len(told.splitlines()) < 10
 
 
 def test_requests_have_no_lines_unless_they_are_asked_for() -> None:

@@ -18,6 +18,14 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+SUMMED = (
+    "prompt_tokens",
+    "completion_tokens",
+    "drafted_tokens",
+    "accepted_tokens",
+    "guessed_tokens",
+    "accepted_guesses",
+)
 CLIENT_GONE = 499
 """nginx's status, which nobody reads but the log and the metrics."""
 
@@ -54,6 +62,8 @@ class TokenStream:
         self._deltas: asyncio.Queue[tuple[int, OutputDelta]] = asyncio.Queue()
         self._unfinished: dict[int, str] = {}
         """Request ids by index."""
+        self._request_id = requests[0].request_id
+        self._is_read = True
         engine.check_room(requests[0].client, len(requests))  # before any is made: a refusal is to cost nobody
         with contextlib.ExitStack() as on_refusal:
             on_refusal.callback(self._cancel)
@@ -69,19 +79,26 @@ class TokenStream:
         return not self._unfinished
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, OutputDelta]]:
+        ended: list[OutputDelta] = []
         try:
             while self._unfinished:
                 index, delta = await self._deltas.get()
                 if delta.finish_reason is not None:
-                    _log(self._unfinished.pop(index), delta)
+                    del self._unfinished[index]
+                    ended.append(delta)
                 yield index, _without_answer(delta) if self._only_prompts else delta
         finally:
+            self._is_read = False
             self._watcher.cancel()
             self._cancel()
-            for request_id in self._unfinished.values():
-                logger.info("%s was abandoned by its client", request_id)
+            if ended:
+                _log(self._request_id, ended)
+            if self._unfinished:
+                logger.info("%s was abandoned by its client", self._request_id)
 
     def _on_delta(self, index: int, delta: OutputDelta) -> None:
+        if not self._is_read:
+            return
         # The loop may close while the engine finishes its last round; nobody reads this delta then.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._deltas.put_nowait, (index, delta))
@@ -106,22 +123,22 @@ async def _disconnected(client: Request) -> None:
         pass
 
 
-def _log(request_id: str, last: OutputDelta) -> None:
-    stats = last.stats
+def _log(request_id: str, ended: Sequence[OutputDelta]) -> None:
+    """One line for all answers to a request, whose number its client chooses: sums, and the longest times."""
+    stats = [last.stats for last in ended]
+    reasons = ", ".join(dict.fromkeys(str(last.finish_reason) for last in ended))
+    sums = {name: sum(getattr(one, name) for one in stats) for name in SUMMED}
     fields = {
-        "finish_reason": last.finish_reason,
-        "prompt_tokens": stats.prompt_tokens,
-        "completion_tokens": stats.completion_tokens,
-        "drafted_tokens": stats.drafted_tokens,
-        "accepted_tokens": stats.accepted_tokens,
-        "guessed_tokens": stats.guessed_tokens,
-        "accepted_guesses": stats.accepted_guesses,
-        "draft_version": stats.draft_version,
-        "queued_seconds": round(stats.queued_seconds, 4),
-        "total_seconds": round(stats.total_seconds, 4),
+        "finish_reason": reasons,
+        "answers": len(ended),
+        **sums,
+        "draft_version": stats[-1].draft_version,
+        "queued_seconds": round(max(one.queued_seconds for one in stats), 4),
+        "total_seconds": round(max(one.total_seconds for one in stats), 4),
     }
     logger.info(
-        "%s ended (%s): %d tokens after %d, %d of %d drafted ones accepted, %.3f s", request_id,
-        last.finish_reason, stats.completion_tokens, stats.prompt_tokens, stats.accepted_tokens,
-        stats.drafted_tokens, stats.total_seconds, extra={"generation_id": request_id, **fields},
+        "%s ended (%s): %s%d tokens after %d, %d of %d drafted ones accepted, %.3f s", request_id, reasons,
+        f"{len(ended)} answers, " if len(ended) > 1 else "", sums["completion_tokens"], sums["prompt_tokens"],
+        sums["accepted_tokens"], sums["drafted_tokens"], fields["total_seconds"],
+        extra={"generation_id": request_id, **fields},
     )  # fmt: skip

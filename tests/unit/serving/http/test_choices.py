@@ -1,5 +1,6 @@
 """Several answers to a prompt, several prompts, log-probabilities and echo."""
 
+import logging
 import math
 import threading
 from typing import Any
@@ -38,6 +39,16 @@ def test_n_answers_share_a_prompt_and_differ_in_their_seeds(client: openai.OpenA
     assert reply.model_extra["hotdraft"]["drafted_tokens"] == 18
     assert sorted(request.params.seed for request in engine.requests) == [5, 6, 7]
     assert len({request.request_id for request in engine.requests}) == 3
+
+
+def test_a_request_is_one_line_in_the_log_however_many_answers_it_asks_for(
+    client: openai.OpenAI, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "hotdraft.serving.http.openai.token_stream")
+    client.chat.completions.create(model="tiny-chat", messages=USER, n=3)
+    [told] = caplog.records
+    assert "3 answers, 15 tokens after 12" in told.message
+    assert (told.answers, told.drafted_tokens, told.finish_reason) == (3, 18, "stop")
 
 
 def test_the_last_seed_wraps(client: openai.OpenAI, engine: ScriptedEngine) -> None:

@@ -29,6 +29,8 @@ PROBE_FILE = "probe.safetensors"
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PEFT_PREFIX = "base_model.model."
+UNKNOWN_FORMS = ("use_rslora", "use_dora", "fan_in_fan_out", "alpha_pattern", "rank_pattern", "modules_to_save")
+"""Of PEFT's LoRA: another scale, or more than two factors."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """Types that an adapter's weights and logits may have."""
 
@@ -147,6 +149,8 @@ def load_adapter(folder: Path, base: AdapterBase) -> LoadedAdapter:
     for key, value in (("r", card.rank), ("lora_alpha", card.alpha)):
         if peft_config.get(key) != value:
             raise AdapterError(f"{CONFIG_FILE}: {key} is {peft_config.get(key)}, the card says {value}")
+    if unknown := [key for key in UNKNOWN_FORMS if peft_config.get(key)]:
+        raise AdapterError(f"{CONFIG_FILE}: {unknown[0]} is {peft_config[unknown[0]]}, of which nothing is known here")
     probe_ids, probe_logits = _read_probe(folder / PROBE_FILE, base.vocab_size)
     try:
         vocabulary = read_vocabulary(folder, base.vocab_size)

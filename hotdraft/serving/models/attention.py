@@ -5,11 +5,13 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AttentionInterface, PreTrainedConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, PreTrainedConfig
 
 from hotdraft.pipeline.models.names import ModelError
 
 ATTENTION = "hotdraft"
+OWN_ATTENTION = frozenset({"bloom", "falcon", "gpt_neo", "mpt"})
+"""Of which transformers has code that takes no other."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -20,6 +22,10 @@ def register_attention() -> None:
 
 def check_supported(config: PreTrainedConfig, max_length: int) -> None:
     """Raise `ModelError` for attention that static slots of `max_length` tokens would get wrong."""
+    model = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if config.model_type in OWN_ATTENTION or (model is not None and model._is_stateful):
+        kept = "an attention" if config.model_type in OWN_ATTENTION else "a state"
+        raise ModelError(f"{config.model_type} has {kept} of its own kind, which slots cannot hold: it is not supported")
     unknown = set(attention_windows(config)) - {FULL, SLIDING}
     if unknown:
         raise ModelError(

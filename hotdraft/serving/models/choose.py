@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hotdraft.pipeline.models.hidden_state_draft import HiddenStateConfig
+from hotdraft.pipeline.models.names import ModelError
 from hotdraft.serving.models.attention import check_supported
 from hotdraft.serving.models.forms import Form, Forms
 from hotdraft.serving.models.hidden_states.target_states import TargetStates
@@ -63,6 +64,8 @@ def make_runners(
 
 
 def _head(form: Form, output: nn.Linear) -> ServedLinear | NativeLinear:
+    if type(output) is not nn.Linear:
+        raise ModelError(f"an output head that is a {type(output).__name__} is not supported")
     bias = None if output.bias is None else output.bias.detach()
     return form.linear({"head.weight": output.weight.detach()}, bias)
 

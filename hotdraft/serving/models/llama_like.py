@@ -1,7 +1,7 @@
 """Decoders of Llama's form: what the runners that know their layers ask of a model, and take from it."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hotdraft.pipeline.models.hidden_state_draft import MODEL_TYPE
@@ -16,6 +16,9 @@ def is_llama_like(model: PreTrainedModel) -> bool:
     """Whether its layers are known so well that a runner can do without its own code."""
     config = model.config
     if config.model_type not in MODEL_TYPES or set(attention_windows(config)) != {FULL}:
+        return False
+    linears = (module for module in model.modules() if isinstance(module, nn.Linear))
+    if any(type(module) is not nn.Linear for module in linears):  # quantised, for one
         return False
     return model.model.rotary_emb.rope_type in ROPE_TYPES
 

@@ -13,7 +13,7 @@ from hotdraft.serving.models.runner import Computation, Window
 
 
 class TransformersRunner:
-    """Runs a model by its own layers. Its linear layers and its head are replaced."""
+    """Runs a model by its own layers. Its plain linear layers and its head are replaced."""
 
     stalls = 0
 
@@ -26,7 +26,7 @@ class TransformersRunner:
         output = model.get_output_embeddings()
         self.linears = []
         for name, module in list(model.named_modules()):
-            if isinstance(module, nn.Linear) and module is not output:
+            if type(module) is nn.Linear and module is not output:  # others keep their own way to multiply
                 self.linears.append(ServedLinear.of({name: module}))
                 model.set_submodule(name, self.linears[-1])
         self.head = head
@@ -82,8 +82,8 @@ class _RaggedLayer(StaticLayer):
         self.window: Window | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        slots = (self.num_slots, *key_states.shape[1:])
-        super().lazy_initialization(key_states.new_empty(slots), value_states.new_empty(slots))
+        keys, values = (states.new_empty(self.num_slots, *states.shape[1:]) for states in (key_states, value_states))
+        super().lazy_initialization(keys, values)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object

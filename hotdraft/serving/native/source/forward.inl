@@ -82,6 +82,7 @@ struct Forward : States {
         } else {
             __builtin_memcpy(to, static_cast<const float *>(model.embedding) + begin, 4 * model.hidden);
         }
+        for (int64_t i = model.hidden; i < widths.hidden; ++i) to[i] = 0;  // norms sum them, and 0 times no number is none
     }
 
     void embed() {

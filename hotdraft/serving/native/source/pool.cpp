@@ -100,10 +100,8 @@ void Pool::run(const std::function<void(Team &, int32_t)> &work) {
 }
 
 const Scratch &Pool::scratch(const hd_model &model) {
-    const int64_t wanted[] = {rounded(model.hidden, GROUP),
-                              rounded(int64_t(model.heads + 2 * model.kv_heads) * model.head_dim, GROUP),
-                              rounded(int64_t(model.heads) * model.head_dim, GROUP), rounded(model.intermediate, GROUP),
-                              fed_width(model), instructions.own_bytes(model)};
+    const int64_t wanted[] = {model.hidden,       int64_t(model.heads + 2 * model.kv_heads) * model.head_dim,
+                              int64_t(model.heads) * model.head_dim, model.intermediate, fed_width(model), instructions.own_bytes(model)};
     for (const Kept &kept : kept_)
         if (std::memcmp(wanted, kept.widths, sizeof wanted) == 0) return kept.scratch;
     // Not shared by models that differ: what lies beyond a row's width is zero.
@@ -115,7 +113,7 @@ const Scratch &Pool::scratch(const hd_model &model) {
     };
     Scratch &scratch = kept.scratch;
     float **shared[] = {&scratch.hidden, &scratch.qkv, &scratch.attended, &scratch.activated, &scratch.fed};
-    for (int part = 0; part < 5; ++part) *shared[part] = reinterpret_cast<float *>(take(4 * MAX_TOKENS * wanted[part]));
+    for (int part = 0; part < 5; ++part) *shared[part] = reinterpret_cast<float *>(take(4 * MAX_TOKENS * rounded(wanted[part], GROUP)));
     for (int32_t thread = 0; thread < team_.size; ++thread) kept.own.push_back(take(wanted[5]));
     scratch.own = kept.own.data();
     return scratch;

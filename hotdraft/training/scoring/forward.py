@@ -5,6 +5,7 @@ Apart, the logits of a large vocabulary need never exist all at once.
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -166,9 +167,17 @@ def disable_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
+@dataclass
+class _States(BaseModelOutputWithPastAndCrossAttentions):
+    """Of no layers, in every form that a causal model reads."""
+
+    router_logits: None = None
+    """Of a mixture of experts, which asks for them even where none were to be kept."""
+
+
 class _NoLayers(nn.Module):
-    def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> BaseModelOutputWithPastAndCrossAttentions:
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=inputs_embeds)
+    def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> _States:
+        return _States(last_hidden_state=inputs_embeds)
 
     @property
     def decoder(self) -> "_NoLayers":

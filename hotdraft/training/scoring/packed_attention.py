@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from hotdraft.pipeline.models.names import ModelError
+
 PACKED = "hotdraft_packed"
 FEW_SCORES = 2**20
 """Of a request, up to which products that oneDNN has kernels for are faster on a CPU in bfloat16 than torch's fused
@@ -39,6 +41,8 @@ def packed_attention(
     Shapes: query [1, G*H, T, D]; key and value [1, H, P + T, D], the P read before first; attention_mask as above,
     without which nothing is packed. Returns [1, T, G*H, D].
     """
+    if options.get("s_aux") is not None:  # transformers itself refuses to cap scores here, but drops sinks
+        raise ModelError("attention with sinks is not supported")
     window = options.pop("sliding_window", None)
     if attention_mask is None:
         return sdpa_attention_forward(module, query, key, value, _within(window, query, key), **options)

@@ -20,7 +20,10 @@ CHANGES = {
     "Granite": {"logits_scaling": 3.0},
     "Cohere": {"logit_scale": 0.5},
     "OPT": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "Mixtral": {"num_local_experts": 4},
+    "Qwen3Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
 }
+NAMES = ["Llama", "GPTNeoX", "Gemma", "Granite", "Cohere", "GPT2", "OPT", "Mixtral", "Qwen3Moe"]
 
 
 def build(name: str) -> transformers.PreTrainedModel:
@@ -37,7 +40,7 @@ def build(name: str) -> transformers.PreTrainedModel:
     return getattr(transformers, f"{name}ForCausalLM")(config).train()
 
 
-@pytest.mark.parametrize("name", ["Llama", "GPTNeoX", "Gemma", "Granite", "Cohere", "GPT2", "OPT"])
+@pytest.mark.parametrize("name", NAMES)
 def test_states_and_head_make_the_models_own_logits(name, make_llama, serve):
     model = build(name)
     disable_dropout(model)
@@ -50,7 +53,7 @@ def test_states_and_head_make_the_models_own_logits(name, make_llama, serve):
     torch.testing.assert_close(draft_logits(model, batch), expected)
 
 
-@pytest.mark.parametrize("name", ["Llama", "GPTNeoX", "Gemma", "Granite", "Cohere", "GPT2", "OPT"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_trimmed_head_makes_the_logits_of_its_tokens(name, make_llama, serve):
     model = build(name)
     disable_dropout(model)

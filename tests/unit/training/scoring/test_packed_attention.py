@@ -3,6 +3,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from hotdraft.pipeline.models.names import ModelError
 from hotdraft.training.scoring import packed_attention as packed
 from hotdraft.training.scoring.packed_attention import packed_attention
 
@@ -32,3 +33,11 @@ def test_in_bfloat16_requests_attend_as_in_float32_with_the_same_gradients(windo
     assert found[torch.bfloat16][0].shape == (1, rows, 6, 8)
     for in_half, in_full in zip(found[torch.bfloat16], found[torch.float32], strict=True):
         torch.testing.assert_close(in_half, in_full, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("lengths", [None, torch.tensor([[[[3]]]])])
+def test_sinks_are_refused_and_not_left_out(lengths):
+    states = torch.zeros(1, 2, 3, 8)
+    module = SimpleNamespace(num_key_value_groups=1, is_causal=True, training=True)
+    with pytest.raises(ModelError, match="sinks"):
+        packed_attention(module, states, states, states, lengths, s_aux=torch.ones(2))

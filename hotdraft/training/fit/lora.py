@@ -53,7 +53,7 @@ def resolve_quantization(choice: Literal["auto", "none", "nf4"], draft: PreTrain
 def target_modules(model: PreTrainedModel, choice: str | list[str]) -> list[str]:
     """Last parts of the names of the linear layers to adapt; `all-linear` leaves out the output head.
 
-    Raises `LoraError` for a name that no linear layer of the model has.
+    Raises `LoraError` for a name that no linear layer of the model has, or if it has none at all.
     """
     head = model.get_output_embeddings()
     linears = {
@@ -61,6 +61,8 @@ def target_modules(model: PreTrainedModel, choice: str | list[str]) -> list[str]
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and module is not head
     }
+    if not linears:
+        raise LoraError(f"{type(model).__name__} has no linear layer that an adapter could go on")
     if choice == "all-linear":
         return sorted(linears)
     names = [choice] if isinstance(choice, str) else choice

@@ -11,7 +11,7 @@ from peft import PeftModel
 
 from hotdraft.pipeline.models.adapter_folder import AdapterError, LoadedAdapter
 from hotdraft.training.batches.packing import DataError
-from hotdraft.training.fit.lora import build_lora, card_of, resolve_quantization, target_modules
+from hotdraft.training.fit.lora import LoraError, build_lora, card_of, resolve_quantization, target_modules
 from hotdraft.training.fit.module import NonFiniteLossError
 from hotdraft.training.fit.older_directions import OlderDirections, find_directions
 from hotdraft.training.fit.run import FitOptions, RunPlace, train
@@ -73,7 +73,7 @@ def train_candidates(context: JobContext, recorded: Recorded) -> Trained:
         offered = _candidates(context, recorded, draft, metrics)
     except (UnlikeServedError, NonFiniteLossError, AdapterError, torch.linalg.LinAlgError) as error:
         return Trained(draft, metrics, (), str(error))
-    except DataError as error:
+    except (DataError, LoraError) as error:
         raise JobError(str(error)) from error
     return Trained(draft, metrics, offered)
 

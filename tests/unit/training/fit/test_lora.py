@@ -2,6 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from hotdraft.pipeline.config.learning import LoraSection
 from hotdraft.pipeline.models.adapter_folder import AdapterBase, AdapterCard, load_adapter
@@ -47,6 +48,9 @@ def test_all_linear_leaves_out_the_output_head(make_llama):
     assert target_modules(make_llama(0), ["v_proj", "q_proj"]) == ["q_proj", "v_proj"]
     with pytest.raises(LoraError, match="c_attn"):
         target_modules(make_llama(0), ["c_attn"])
+    of_conv1d = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=4))
+    with pytest.raises(LoraError, match="GPT2LMHeadModel has no linear layer"):
+        target_modules(of_conv1d, "all-linear")
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,12 @@ def test_nan_weights_in_the_draft_are_noticed_before_the_first_step(config, buff
         run_job(config, buffer=buffer, registry=AdapterRegistry(config))
 
 
+def test_a_job_whose_adapter_the_draft_cannot_carry_says_so_and_ends_no_trainer(config, buffer):
+    lora = config.distill.lora.model_copy(update={"target_modules": ["q_projj"]})
+    with pytest.raises(JobError, match=r"no linear layer \['q_projj'\]"):
+        run_job(with_distill(config, lora=lora), buffer=buffer, registry=AdapterRegistry(config))
+
+
 def test_a_job_whose_requests_are_deleted_meanwhile_ends_with_a_reason(config, buffer, monkeypatch):
     """And not with what would end the trainer."""
 

@@ -120,5 +120,6 @@ class PackedBatches(IterableDataset[PackedBatch]):
             chosen,
             max_length=max_length,
             rejected_weight=batching.rejected_weight,
-            undrafted_weight=batching.undrafted_weight,
+            # the draft was asked for nothing of what is rehearsed
+            undrafted_weight=1.0 if pool.older else batching.undrafted_weight,
         )

@@ -87,7 +87,8 @@ class DistillationModule(lightning.LightningModule):
         )
         by_step: Sequence[PositionScores] = self.draft(batch, read)
         scores = by_step[0]
-        loss = _joined(by_step) / self._summed(batch.step_weight)
+        weight = self._summed(batch.step_weight).clamp_min(torch.finfo().eps)  # of none, a step teaches nothing
+        loss = _joined(by_step) / weight
         if measure:  # what is no number stays none, and to look at every step is to wait for every step
             self._check(loss)
         first = batch_idx % self._accumulate == 0

@@ -222,6 +222,15 @@ def test_batches_of_older_requests_teach_what_is_said_of_them_now(rows):
     assert all((temperature == 5) is older for older, temperature in seen)
 
 
+def test_what_is_rehearsed_weighs_as_ever_where_undrafted_positions_weigh_nothing(rows):
+    """The draft was asked for none of it."""
+    data = split(rows, 1e-9, undrafted_weight=0.0)
+    data.rehearse(lambda samples: [replace(s, drafted_ids=np.full_like(s.drafted_ids, -1)) for s in samples])
+    for batch in map(data.batches().batch, range(20)):
+        [older] = {age < 32 for age in ages_of(batch, rows)}
+        assert set(batch.weight.tolist()) == ({1.0} if older else {0.0, 1.0})
+
+
 def test_more_is_rehearsed_where_that_is_asked_for_and_no_less_where_it_is_not(rows):
     data = split(rows, 1e-9)
 

@@ -8,7 +8,7 @@ from hotdraft.pipeline.config.learning import LoraSection
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.training.batches.pools import everything
 from hotdraft.training.batches.replay_data import ReplayDataModule, Selection
-from hotdraft.training.batches.stream import Batching
+from hotdraft.training.batches.stream import Batching, PackedBatches
 from hotdraft.training.fit.lora import build_lora
 from hotdraft.training.fit.module import DistillationModule, NonFiniteLossError
 from hotdraft.training.scoring.kept_prompts import KeptPrompts
@@ -135,3 +135,18 @@ def test_a_loss_that_is_not_finite_ends_the_run(make_llama, data):
         next(p for p in module.parameters() if p.requires_grad).fill_(torch.nan)
     with pytest.raises(NonFiniteLossError, match="step 0"):
         fit(module, data, 2)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_step_whose_positions_weigh_nothing_teaches_nothing(make_llama, data, monkeypatch):
+    weigh = PackedBatches.batch
+
+    def weightless(batches, index):
+        batch = weigh(batches, index)
+        return batch._replace(weight=0 * batch.weight, step_weight=0 * batch.step_weight)
+
+    monkeypatch.setattr(PackedBatches, "batch", weightless)
+    module = build(make_llama)
+    before = adapter(module)
+    assert fit(module, data, 2).callback_metrics["loss"] == 0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in adapter(module).items())

@@ -104,7 +104,7 @@ class PackedBatches(IterableDataset[PackedBatch]):
             found = self._sound.samples([self._at[row]])
             if not found:
                 continue
-            parts = in_windows(found[0], batching.window)
+            parts = [part for part in in_windows(found[0], batching.window) if len(part.prompt_ids) <= max_length]
             # what older requests teach is kept by their ids
             sample = parts[0 if pool.older or len(parts) == 1 else generator.integers(len(parts))]
             length = min(max_length, len(sample.prompt_ids) + len(sample.output_ids) - 1)

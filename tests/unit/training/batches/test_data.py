@@ -1,6 +1,5 @@
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from types import SimpleNamespace
 
@@ -9,34 +8,20 @@ import pytest
 import torch
 from datasets import Dataset
 
-from hotdraft.pipeline.config.learning import DistillConfig, GateConfig, PredistillConfig
+from hotdraft.pipeline.config.learning import GateConfig, PredistillConfig
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.trigger import DistillTrigger
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out
-from hotdraft.pipeline.replay.draft_window import in_windows
-from hotdraft.pipeline.replay.sample import BY_POSITION, ReplaySample
+from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.training.batches.packing import DataError, pack
-from hotdraft.training.batches.pools import pools_of
-from hotdraft.training.batches.replay_data import ReplayDataModule, Selection
-from hotdraft.training.batches.stream import Batching
+from hotdraft.training.batches.replay_data import ReplayDataModule
+from tests.unit.training.batches.halves import split, stream_of
 from tests.unit.training.masked import draft_logits
-
-HALVES = DistillConfig(window_requests=8, older_fraction=0.5)
 
 
 @pytest.fixture
 def target(make_llama):
     return make_llama(0, scale=0.3)
-
-
-def split(rows, held_out_fraction, validation_requests=0, **options):
-    batching = Batching(**{"batch_tokens": 90, "seed": 3} | options)
-    selection = Selection(held_out_fraction, validation_requests=validation_requests)
-    return ReplayDataModule(rows, partial(pools_of, settings=HALVES), batching, selection)
-
-
-def stream_of(rows, **options):
-    return split(rows, 1e-9, **options).batches
 
 
 @pytest.fixture
@@ -79,37 +64,6 @@ def test_long_requests_are_cut_from_the_right(target, serve):
     assert batch.supervised.tolist() == list(range(length - 1, length + 5))
     with pytest.raises(DataError, match="r0"):
         pack([sample], max_length=length - 1)
-
-
-def test_of_a_long_prompt_the_end_is_learned_from_that_the_draft_reads_when_it_serves(target, serve, tmp_path):
-    samples = serve(target, 12)
-    long = np.arange(200, dtype=np.int32) % 50
-    samples = [
-        replace(one, prompt_ids=np.concatenate([long + index, one.prompt_ids])) for index, one in enumerate(samples)
-    ]
-    buffer = ReplayBuffer(str(tmp_path))
-    buffer.append(samples)
-    with pytest.raises(DataError, match="none of 12"):
-        stream_of(buffer.load(), max_length=100)
-    data = split(buffer.load(), 1e-9, max_length=100, window=64)
-    assert len(data.usable(buffer.rows())) == 12
-    batch = data.batches().batch(0)
-    ends = {one.prompt_ids[-64:-1].astype(np.int64).tobytes() for one in samples}
-    assert set(batch.prompts) <= ends
-    assert batch.position_ids.max() < 100
-
-
-def test_of_a_long_answer_every_part_is_learned_from_behind_what_is_read_before_it(target, serve, tmp_path):
-    [sample] = serve(target, 1)
-    sample = replace(sample, **{name: np.concatenate([getattr(sample, name)] * 20) for name in BY_POSITION})
-    buffer = ReplayBuffer(str(tmp_path))
-    buffer.append([sample])
-    stream = split(buffer.load(), 1e-9, max_length=1000, window=64).batches()
-    batches = [stream.batch(index) for index in range(40)]
-    read = {batch.input_ids.shape[1] for batch in batches}
-    assert read == {len(part.prompt_ids) + len(part.output_ids) - 1 for part in in_windows(sample, 64)}
-    assert max(read) == 3 * 64
-    assert len({batch.prompts for batch in batches}) == 4
 
 
 def test_samples_with_fewer_kept_tokens_keep_the_mass(target, serve):

@@ -4,6 +4,7 @@ Test, then train (prequential: Dawid, 1984). Held-out prompts are few; these cos
 same again and again, be it with another nonce, tells nothing new: such requests are left out.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -37,34 +38,41 @@ class _Index:
 
     def __init__(self, samples: Sequence[ReplaySample]) -> None:
         self._prompts = [sample.prompt_ids.tobytes() for sample in samples]
-        texts = [sample.prompt_ids for sample in samples], [sample.output_ids for sample in samples]
-        self._parts = [_Shingles(of_part) for of_part in texts]
+        self._asked = _Shingles([sample.prompt_ids for sample in samples])
+        self._answered = _Shingles([sample.output_ids for sample in samples])
 
     def alike(self, prompt_ids: np.ndarray, output_ids: np.ndarray) -> np.ndarray:
         """bool [R]: which of the requests ask what this one asks."""
         prompt = np.ascontiguousarray(prompt_ids, np.int32).tobytes()
-        prompts, answers = (
-            part.alike(ids) for part, ids in zip(self._parts, (prompt_ids, output_ids), strict=True)
-        )
-        return np.array([prompt == other for other in self._prompts], bool) | (prompts & answers)
+        nearly = self._answered.alike(output_ids)
+        if nearly.any():  # few are, and prompts are long
+            nearly &= self._asked.alike(prompt_ids)
+        return np.array([prompt == other for other in self._prompts], bool) | nearly
 
 
 class _Shingles:
-    """Which of some texts have which shingles."""
+    """Which of some texts have which shingles.
+
+    Those that the same texts have are counted together, as of a long common instruction.
+    """
 
     def __init__(self, texts: Sequence[np.ndarray]) -> None:
-        self._owners: dict[bytes, list[int]] = {}
         sets = [_shingles(text) for text in texts]
         self._sizes = np.array([len(shingles) for shingles in sets], int)
+        owners: dict[bytes, list[int]] = {}
         for owner, shingles in enumerate(sets):
             for shingle in shingles:
-                self._owners.setdefault(shingle, []).append(owner)
+                owners.setdefault(shingle, []).append(owner)
+        groups: dict[tuple[int, ...], int] = {}
+        self._group = {shingle: groups.setdefault(tuple(of), len(groups)) for shingle, of in owners.items()}
+        self._owners = [np.array(group) for group in groups]
 
     def alike(self, ids: np.ndarray) -> np.ndarray:
         """bool [R]: which of the texts are as `ids`, or nearly."""
         shingles = _shingles(ids)
-        owners = [owner for shingle in shingles for owner in self._owners.get(shingle, ())]
-        shared = np.bincount(np.array(owners, int), minlength=len(self._sizes))
+        shared = np.zeros(len(self._sizes), int)
+        for group, count in Counter(self._group[shingle] for shingle in shingles & self._group.keys()).items():
+            shared[self._owners[group]] += count
         return shared >= ALIKE * (self._sizes + len(shingles) - shared)
 
 

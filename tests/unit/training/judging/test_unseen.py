@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hotdraft.training.judging import unseen
 from hotdraft.training.judging.unseen import unlike
 
 TOKENS = np.random.default_rng(0).integers(0, 1000, 10_000)
@@ -47,3 +48,18 @@ def test_a_family_of_requests_counts_once_and_by_its_newest(request_of):
     other = request_of("other", ids(300), ids(400))
     assert [sample.request_id for sample in unlike([*family[:10], other, *family[10:]], [])] == ["other", "f19"]
     assert unlike([], [(ids(0), ids(1))]) == []
+
+
+def test_a_long_common_instruction_is_counted_at_once_for_all_that_begin_with_it():
+    texts = [np.concatenate([ids(0, 400), ids(1000 + 40 * n)]) for n in range(40)]
+    owners = unseen._Shingles(texts)._owners
+    assert sum(map(len, owners)) < 3 * len(texts), "its 398 shingles by themselves are of 40 texts each"
+
+
+def test_prompts_are_looked_into_only_where_answers_are_alike(request_of, monkeypatch):
+    looked_into, itself = [], unseen._shingles
+    monkeypatch.setattr(unseen, "_shingles", lambda tokens: looked_into.append(len(tokens)) or itself(tokens))
+    samples = [request_of("new", ids(0, 400), ids(1000))]
+    known = [(nearly(ids(0, 400)), ids(2000 + 40 * n)) for n in range(20)]
+    assert unlike(samples, [*known, (nearly(ids(0, 400)), ids(1000))]) == []
+    assert looked_into.count(400) == 2, "the newcomer's, and the last one's"

@@ -19,7 +19,8 @@ POLL_SECONDS = 1.0
 ENOUGH = 2
 """Times `gate.min_prompts`, for which a job waits: so few can tell a great gain only."""
 KNOWN = 2048
-"""Newest requests learned from that newcomers are compared with; what is older is rehearsed, not taught anew."""
+"""Newest requests learned from that newcomers are compared with, or `distill.window_requests` if that is more; what
+is older is rehearsed, not taught anew."""
 CONSIDERED = 4
 """Newcomers that are looked at, for each that may be taken."""
 ROWS_AT_ONCE = 256
@@ -64,6 +65,6 @@ class Newcomers:
     @cached_property
     def _taught(self) -> list[tuple[np.ndarray, np.ndarray]]:
         rows = self._data.train_rows
-        newest = range(max(0, len(rows) - KNOWN), len(rows))
+        newest = range(max(0, len(rows) - max(KNOWN, self._config.distill.window_requests)), len(rows))
         chunks = (newest[start : start + ROWS_AT_ONCE] for start in range(0, len(newest), ROWS_AT_ONCE))
         return [(row["prompt_ids"], row["output_ids"]) for chunk in chunks for _, row in rows.read(chunk)]

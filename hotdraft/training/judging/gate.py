@@ -141,7 +141,8 @@ def judge(
             f"allowed are {config.max_domain_loss:.3f}"
         )
     elif prompts < config.min_prompts:
-        reason = f"{prompts:.0f} unseen prompts of today's traffic, at least {config.min_prompts} are needed"
+        worth = math.floor(10 * prompts) / 10  # what is too little is not to look like enough
+        reason = f"worth {worth:.1f} unseen prompts of today's traffic, at least {config.min_prompts} are needed"
     elif low <= config.min_gain:
         reason = f"{gained} is not above {config.min_gain:+.3f}"
     else:

@@ -50,6 +50,14 @@ def test_a_gain_on_the_new_domain_does_not_buy_a_loss_on_the_old_one():
     assert verdict.by_domain == pytest.approx({"old": -0.1, "new": 0.4})
 
 
+def test_prompts_that_are_worth_too_little_are_not_rounded_up_to_enough():
+    domains, mix = ["sql"] * 4 + ["chat"] + ["old"] * 6, {"sql": 0.7, "chat": 0.3}
+    gain = np.full(11, 0.2)
+    assert judge(CHAMPION[:11], CHAMPION[:11] + gain, domains, GateConfig(), mix).reason == (
+        "worth 4.7 unseen prompts of today's traffic, at least 5 are needed"
+    )
+
+
 @pytest.mark.parametrize(("loss", "accepted"), [(0.06, True), (0.16, False)])
 def test_a_loss_beyond_the_margin_must_be_beyond_chance(loss, accepted):
     spread = np.tile([-0.12, 0.12], 5)  # a standard error of 0.04

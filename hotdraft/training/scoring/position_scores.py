@@ -41,7 +41,8 @@ def position_scores(
 
     The draft learns at the temperature and behind the filters that the request was sampled with, as it will draft.
     Where the request was greedy it learns the target's distribution at `greedy_temperature`: only its likeliest
-    token will be accepted there, and what follows it matters less.
+    token will be accepted there, and what follows it matters less. The tail is cooled as one token, and so keeps
+    more mass than its many would.
 
     With a trimmed head the draft learns the target's distribution among what it can draft at all, and a position
     weighs as much less as the target has mass elsewhere: up to a constant that is forward KL over what is shared.

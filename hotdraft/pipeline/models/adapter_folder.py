@@ -150,7 +150,7 @@ def load_adapter(folder: Path, base: AdapterBase) -> LoadedAdapter:
         if peft_config.get(key) != value:
             raise AdapterError(f"{CONFIG_FILE}: {key} is {peft_config.get(key)}, the card says {value}")
     if unknown := [key for key in UNKNOWN_FORMS if peft_config.get(key)]:
-        raise AdapterError(f"{CONFIG_FILE}: {unknown[0]} is {peft_config[unknown[0]]}, of which nothing is known here")
+        raise AdapterError(f"{CONFIG_FILE}: {unknown[0]} is set, of which nothing is known here")
     probe_ids, probe_logits = _read_probe(folder / PROBE_FILE, base.vocab_size)
     try:
         vocabulary = read_vocabulary(folder, base.vocab_size)

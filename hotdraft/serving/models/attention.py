@@ -22,10 +22,10 @@ def register_attention() -> None:
 
 def check_supported(config: PreTrainedConfig, max_length: int) -> None:
     """Raise `ModelError` for attention that static slots of `max_length` tokens would get wrong."""
-    model = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if config.model_type in OWN_ATTENTION or (model is not None and model._is_stateful):
-        kept = "an attention" if config.model_type in OWN_ATTENTION else "a state"
-        raise ModelError(f"{config.model_type} has {kept} of its own kind, which slots cannot hold: it is not supported")
+    if config.model_type in OWN_ATTENTION:
+        raise ModelError(f"{config.model_type} has an attention of its own kind, which is not supported")
+    if getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "_is_stateful", False):
+        raise ModelError(f"{config.model_type} has a state of its own kind, which slots cannot hold")
     unknown = set(attention_windows(config)) - {FULL, SLIDING}
     if unknown:
         raise ModelError(

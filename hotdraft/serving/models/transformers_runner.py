@@ -82,8 +82,8 @@ class _RaggedLayer(StaticLayer):
         self.window: Window | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        keys, values = (states.new_empty(self.num_slots, *states.shape[1:]) for states in (key_states, value_states))
-        super().lazy_initialization(keys, values)
+        states = (key_states, value_states)  # of which each may have a width of its own
+        super().lazy_initialization(*(some.new_empty(self.num_slots, *some.shape[1:]) for some in states))
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object

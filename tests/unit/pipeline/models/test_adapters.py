@@ -162,11 +162,18 @@ def replace_by_folder(name: str) -> Callable[[Path], None]:
     return replace_it
 
 
+def edit_config(**values: object) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        path = folder / "adapter_config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+    return edit
+
+
 def edit_rank(rank: int) -> Callable[[Path], None]:
     def edit(folder: Path) -> None:
         edit_card(rank=rank)(folder)
-        path = folder / "adapter_config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "r": rank}))
+        edit_config(r=rank)(folder)
 
     return edit
 
@@ -178,6 +185,8 @@ def edit_rank(rank: int) -> Callable[[Path], None]:
         (edit_card(rank=8), "r is 4, the card says 8"),
         (edit_rank(8), r"lora_A has shape \(4, 96\), expected \(8, 96\)"),
         (edit_card(alpha=99), "lora_alpha is 8, the card says 99"),
+        (edit_config(use_rslora=True), "use_rslora is set, of which nothing is known here"),
+        (edit_config(alpha_pattern={"q_proj": 64}), "alpha_pattern is set, of which nothing is known here"),
         (edit_card(quantization="int3"), "quantization: Input should be 'none' or 'nf4'"),
         (edit_card(alpha=None), "alpha: Input should be a valid integer"),
         (edit_card(alpha="8"), "alpha: Input should be a valid integer"),

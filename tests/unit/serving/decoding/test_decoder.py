@@ -1,14 +1,18 @@
 """Speculation changes nothing but the speed: token for token what transformers' greedy gives."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.models.transformers_runner import TransformersRunner
 from hotdraft.serving.proposers.draft_model import MAX_MISSED
 from hotdraft.serving.proposers.plan import ProposalPlan
+from tests.models import save, tiny_llama
 from tests.unit.serving.decoders import (
     GREEDY,
     NEW_TOKENS,
@@ -37,6 +41,39 @@ def test_another_architecture(tiny_neox_target: str, tiny_draft: str, draft: str
     start(decoder, PROMPTS)
     outputs = run(decoder, [3, 0, 0, 2], batch([GREEDY] * len(PROMPTS)), len(PROMPTS))
     assert outputs == greedy_reference(tiny_neox_target, PROMPTS)
+
+
+@pytest.mark.parametrize("head_size", [9, 12])
+def test_a_draft_of_another_width_leaves_nothing_where_the_target_is_padded(tmp_path: Path, head_size: int) -> None:
+    target, draft = (
+        save(widened(seed, width), tmp_path / str(width)) for seed, width in ((1, 4 * head_size), (2, 64))
+    )
+    decoder = make_decoder(target, draft)
+    start(decoder, PROMPTS)
+    outputs = run(decoder, [3, 0, 0, 2], batch([GREEDY] * len(PROMPTS)), len(PROMPTS))
+    assert outputs == greedy_reference(target, PROMPTS)
+
+
+def test_what_is_no_number_is_gone_from_the_padding_with_its_request(tmp_path: Path) -> None:
+    model = widened(1, 36)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[9] = torch.nan
+    target = save(model, tmp_path)
+    decoder = make_decoder(target, None)
+    start(decoder, [[9, 9]])
+    assert not decoder.round(ProposalPlan.uniform(1, 0), batch([GREEDY]), log=False).target_is_sound.any()
+    decoder.discard(0)
+    start(decoder, PROMPTS[1:3])
+    outputs = run(decoder, [0], batch([GREEDY] * 2), 2)
+    assert outputs == greedy_reference(target, PROMPTS[1:3])
+
+
+def widened(seed: int, hidden_size: int) -> PreTrainedModel:
+    """Heads of 16 whatever the hidden size."""
+    config = tiny_llama(2, seed).config
+    config.hidden_size, config.head_dim = hidden_size, 16
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(config).eval()
 
 
 @pytest.mark.parametrize("k", [1, 3])

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import AutoConfig, PreTrainedModel
+from torch import Tensor, nn
+from transformers import AutoConfig, DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedModel
 
 from hotdraft.pipeline.models.names import ModelError
+from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.models.attention import ATTENTION, check_supported, register_attention
 from hotdraft.serving.models.linear import cpu_has_bfloat16
 from hotdraft.serving.models.llama_like import is_llama_like
@@ -30,6 +31,12 @@ from tests.unit.serving.models.runner_kinds import (
     make,
     natively,
 )
+
+MLA = {
+    **SIZES, "num_key_value_heads": 4, "moe_intermediate_size": 24, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "n_shared_experts": 1, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8,
+    "v_head_dim": 8, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
 
 
 def run(kind: Kind, model: PreTrainedModel, ids: Tensor) -> list[Tensor]:
@@ -85,6 +92,42 @@ def test_another_architecture_is_left_to_transformers(ids: Tensor) -> None:
     assert not is_llama_like(model)
     for found, wanted in zip(run(KINDS["transformers"], model, ids), expected(model, ids), strict=True):
         torch.testing.assert_close(found, wanted, atol=2e-5, rtol=2e-5)
+
+
+class Doubled(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return 2 * super().forward(inputs)
+
+
+def test_a_layer_with_a_product_of_its_own_keeps_it_as_quantised_ones_must(ids: Tensor) -> None:
+    model = make("llama")
+    for layer in model.model.layers:
+        layer.mlp.down_proj.__class__ = Doubled
+    assert not is_llama_like(model)
+    for found, wanted in zip(run(KINDS["transformers"], model, ids), expected(model, ids), strict=True):
+        torch.testing.assert_close(found, wanted, atol=2e-5, rtol=2e-5)
+
+
+def test_a_head_with_a_product_of_its_own_is_refused() -> None:
+    model = make("llama")
+    model.lm_head.__class__ = Doubled
+    with pytest.raises(ModelError, match="output head that is a Doubled"):
+        build_decoder(model, None, num_slots=1, max_model_len=32, max_k=0, log_top_k=8)
+
+
+def test_keys_and_values_may_differ_in_width(ids: Tensor) -> None:
+    register_attention()
+    torch.manual_seed(1)
+    model = DeepseekV3ForCausalLM(DeepseekV3Config(**MLA)).eval()
+    model.set_attn_implementation(ATTENTION)
+    for found, wanted in zip(run(KINDS["transformers"], model, ids), expected(model, ids), strict=True):
+        torch.testing.assert_close(found, wanted, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("model_type", ["bloom", "falcon", "gpt_neo", "recurrent_gemma", "jamba"])
+def test_what_slots_cannot_hold_is_refused_by_its_name(model_type: str) -> None:
+    with pytest.raises(ModelError, match=f"{model_type} has .* of its own kind"):
+        check_supported(AutoConfig.for_model(model_type), MAX_LENGTH)
 
 
 @pytest.mark.parametrize("name", WINDOWED)

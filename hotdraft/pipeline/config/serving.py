@@ -109,7 +109,7 @@ class EngineConfig(Section):
         "takes as many as pay",
     )
     max_guess: int = Field(24, ge=1, le=32, description="most tokens guessed from text in a round")
-    text_memory_mb: int = Field(32, ge=1, le=2**20, description="MB of recent answers kept to guess from")
+    text_memory_mb: int = Field(32, ge=1, le=100_000, description="MB of recent answers kept to guess from")
     share_answers: bool = Field(
         False,
         description="guess from answers to requests with other API keys too, and copy what was read of their "

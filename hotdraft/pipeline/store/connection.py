@@ -18,7 +18,6 @@ from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage, Param
 from mlflow.entities.model_registry import RegisteredModel
 from mlflow.exceptions import MlflowException
-from mlflow.store.db import utils as db_utils
 from mlflow.tracking.context.registry import resolve_tags
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
@@ -47,7 +46,9 @@ def open_client(config: HotdraftConfig) -> MlflowClient:
     if path is not None:
         _create_sqlite(path)
     if not config.has_remote_store:
-        db_utils.MAX_RETRY_COUNT = OPENING_TRIES
+        from mlflow.store.db import utils  # which a client of an MLflow server does not load
+
+        utils.MAX_RETRY_COUNT = OPENING_TRIES
     return MlflowClient(tracking_uri=config.tracking_uri, registry_uri=config.tracking_uri)
 
 

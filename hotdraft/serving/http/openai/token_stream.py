@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.http.errors import ApiError
-from hotdraft.serving.messages.request import GenerationRequest, OutputDelta
+from hotdraft.serving.messages.request import FinishReason, GenerationRequest, OutputDelta, RequestStats
 
 logger = logging.getLogger(__name__)
 
@@ -79,13 +79,13 @@ class TokenStream:
         return not self._unfinished
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, OutputDelta]]:
-        ended: list[OutputDelta] = []
+        ended: list[tuple[FinishReason, RequestStats]] = []
         try:
             while self._unfinished:
                 index, delta = await self._deltas.get()
                 if delta.finish_reason is not None:
                     del self._unfinished[index]
-                    ended.append(delta)
+                    ended.append((delta.finish_reason, delta.stats))
                 yield index, _without_answer(delta) if self._only_prompts else delta
         finally:
             self._is_read = False
@@ -123,10 +123,10 @@ async def _disconnected(client: Request) -> None:
         pass
 
 
-def _log(request_id: str, ended: Sequence[OutputDelta]) -> None:
+def _log(request_id: str, ended: Sequence[tuple[FinishReason, RequestStats]]) -> None:
     """One line for all answers to a request, whose number its client chooses: sums, and the longest times."""
-    stats = [last.stats for last in ended]
-    reasons = ", ".join(dict.fromkeys(str(last.finish_reason) for last in ended))
+    stats = [of_answer for _, of_answer in ended]
+    reasons = ", ".join(dict.fromkeys(reason for reason, _ in ended))
     sums = {name: sum(getattr(one, name) for one in stats) for name in SUMMED}
     fields = {
         "finish_reason": reasons,

@@ -1,6 +1,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -134,12 +135,16 @@ def edit_probe(**tensors: Tensor) -> Callable[[Path], None]:
     return edit
 
 
-def edit_card(**values: object) -> Callable[[Path], None]:
+def edit_json(name: str, **values: object) -> Callable[[Path], None]:
     def edit(folder: Path) -> None:
-        path = folder / "hotdraft_adapter.json"
+        path = folder / name
         path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
     return edit
+
+
+edit_card = partial(edit_json, "hotdraft_adapter.json")
+edit_config = partial(edit_json, "adapter_config.json")
 
 
 def remove(name: str) -> Callable[[Path], None]:
@@ -160,14 +165,6 @@ def replace_by_folder(name: str) -> Callable[[Path], None]:
         (folder / name).mkdir()
 
     return replace_it
-
-
-def edit_config(**values: object) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
-        path = folder / "adapter_config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-    return edit
 
 
 def edit_rank(rank: int) -> Callable[[Path], None]:

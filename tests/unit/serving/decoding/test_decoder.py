@@ -43,11 +43,9 @@ def test_another_architecture(tiny_neox_target: str, tiny_draft: str, draft: str
     assert outputs == greedy_reference(tiny_neox_target, PROMPTS)
 
 
-@pytest.mark.parametrize("head_size", [9, 12])
-def test_a_draft_of_another_width_leaves_nothing_where_the_target_is_padded(tmp_path: Path, head_size: int) -> None:
-    target, draft = (
-        save(widened(seed, width), tmp_path / str(width)) for seed, width in ((1, 4 * head_size), (2, 64))
-    )
+@pytest.mark.parametrize("width", [36, 48])
+def test_a_draft_of_another_width_leaves_nothing_where_the_target_is_padded(tmp_path: Path, width: int) -> None:
+    target, draft = save(widened(1, width), tmp_path / "target"), save(widened(2, 64), tmp_path / "draft")
     decoder = make_decoder(target, draft)
     start(decoder, PROMPTS)
     outputs = run(decoder, [3, 0, 0, 2], batch([GREEDY] * len(PROMPTS)), len(PROMPTS))

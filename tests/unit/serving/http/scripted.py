@@ -49,8 +49,9 @@ class ScriptedEngine:
     ending: FinishReason | None = "stop"
     refusal: Exception | None = None
     room: int = 1000
-    most_at_once: int = 1000
     """Requests it takes."""
+    most_at_once: int = 1000
+    """Of one client's call."""
     tokenizer: PreTrainedTokenizerFast = field(default_factory=make_tokenizer)
     special_ids: frozenset[int] = frozenset({0})
     max_model_len: int = 64

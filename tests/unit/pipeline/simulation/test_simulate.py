@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -213,7 +214,11 @@ def test_ctrl_c_ends_it_with_a_report_of_what_was_played(tmp_path, config):
     write_traffic(tmp_path / "t.jsonl", [ask("a", "one"), ask("a", "wait")])
     with fake_server() as (url, bodies):
         command = [sys.executable, "-m", "hotdraft", "simulate", "--traffic", tmp_path / "t.jsonl", "-c", config]
-        process = subprocess.Popen([*map(str, command), "--url", url, "--out", str(tmp_path / "o")])
+        command += ["--url", url, "--out", tmp_path / "o"]
+        heard = partial(
+            signal.signal, signal.SIGINT, signal.SIG_DFL
+        )  # where a shell runs tests behind it, it is not
+        process = subprocess.Popen([*map(str, command)], preexec_fn=heard)
         while len(bodies) < 2:
             assert process.poll() is None
             time.sleep(0.1)

@@ -151,7 +151,7 @@ class EngineConfig(Section):
         "dtype",
         description="as `dtype` says, or 8 bits each: answers are those of the rounded model then",
     )
-    instructions: Literal["auto", "avx512_bf16", "avx512", "avx2", "none"] = Field(
+    instructions: Literal["auto", "amx", "avx512_bf16", "avx512", "avx2", "none"] = Field(
         "auto",
         description="that the native library computes with, of those that the processor has; none leaves the "
         "library out, and torch computes",

@@ -91,7 +91,7 @@ def native_library() -> ctypes.CDLL:
 
 
 def find_instructions(wanted: str = "auto") -> str:
-    """The processor's instructions to compute with: avx512_bf16, avx512 or avx2. Raises `NativeError` for none."""
+    """The instructions to compute with: amx, avx512_bf16, avx512 or avx2. Raises `NativeError` for none."""
     found = native_library().hd_instructions(None if wanted == "auto" else wanted.encode())
     if found is None:
         missing = "neither AVX-512 nor AVX2" if wanted == "auto" else f"no {wanted}"

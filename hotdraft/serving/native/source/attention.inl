@@ -79,14 +79,15 @@ struct Attention : Worker {
             for (int p = 0; p < P; ++p)
                 for (int t = 0; t < T; ++t) store(scores + (query + t) * keys + (at + p) * LANES, products[p][t] * model.scaling);
         });
+        const int64_t seen = rounded(last + 1, STEP);
         for (int64_t q = 0; q < asked.count; ++q) {
             float *const score = scores + q * keys;
             score[end(q)] = score[key(q)];
-            sums[q] = weigh(score, end(q), last);
-            Format::convert(score, rounded(last + 1, LANES), probs + q * probs_stride);
+            sums[q] = weigh(score, end(q), seen);
+            Format::convert(score, seen, probs + q * probs_stride);
             if (key(q) != end(q)) set_aside<Format>(q, end(q), probs + q * probs_stride);
         }
-        const Product<Format> with_values{values, layout.value_panel, last / Format::UNIT + 1, probs, probs_stride, asked.count, panels};
+        const Product<Format> with_values{values, layout.value_panel, (last / inputs_of_step<Format> + 1) * Format::VECTORS, probs, probs_stride, asked.count, panels};
         with_values.tiles(0, rounded(dims, LANES) / LANES, [&]<int P, int T>(int64_t at, int64_t query, Floats(&products)[P][T]) {
             for (int p = 0; p < P; ++p)
                 for (int t = 0; t < T; ++t) {
@@ -98,10 +99,10 @@ struct Attention : Worker {
         });
     }
 
-    // Of a token whose value lies elsewhere than at its position, the weights that are multiplied with the vector of it.
+    // Of a token whose value lies elsewhere than at its position, the weights of the step in which that is.
     template <class Format>
     void set_aside(int64_t query, int64_t position, char *weights) {
-        char *const from = weights + position / Format::UNIT * Format::INPUT_BYTES;
+        char *const from = weights + position / inputs_of_step<Format> * Format::INPUT_BYTES;
         __builtin_memcpy(lasts + query * LAST_BYTES, from, Format::INPUT_BYTES);
         __builtin_memset(from, 0, Format::INPUT_BYTES);
     }
@@ -110,21 +111,19 @@ struct Attention : Worker {
     // is the same to the last bit.
     template <class Format>
     void add_last(const char *panel, int64_t query, int64_t position, int64_t key, Floats &products) {
-        alignas(VECTOR) char vector[VECTOR];
-        __builtin_memcpy(vector, panel + position / Format::UNIT * VECTOR, VECTOR);
-        for (int64_t d = 0; d < LANES; ++d) put<Format>(vector, VECTOR, d, position % Format::UNIT, get<Format>(panel, 0, d, key));
-        Floats sum[1][1] = {{products}};
-        Format::template tile<1, 1>(vector, VECTOR, lasts + query * LAST_BYTES, LAST_BYTES, 1, Nothing(), sum);
-        products = sum[0][0];
+        alignas(VECTOR) char vectors[Format::VECTORS * VECTOR];
+        __builtin_memcpy(vectors, panel + position / inputs_of_step<Format> * sizeof vectors, sizeof vectors);
+        for (int64_t d = 0; d < LANES; ++d) put<Format>(vectors, VECTOR, d, position % inputs_of_step<Format>, get<Format>(panel, 0, d, key));
+        add_step<Format>(vectors, lasts + query * LAST_BYTES, products);
     }
 
-    // Scores of the keys up to `position` become weights, whose sum is returned; those up to `last` become 0.
-    static float weigh(float *score, int64_t position, int64_t last) {
+    // Scores of the keys up to `position` become weights, whose sum is returned; those before `seen` become 0.
+    static float weigh(float *score, int64_t position, int64_t seen) {
         Floats most = splat(-INFINITE), sum = splat(0);
         for (int64_t key = 0; key <= position; key += LANES) {
-            const Floats seen = LANE <= int32_t(position - key) ? load(score + key) : splat(-INFINITE);
-            most = seen > most || seen != seen ? seen : most;
-            store(score + key, seen);
+            const Floats x = LANE <= int32_t(position - key) ? load(score + key) : splat(-INFINITE);
+            most = x > most || x != x ? x : most;
+            store(score + key, x);
         }
         const float shift = largest(most);
         int64_t key = 0;
@@ -133,7 +132,7 @@ struct Attention : Worker {
             sum += weight;
             store(score + key, weight);
         }
-        for (; key <= last; key += LANES) store(score + key, splat(0));
+        for (; key < seen; key += LANES) store(score + key, splat(0));
         return total(sum);
     }
 
@@ -162,5 +161,5 @@ struct Attention : Worker {
     }
 
     int64_t queries_of(int64_t from) const { return (slot_end(from) - from) * (model.heads / model.kv_heads); }
-    static int64_t blocks_of(int64_t queries) { return (queries + BLOCK - 1) / BLOCK; }
+    static int64_t blocks_of(int64_t queries) { return (queries + QUERIES - 1) / QUERIES; }
 };

@@ -31,4 +31,4 @@ struct Instructions {
     float (*sum)(const char *data, int64_t bytes);
 };
 
-extern const Instructions AVX512_BF16, AVX512, AVX2;
+extern const Instructions AMX, AVX512_BF16, AVX512, AVX2;

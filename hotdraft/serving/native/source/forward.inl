@@ -35,7 +35,11 @@ struct Forward : States {
             case HD_FLOAT32: return linear_as<Float32>(index, rows, use);
             case HD_BFLOAT16: return linear_as<Bfloat16>(index, rows, use);
 #ifdef HD_BF16
-            case HD_W8A16: return linear_as<Int8>(index, rows, use);
+            case HD_W8A16:
+#ifdef HD_AMX
+                if (rows.count > MOST_BY_VECTORS) return linear_as<Int8Matrix>(index, rows, use);
+#endif
+                return linear_as<Int8>(index, rows, use);
 #endif
         }
     }
@@ -182,6 +186,9 @@ struct Forward : States {
 };
 
 void forward(const hd_model &model, const Batch &batch, const Scratch &scratch, Team &team, int32_t thread) {
+#ifdef HD_AMX
+    const tiles::InUse in_use;
+#endif
     Forward forward(model, batch, scratch, team, thread);
     model.reads ? forward.feed(*model.reads) : forward.embed();
     for (int64_t index = 0; index < model.layers; ++index) forward.layer(index);

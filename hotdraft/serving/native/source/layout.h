@@ -4,6 +4,7 @@
 
 constexpr int LANES = 16;
 constexpr int VECTOR = 64;  // bytes
+constexpr int STEP = 32;    // inputs that an instruction multiplies with at most, of which panels have whole numbers
 constexpr int GROUP = 64;   // inputs that share a scale
 constexpr int GROUP_BYTES = GROUP * LANES + VECTOR, GROUP_VECTORS = GROUP_BYTES / VECTOR;
 
@@ -12,7 +13,7 @@ static inline int64_t rounded(int64_t count, int64_t unit) { return (count + uni
 static inline int64_t panel_bytes(hd_format format, int64_t inputs) {
     switch (format) {
         case HD_FLOAT32: return inputs * VECTOR;
-        case HD_BFLOAT16: return rounded(inputs, 2) / 2 * VECTOR;
+        case HD_BFLOAT16: return rounded(inputs, STEP) / 2 * VECTOR;
         default: return rounded(inputs, GROUP) / GROUP * GROUP_BYTES;
     }
 }

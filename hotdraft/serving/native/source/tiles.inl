@@ -3,9 +3,6 @@
 
 // Vectors of a panel that are read for all tokens before the next: they, and the next ones asked for, stay in the cache.
 constexpr int64_t CHUNK = 384;
-// How many vectors before its turn one is asked for where a panel is read but once.
-constexpr int64_t NEAR = 24;
-
 // The products of a linear layer's panels [from, to) with tokens' inputs.
 template <class Format>
 struct Product {
@@ -20,6 +17,13 @@ struct Product {
     // Calls `use(first panel, first token, sums)` for each tile of the panels [from, to).
     template <class Use>
     void tiles(int64_t from, int64_t to, const Use &use) const {
+        if constexpr (Format::IS_MATRIX) Format::multiply(*this, from, to, use);
+        else groups(from, to, use);
+    }
+
+  private:
+    template <class Use>
+    void groups(int64_t from, int64_t to, const Use &use) const {
         const int64_t widest = Format::widest(tokens);
         while (from < to) {
             const int64_t left = to - from < widest ? to - from : widest;
@@ -36,7 +40,6 @@ struct Product {
         }
     }
 
-  private:
     template <int P, class Use>
     void group(int64_t at, int64_t to, const Use &use) const {
         // in at least two blocks where one would wait for memory as it computes

@@ -12,7 +12,7 @@ from hotdraft.serving.models.linear import ServedLinear
 from hotdraft.serving.models.native_runner import NativeRunner
 from hotdraft.serving.models.runner import Runner
 from hotdraft.serving.models.transformers_runner import TransformersRunner
-from hotdraft.serving.native.bindings import Format, NativeError, ThreadPool, find_instructions
+from hotdraft.serving.native.bindings import Format, NativeError, ThreadPool, find_instructions, supports
 from hotdraft.serving.native.linear import NativeLinear
 from hotdraft.serving.native.memory import WeightMemory
 
@@ -112,7 +112,8 @@ def can(instructions: str) -> bool:
         return False
 
 
-INSTRUCTIONS = [name for name in ("avx512_bf16", "avx512", "avx2") if can(name)]
+INSTRUCTIONS = [name for name in ("amx", "avx512_bf16", "avx512", "avx2") if can(name)]
+OF_BFLOAT16 = [name for name in INSTRUCTIONS if supports(name, Format.W8A16)]
 KINDS = {
     "fused": by_torch(FusedRunner),
     "transformers": by_torch(TransformersRunner),

@@ -22,6 +22,7 @@ from tests.unit.serving.models.runner_kinds import (
     LENGTHS,
     MAX_LENGTH,
     MODELS,
+    OF_BFLOAT16,
     SIZES,
     SLOTS,
     STEPS,
@@ -193,11 +194,13 @@ def test_packed_bfloat16_is_as_near_to_float32_as_plain_bfloat16(kind: str, name
     assert 0 < packed < 2 * plain + 1e-3
 
 
-@pytest.mark.skipif("avx512_bf16" not in INSTRUCTIONS, reason="this CPU has no AVX-512 BF16")
 @pytest.mark.parametrize("format", [Format.BFLOAT16, Format.W8A16])
-def test_a_native_token_is_the_same_to_the_bit_whatever_is_computed_beside_it(format: Format, ids: Tensor) -> None:
+@pytest.mark.parametrize("instructions", OF_BFLOAT16)
+def test_a_native_token_is_the_same_to_the_bit_whatever_is_computed_beside_it(
+    instructions: str, format: Format, ids: Tensor
+) -> None:
     model = make("llama").bfloat16()
-    runners = [natively("avx512_bf16", format, threads)(copy.deepcopy(model)) for threads in (1, 2, 3)]
+    runners = [natively(instructions, format, threads)(copy.deepcopy(model)) for threads in (1, 2, 3)]
     positions = torch.arange(40)[None]
     with torch.inference_mode():
         alone = torch.cat(
@@ -212,13 +215,23 @@ def test_a_native_token_is_the_same_to_the_bit_whatever_is_computed_beside_it(fo
             assert torch.equal(alone[0], beside[0])
 
 
-@pytest.mark.skipif("avx512_bf16" not in INSTRUCTIONS, reason="this CPU has no AVX-512 BF16")
 @pytest.mark.parametrize("name", MODELS)
-def test_weights_in_8_bits_are_near_to_float32(name: str, ids: Tensor) -> None:
+@pytest.mark.parametrize("instructions", OF_BFLOAT16)
+def test_weights_in_8_bits_are_near_to_float32(instructions: str, name: str, ids: Tensor) -> None:
     model = make(**MODELS[name])
     exact = torch.cat(expected(model, ids)).softmax(-1)
-    found = torch.cat(run(natively("avx512_bf16", Format.W8A16), model.bfloat16(), ids))
+    found = torch.cat(run(natively(instructions, Format.W8A16), model.bfloat16(), ids))
     assert 0 < distance(found, exact) < 0.06
+
+
+@pytest.mark.skipif("amx" not in INSTRUCTIONS, reason="this CPU has no AMX")
+@pytest.mark.parametrize("name", MODELS)
+def test_matrix_instructions_compute_8_bits_as_vectors_do_to_the_bit(name: str, ids: Tensor) -> None:
+    by_matrix, by_vectors = (
+        torch.cat(run(natively(instructions, Format.W8A16), make(**MODELS[name]), ids))
+        for instructions in OF_BFLOAT16
+    )
+    assert torch.equal(by_matrix, by_vectors)
 
 
 def distance(logits: Tensor, probs: Tensor) -> float:

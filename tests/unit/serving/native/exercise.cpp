@@ -155,7 +155,7 @@ std::vector<float> run(const char *instructions, hd_format format, bool half, in
 
 int main() {
     int wrong = 0;
-    for (const char *instructions : {"avx512_bf16", "avx512", "avx2"}) {
+    for (const char *instructions : {"amx", "avx512_bf16", "avx512", "avx2"}) {
         if (!hd_instructions(instructions)) continue;
         for (const hd_format format : {HD_FLOAT32, HD_BFLOAT16, HD_W8A16}) {
             if (!hd_supports(instructions, format)) continue;

@@ -161,7 +161,7 @@ class LLM:
             raise RuntimeError("there is no engine to swap a draft in: it was closed, or failed as its log says")
         with self._changing:
             if self._swapper is None:
-                ranking = draft_ranking(self._config, self._engine.decoder.vocab_size)
+                ranking = draft_ranking(self._config)
                 self._swapper = HotSwapper(self._engine, fingerprint(self._config.draft), ranking)
             if adapter is None:
                 return self._swapper.swap(self._swapper.stage(0, None), "rollback")

@@ -83,7 +83,7 @@ def serve(
     if config.draft is not None:
         watch = AcceptanceWatch(Trials(config, server=uuid4().hex[:8]), registry)
         engine.listeners.append(watch)
-        swapper = HotSwapper(engine, fingerprint(config.draft), draft_ranking(config, engine.decoder.vocab_size))
+        swapper = HotSwapper(engine, fingerprint(config.draft), draft_ranking(config))
         sync = AdapterSync(swapper, registry, LastServedFile(config.run_dir), watch)
         supervisor = TrainerSupervisor(config_path, config, overrides) if self_improve else None
 

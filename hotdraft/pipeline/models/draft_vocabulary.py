@@ -65,9 +65,10 @@ def choose_vocabulary(rankings: Sequence[Tensor | None], size: int, vocab_size: 
     """The `size` first ids of `rankings` in order of precedence; int64, ascending.
 
     Where they rank too few, the lowest other ids follow: BPE numbers frequent merges first. All ids
-    if `size` is not below `vocab_size`.
+    if `size` is not below `vocab_size`. Ids that are not below it, of another model's padding, are left out.
     """
-    return merge_rankings([*rankings, torch.arange(vocab_size)])[:size].sort().values
+    merged = merge_rankings([*rankings, torch.arange(vocab_size)])
+    return merged[merged < vocab_size][:size].sort().values
 
 
 def save_vocabulary(folder: Path, ranking: Tensor) -> None:

@@ -66,8 +66,7 @@ def measure_swaps(engine: Engine, config: HotdraftConfig, scratch: Path) -> dict
     for number, folder in enumerate(folders):
         if not folder.exists():
             aside(partial(write_random_adapter, folder, config.draft, rank, dtype, number))
-    ranking = draft_ranking(config, engine.decoder.vocab_size)
-    swapper = HotSwapper(engine, fingerprint(config.draft), ranking)
+    swapper = HotSwapper(engine, fingerprint(config.draft), draft_ranking(config))
     engine.k = "auto"
     stream = _Stream(engine)
     if engine.decoder.graphed:

@@ -86,7 +86,7 @@ def build_decoder(
         runner = graphed["target"] = GraphedRunner(runner, graphs, padding)
         round_graphs = RoundGraphs(runner, padding, read + 1, drafting, target.device)
     proposer = None
-    if draft_runner is not None:
+    if draft is not None and draft_runner is not None:
         proposer = DraftModel(
             draft_runner,
             slots,
@@ -95,6 +95,7 @@ def build_decoder(
             chain,
             draft_window,
             draft_length,
+            own_vocab_size=draft.config.get_text_config().vocab_size,
             reads_target=states is not None,
         )
     return SpeculativeDecoder(

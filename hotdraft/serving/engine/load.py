@@ -70,8 +70,8 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callabl
         on_step(f"loading {config.draft}")
         draft = load_causal_lm(config.draft, dtype=dtype, device=device, attn_implementation=ATTENTION)
     eos_ids, sampling_defaults = _eos_ids(target, tokenizer.eos_token_id), _sampling_defaults(target)
-    vocab_size = target.config.get_text_config().vocab_size
-    vocabulary = draft_vocabulary(config, vocab_size)
+    models = [target] if draft is None else [target, draft]  # of which either may be padded further
+    vocabulary = draft_vocabulary(config, min(model.config.get_text_config().vocab_size for model in models))
     try:
         decoder = build_decoder(
             target,
@@ -97,7 +97,7 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callabl
             f"no memory for engine.num_slots {config.engine.num_slots} of engine.max_model_len "
             f"{config.engine.max_model_len} tokens: set one of them lower"
         ) from error
-    del target, draft  # what the runners do not keep is freed
+    del target, draft, models  # what the runners do not keep is freed
     give_back()
     return Engine(
         decoder,
@@ -122,17 +122,18 @@ def _recorder(config: HotdraftConfig, buffer: ReplayBuffer | None, *, keeps_stat
 
 
 def draft_vocabulary(config: HotdraftConfig, vocab_size: int) -> Tensor | None:
-    """The tokens [N] of the draft's head, if that is to be trimmed."""
+    """The tokens [N] of the draft's head, if that is to be trimmed, of the `vocab_size` that both models have."""
     if config.engine.draft_vocab_size is None:
         return None
-    return choose_vocabulary([draft_ranking(config, vocab_size)], config.engine.draft_vocab_size, vocab_size)
+    return choose_vocabulary([draft_ranking(config)], config.engine.draft_vocab_size, vocab_size)
 
 
-def draft_ranking(config: HotdraftConfig, vocab_size: int) -> Tensor | None:
+def draft_ranking(config: HotdraftConfig) -> Tensor | None:
     """The ranking of tokens in the draft's folder, if there is one and the draft's head is to be trimmed."""
     if config.draft is None or config.engine.draft_vocab_size is None:
         return None
-    return read_vocabulary(local_folder(config.draft), vocab_size)
+    own = load_config_of(config.draft).get_text_config().vocab_size
+    return read_vocabulary(local_folder(config.draft), own)
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer_eos: int | None) -> frozenset[int]:

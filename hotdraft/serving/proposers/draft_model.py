@@ -50,9 +50,12 @@ class DraftModel(Track):
         window: int | None = None,
         longest: int | None = None,
         *,
+        own_vocab_size: int,
         reads_target: bool = False,
     ) -> None:
         """Greedy tokens come of `chain` at once, where there is one. The runner's slots hold `longest` tokens.
+
+        It proposes of the first `vocab_size` tokens, which the target has as well; its probes are of all its own.
 
         With `reads_target` what it drafted is read again once the target has read it.
         """
@@ -62,6 +65,7 @@ class DraftModel(Track):
         self._reads_target = reads_target
         self._draw_token = draw
         self._vocab_size = vocab_size
+        self.own_vocab_size = own_vocab_size
         fits = self.vocabulary is not None or getattr(runner, "num_outputs", None) == vocab_size
         self.stops_early = isinstance(runner, NativeRunner) and fits
         self._by_confidence = AcceptanceEstimate(np.linspace(0.15, 0.95, CONFIDENCES), MEMORY)

@@ -90,7 +90,7 @@ class HotSwapper:
             lambda: {name: w for linear in self._runner.linears for name, w in linear.weights().items()}
         )
         shapes = {name: weight.shape for name, weight in self._weights.items()}
-        self._base = AdapterBase(fingerprint, engine.decoder.vocab_size, shapes)
+        self._base = AdapterBase(fingerprint, draft.own_vocab_size, shapes)
         self._original = self._aside(self._prepare_original)
         self._live = self._original
         rounded = self._runner.computation.weights == "w8a16"
@@ -176,7 +176,7 @@ class HotSwapper:
     def _choose_vocabulary(self, ranking: Tensor | None) -> Tensor | None:
         if not isinstance(head := self._runner.head, TrimmedHead):
             return None
-        return choose_vocabulary([ranking, self._ranking], len(head.token_ids), self._base.vocab_size)
+        return choose_vocabulary([ranking, self._ranking], len(head.token_ids), self._engine.decoder.vocab_size)
 
     @property
     def _trimmed_head(self) -> TrimmedHead:

@@ -120,7 +120,7 @@ def answers(case: Case, k: K, together: int, **engine_changes: object) -> list[l
     engine = build_engine(config, None)
     if k == "auto":
         engine.k_choice.adaptive = ProposalChoice(COSTS, 4)
-    swapper = HotSwapper(engine, fingerprint(config.draft), draft_ranking(config, engine.decoder.vocab_size))
+    swapper = HotSwapper(engine, fingerprint(config.draft), draft_ranking(config))
     drafts = stage(engine, swapper, [None, *case.adapters])
     swaps = most_running = 0
 

@@ -91,7 +91,7 @@ def swapped(config: HotdraftConfig, adapters: list[Path]) -> tuple[Tally, Rounds
     """Of speculation under which the versions take turns: tokens, rounds, and swaps that requests lived through."""
     assert config.draft is not None
     engine = build_engine(config, None)
-    swapper = HotSwapper(engine, fingerprint(config.draft), draft_ranking(config, engine.decoder.vocab_size))
+    swapper = HotSwapper(engine, fingerprint(config.draft), draft_ranking(config))
     drafts = stage(engine, swapper, [None, *adapters])
     engine.listeners.append(rounds := Rounds())
     swaps = 0

@@ -17,14 +17,14 @@ from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.serving.benchmark.random_adapter import write_random_adapter
 from hotdraft.serving.engine.engine import Engine
-from hotdraft.serving.engine.load import build_engine
+from hotdraft.serving.engine.load import build_engine, draft_ranking
 from hotdraft.serving.models.linear import ServedLinear, cpu_has_bfloat16
 from hotdraft.serving.models.trimmed_head import TrimmedHead
 from hotdraft.serving.updates.hot_swap import HotSwapper, SwapError
 from hotdraft.training.drafts.hidden_state_init import new_hidden_state_draft
 from hotdraft.training.fit.lora import build_lora, save_lora, target_modules
 from tests.integration.adapters import write_adapter
-from tests.models import save
+from tests.models import save, tiny_llama
 from tests.unit.serving.clients import ask, greedy, request
 
 RANK = 4
@@ -260,6 +260,29 @@ def test_packed_weights_are_swapped_and_put_back_to_the_bit(config, make_adapter
     assert torch.equal(live_logits(engine), before)
     assert all(linear.weight is weight for linear, weight in zip(linears(engine), held, strict=True))
     engine.stop()
+
+
+@pytest.mark.parametrize("instructions", ["auto", "none"])
+@pytest.mark.parametrize("head_size", [None, 16, 260])
+@pytest.mark.parametrize(("of_target", "of_draft"), [(257, 264), (264, 257)])
+def test_a_pair_of_which_one_is_padded_further_serves_and_is_swapped(
+    config: HotdraftConfig, tmp_path: Path, of_target: int, of_draft: int, head_size: int | None, instructions: str
+) -> None:
+    target = save(tiny_llama(3, seed=1, vocab_size=of_target), tmp_path / "target")
+    draft = save(tiny_llama(1, seed=2, vocab_size=of_draft), tmp_path / "draft")
+    save_vocabulary(tmp_path / "draft", torch.arange(of_draft - 1, 100, -1))
+    config = config.model_copy(update={"target": target, "draft": draft})
+    engine = started(config, draft_vocab_size=head_size, instructions=instructions)
+    swapper = HotSwapper(engine, fingerprint(draft), draft_ranking(config))
+    folder = write_adapter(tmp_path / "adapter", draft, scale=0.2)
+    save_vocabulary(folder, torch.arange(of_draft - 1, 150, -1))
+    swapper.swap(swapper.stage(1, folder), "promotion")
+    client = ask(engine, request("r", (1, 2, 3), max_tokens=20))
+    client.wait()
+    engine.stop()
+    assert client.ids == greedy(target, (1, 2, 3), 20)
+    covered = engine.decoder.proposer.vocabulary
+    assert covered is None or covered.tolist() == [*range(257)][-(head_size or 0) :]
 
 
 def started(config: HotdraftConfig, **changes: object) -> Engine:

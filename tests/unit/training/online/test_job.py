@@ -110,6 +110,18 @@ def test_with_a_smaller_head_the_adapter_ranks_the_tokens_and_the_gate_judges_by
     assert found["champion_expected_acceptance"] < found["candidate_expected_acceptance"]
 
 
+@pytest.mark.parametrize("head_size", [None, 16])
+def test_a_draft_that_is_padded_further_than_its_target_learns(config, target, serve, head_size):
+    draft = load_causal_lm(config.draft)
+    draft.resize_token_embeddings(72, mean_resizing=False)
+    draft.save_pretrained(config.draft)
+    buffer = ReplayBuffer(config.replay_url)
+    buffer.append(serve(target, 40, top_k=64))
+    narrow = config.model_copy(update={"engine": config.engine.model_copy(update={"draft_vocab_size": head_size})})
+    result = run_job(narrow, buffer=buffer, registry=AdapterRegistry(config))
+    assert result.promoted, result.verdict.reason
+
+
 @pytest.mark.parametrize("method", ["log_artifacts", "set_registered_model_alias", "set_tag"])
 def test_a_verdict_is_published_once_when_the_store_is_back_without_training_again(
     config, buffer, monkeypatch, store, method

@@ -53,7 +53,8 @@ def follow(config: HotdraftConfig, stop: StopEvent) -> None:
         except JobInterruptedError as interruption:
             logger.info("%s; it goes on at the next start", interruption)
             return
-        except (StoreError, OSError) as error:  # OSError: the replay buffer's store is away
+        except (StoreError, ModelError, OSError) as error:
+            # ModelError: the draft that an unfinished job began with is away; OSError: the replay buffer's store is
             if not retry_delay:
                 logger.warning("%s; jobs wait for it", error)
             retry_delay = min(max(2 * retry_delay, poll), LONGEST_RETRY_SECONDS)

@@ -11,6 +11,8 @@ from typing import Literal
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.job_record import Burst, RunningJob
 from hotdraft.pipeline.loop.jobs import JobRecords
+from hotdraft.pipeline.models.draft_vocabulary import VocabularyError
+from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import STORE_ONLY_ERRORS, StoreError, open_client, store_errors
 from hotdraft.pipeline.store.registry import AdapterRegistry
@@ -21,7 +23,7 @@ from hotdraft.training.judging.gate import Verdict
 from hotdraft.training.judging.resident import Resident
 from hotdraft.training.online.begin import begin, end_run, kept_or_dropped, standing_run
 from hotdraft.training.online.compare import compare
-from hotdraft.training.online.context import Interruption, JobCancelledError, JobContext, Urgent
+from hotdraft.training.online.context import Interruption, JobCancelledError, JobContext, JobError, Urgent
 from hotdraft.training.online.offer import offer
 from hotdraft.training.online.publish import Judged, log_inputs
 from hotdraft.training.online.recorded import open_recorded
@@ -72,7 +74,7 @@ def run_job(
     is cancelled or gives way: that one is dropped. Raises `StoreError` if MLflow's store fails: what was done till
     then stays, and the next job goes on from there.
     """
-    with job or JobRecords(config.run_dir).begin("command") as job, _interruption_on_record(job):
+    with job or JobRecords(config.run_dir).begin("command") as job, _end_on_record(job):
         began = time.monotonic()
         interruption, resident = Interruption(job, stop, urgent), resident or Resident()
         context = JobContext(config, buffer, registry, job, interruption, progress, resident)
@@ -133,9 +135,11 @@ def _judged(context: JobContext, burst: Burst | None) -> tuple[Judged, GateEvide
 
 
 @contextmanager
-def _interruption_on_record(job: RunningJob) -> Iterator[None]:
+def _end_on_record(job: RunningJob) -> Iterator[None]:
     try:
         yield
+    except (ModelError, VocabularyError) as error:
+        raise JobError(str(error)) from error
     except (JobInterruptedError, JobCancelledError, StoreError) as end:
         job.end("cancelled" if isinstance(end, JobCancelledError) else "interrupted", str(end))
         raise

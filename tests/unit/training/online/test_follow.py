@@ -11,6 +11,7 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import ControlFile
 from hotdraft.pipeline.loop.job_record import Burst, JobWork
 from hotdraft.pipeline.loop.jobs import JobRecords
+from hotdraft.pipeline.models.draft_vocabulary import VocabularyError
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import StoreError
@@ -153,6 +154,41 @@ def test_a_job_without_a_verdict_is_logged_and_following_goes_on(config, jobs, m
     assert jobs.count == 2
     assert str(outcome) in caplog.text
     assert {job.origin for job in JobRecords(config.run_dir).jobs()} == {"loop"}
+
+
+def test_a_draft_that_is_gone_ends_the_job_and_not_the_trainer(config, make_llama, serve, tmp_path, caplog):
+    """Nor does it when the trainer starts with a job to go on with."""
+    config = config.model_copy(update={"draft": str(tmp_path / "gone")})
+    ReplayBuffer(config.replay_url).append(serve(make_llama(0), 20))
+    stop = StopAfterPolls(20)
+    follow(config, stop)
+    assert stop.polls == 0
+    [job] = JobRecords(config.run_dir).jobs()
+    assert (job.state, job.reason) == ("failed", f"no model folder at {config.draft!r}")
+    assert f"no verdict on job {job.id}: {job.reason}" in caplog.text
+
+    left = JobRecords(config.run_dir).begin("loop")
+    left.note(JobWork(left.id, "recipe", last_request="r19", parent_version=0))
+    left.work_folder.mkdir()
+    left.end("interrupted", "asked to stop")
+    follow(config, StopAfterPolls(4))
+    assert caplog.text.count(f"{job.reason}; jobs wait for it") == 1
+
+
+@pytest.mark.parametrize("error", [ModelError("attention with sinks"), VocabularyError("broken ranking")])
+def test_what_a_draft_cannot_do_fails_its_job_in_a_line(config, make_llama, serve, monkeypatch, error):
+    def load(*_):
+        raise error
+
+    monkeypatch.setattr(Resident, "draft", load)
+    make_llama(0).save_pretrained(config.run_dir / "draft")
+    config = config.model_copy(update={"draft": str(config.run_dir / "draft")})
+    ReplayBuffer(config.replay_url).append(serve(make_llama(0), 20))
+    stop = StopAfterPolls(20)
+    follow(config, stop)
+    assert stop.polls == 0
+    [job] = JobRecords(config.run_dir).jobs()
+    assert (job.state, job.reason) == ("failed", str(error))
 
 
 def test_a_job_gives_way_to_a_burst_that_finds_all_that_there_is(config, make_llama, serve, monkeypatch):

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 
-from hotdraft.doctor.finding import Finding, ok, problem
+from hotdraft.doctor.finding import Finding, ok, problem, warning
 from hotdraft.doctor.model_files import installed_folder
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.loading import check_same_vocabulary, load_config_of, load_tokenizer
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.serving.models.context_length import check_servable
+from hotdraft.training.drafts.model_size import meta_model
 
 
 def examine_fit(config: HotdraftConfig) -> Iterator[Finding]:
@@ -22,6 +23,7 @@ def examine_fit(config: HotdraftConfig) -> Iterator[Finding]:
         yield _limits(config, names)
         if config.draft is not None:
             yield _vocabulary(config.target, config.draft)
+            yield _adapter(config.draft, config.distill.lora.target_modules)
 
 
 def _limits(config: HotdraftConfig, names: list[str]) -> Finding:
@@ -41,3 +43,18 @@ def _vocabulary(target: str, draft: str) -> Finding:
         return problem("vocabulary", str(error), "choose a draft of the target's family, or make one: "
                        "`hotdraft predistill --config FILE --out FOLDER`")  # fmt: skip
     return ok("vocabulary", f"target and draft share {len(tokenizers[0].get_vocab()):,} tokens")
+
+
+def _adapter(draft: str, layers: str | list[str]) -> Finding:
+    """By a model without weights. One that cannot learn serves all the same; layers named in vain help nobody."""
+    from hotdraft.training.fit.lora import LoraError, target_modules  # PEFT, which may be what is missing
+
+    try:
+        found = target_modules(meta_model(load_config_of(draft)), layers)
+    except ModelError as error:
+        return problem("adapter", str(error), "name another model under `draft:`")
+    except LoraError as error:
+        if layers == "all-linear":
+            return warning("adapter", f"{draft} never learns: {error}", "name another model under `draft:`")
+        return problem("adapter", str(error), "change distill.lora.target_modules, or leave it out")
+    return ok("adapter", f"the draft learns in {', '.join(found)}")

@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 from packaging.requirements import Requirement
+from transformers import GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner
 
 from hotdraft.cli import app
@@ -111,6 +112,19 @@ def test_a_pair_of_one_vocabulary(tmp_path, tiny_target, tiny_draft):
     fit = by_about(list(examine_fit(config_of(tmp_path, target=tiny_target, draft=tiny_draft, engine=SHORT))))
     assert {finding.state for finding in fit.values()} == {"ok"}
     assert fit["vocabulary"].says == "target and draft share 257 tokens"
+
+
+def test_a_draft_that_no_adapter_fits(tmp_path, tiny_target, tiny_draft):
+    def told(draft: str, **lora: object) -> Finding:
+        settings = config_of(tmp_path, target=tiny_target, draft=draft, distill={"lora": lora})
+        return by_about(list(examine_fit(settings)))["adapter"]
+
+    of_conv1d = GPT2LMHeadModel(GPT2Config(vocab_size=257, n_embd=32, n_layer=1, n_head=4))
+    never = told(save(of_conv1d, tmp_path / "gpt2"))
+    assert (never.state, "GPT2LMHeadModel has no linear layer" in never.says) == ("warning", True)
+    mistyped = told(tiny_draft, target_modules=["q_porj", "v_proj"])
+    assert (mistyped.state, "no linear layer ['q_porj']; it has ['down_proj'" in mistyped.says) == ("problem", True)
+    assert told(tiny_draft, target_modules=["v_proj"]) == Finding("adapter", "ok", "the draft learns in v_proj")
 
 
 def test_what_serving_would_refuse(tmp_path, tiny_target, tiny_draft):

@@ -32,7 +32,7 @@ def make_runners(
     And what the draft reads of the target, if it reads any. The draft's slots hold `draft_length` tokens if given,
     and it has one more of them, for probes.
     What the two have in common, embedding and head, is kept once. For `instructions` and 8-bit weights see `Forms`.
-    Raises `ModelError` for attention that is not supported, and for 8-bit weights where there are none.
+    Raises `ModelError` for attention or a head that is not supported, and for 8-bit weights where there are none.
     """
     num_slots, max_length = slots.num_slots, slots.max_length
     draft_length = draft_length or max_length
@@ -42,14 +42,14 @@ def make_runners(
     for parameter in target.get_input_embeddings().parameters():
         parameter.data = parameter.data.clone()  # as a view it would keep the whole mapped file
     forms = Forms(instructions)
-    target_form, target_output = forms.of_target(target, int8=target_int8), target.get_output_embeddings()
+    target_form, target_output = forms.of_target(target, int8=target_int8), _output(target)
     target_head = _head(target_form, target_output)
     runner = target_form.runner(target, target_head, num_slots, max_length)
     if draft is None:
         return runner, None, None
     if _equal(draft.get_input_embeddings(), target.get_input_embeddings()):
         draft.set_input_embeddings(target.get_input_embeddings())
-    draft_form, output = forms.of_draft(draft, int8=draft_int8), draft.get_output_embeddings()
+    draft_form, output = forms.of_draft(draft, int8=draft_int8), _output(draft)
     shared = _equal(output, target_output)
     head: nn.Module = target_head
     if draft_vocabulary is not None:
@@ -63,9 +63,14 @@ def make_runners(
     return runner, draft_form.runner(draft, head, num_slots + 1, draft_length, states), states
 
 
-def _head(form: Form, output: nn.Linear) -> ServedLinear | NativeLinear:
-    if type(output) is not nn.Linear:
+def _output(model: PreTrainedModel) -> nn.Linear:
+    output = model.get_output_embeddings()
+    if type(output) is not nn.Linear:  # one of another kind multiplies in its own way
         raise ModelError(f"an output head that is a {type(output).__name__} is not supported")
+    return output
+
+
+def _head(form: Form, output: nn.Linear) -> ServedLinear | NativeLinear:
     bias = None if output.bias is None else output.bias.detach()
     return form.linear({"head.weight": output.weight.detach()}, bias)
 

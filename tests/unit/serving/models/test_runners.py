@@ -109,11 +109,16 @@ def test_a_layer_with_a_product_of_its_own_keeps_it_as_quantised_ones_must(ids: 
         torch.testing.assert_close(found, wanted, atol=2e-5, rtol=2e-5)
 
 
-def test_a_head_with_a_product_of_its_own_is_refused() -> None:
-    model = make("llama")
-    model.lm_head.__class__ = Doubled
+@pytest.mark.parametrize("vocabulary", [None, torch.arange(0, 64, 2)], ids=["whole", "trimmed"])
+@pytest.mark.parametrize("whose", ["target", "draft", "draft that is the target otherwise"])
+def test_a_head_with_a_product_of_its_own_is_refused(whose: str, vocabulary: Tensor | None) -> None:
+    target = make("llama")
+    draft = copy.deepcopy(target) if "otherwise" in whose else make("qwen2")
+    (target if whose == "target" else draft).lm_head.__class__ = Doubled
     with pytest.raises(ModelError, match="output head that is a Doubled"):
-        build_decoder(model, None, num_slots=1, max_model_len=32, max_k=0, log_top_k=8)
+        build_decoder(
+            target, draft, num_slots=1, max_model_len=32, max_k=2, log_top_k=8, draft_vocabulary=vocabulary
+        )
 
 
 def test_keys_and_values_may_differ_in_width(ids: Tensor) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from hotdraft.gpu_check.steps import STEPS
 from hotdraft.pipeline.models.loading import choose_dtype
+from tests.integration.warm.start import run
 
 COMMAND = [sys.executable, "-m", "hotdraft", "gpu-check"]
 
@@ -19,7 +20,7 @@ COMMAND = [sys.executable, "-m", "hotdraft", "gpu-check"]
 @pytest.mark.timeout(900)
 def test_all_steps_are_green_and_say_what_they_found(tmp_path: Path) -> None:
     told = ["--device", "cpu", "--random", "--minutes", "14", "--out", str(tmp_path / "out")]
-    done = subprocess.run([*COMMAND, *told], capture_output=True, text=True, timeout=880)
+    done = run([*COMMAND, *told], timeout=880)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "out" / "gpu-check.json").read_text())
     found = report["steps"]

@@ -31,6 +31,8 @@ from hotdraft.pipeline.processes.leash import PR_SET_PDEATHSIG
 from tests.integration.warm.process import MOST_BYTES, Process, module_of, same_at_import
 
 IMPORTED = (
+    "hotdraft.gpu_check.checks.sharing",
+    "hotdraft.gpu_check.run",
     "hotdraft.serving.service",
     "hotdraft.training.online.follow",
     "hotdraft.training.predistill.make",
@@ -38,8 +40,14 @@ IMPORTED = (
     "transformers.models.llama.modeling_llama",
     "uvicorn.protocols.http.h11_impl",
 )
-STARTERS = ("supervisor", "job_process", "local_server")
-"""Modules of `hotdraft.pipeline.processes` that start processes."""
+STARTERS = (
+    "hotdraft.gpu_check.checks.sharing",
+    "hotdraft.gpu_check.run",
+    "hotdraft.pipeline.processes.job_process",
+    "hotdraft.pipeline.processes.local_server",
+    "hotdraft.pipeline.processes.supervisor",
+)
+"""Modules that start processes which import much."""
 ABOVE = 900
 """Descriptors that are put aside get numbers from here on."""
 
@@ -185,7 +193,7 @@ def _start_warmly(address: str, warm: dict[str, str]) -> None:
 
     changed = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
     for name in STARTERS:
-        module = importlib.import_module(f"hotdraft.pipeline.processes.{name}")
+        module = importlib.import_module(name)
         module.subprocess = changed  # type: ignore[attr-defined]
 
 

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+ROOT = Path(__file__).parents[3]
+"""That all is imported from."""
 READ_AT_IMPORT = ("OMP_", "MKL_", "OPENBLAS_", "LD_", "CUDA_", "HF_", "TRANSFORMERS_", "PYTHONPATH")
 """Variables that a process which has imported everything hears of too late."""
 MOST_BYTES = 100_000
@@ -28,8 +30,13 @@ def module_of(command: Sequence[str]) -> tuple[str, list[str]] | None:
 
 
 def same_at_import(environment: Mapping[str, str], warm: Mapping[str, str]) -> bool:
-    names = [name for name in {*environment, *warm} if name.startswith(READ_AT_IMPORT)]
-    return all(environment.get(name) == warm.get(name) for name in names)
+    return _read_at_import(environment) == _read_at_import(warm)
+
+
+def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
+    read = {name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)}
+    others = [folder for folder in read.pop("PYTHONPATH", "").split(os.pathsep) if folder not in ("", str(ROOT))]
+    return {**read, "PYTHONPATH": os.pathsep.join(others)}
 
 
 class Process:
@@ -44,7 +51,7 @@ class Process:
         command: Sequence[str],
         *,
         stdin: int = subprocess.DEVNULL,
-        stdout: IO[Any] | int,
+        stdout: IO[Any] | int = 1,
         stderr: IO[Any] | int = subprocess.STDOUT,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,

@@ -8,12 +8,10 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from tests.integration.warm.process import Process, leashed_by, module_of, same_at_import
+from tests.integration.warm.process import ROOT, Process, leashed_by, module_of, same_at_import
 
-ROOT = Path(__file__).parents[3]
 PARENT = "tests.integration.warm.forking"
 
 

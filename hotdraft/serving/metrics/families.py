@@ -1,10 +1,23 @@
 """Making Prometheus metrics that all carry the labels which say whose they are."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+
+class CounterBy:
+    """Counters by the value of a label, beside those that are `fixed`."""
+
+    def __init__(self, family: Counter, fixed: Mapping[str, str]) -> None:
+        self._family = family
+        self._fixed = fixed
+
+    def __call__(self, **label: object) -> Counter:
+        return self._family.labels(**self._fixed, **label)
+
+    def forget(self, value: str) -> None:
+        self._family.remove(*self._fixed.values(), value)
 
 
 class MetricFamilies:
@@ -22,10 +35,10 @@ class MetricFamilies:
         fixed = self._labels(name)
         return Counter(name, documentation, list(fixed), registry=self.registry).labels(**fixed)
 
-    def counter_by(self, label: str, name: str, documentation: str) -> Callable[..., Counter]:
+    def counter_by(self, label: str, name: str, documentation: str) -> "CounterBy":
         """Called with `label` as a keyword, gives the counter of that value."""
         fixed = self._labels(name)
-        return partial(Counter(name, documentation, [*fixed, label], registry=self.registry).labels, **fixed)
+        return CounterBy(Counter(name, documentation, [*fixed, label], registry=self.registry), fixed)
 
     def histogram(self, name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
         fixed = self._labels(name)

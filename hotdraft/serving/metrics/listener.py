@@ -28,7 +28,7 @@ class ServingMetrics:
         self.sources = sources or Sources()
         StateMetrics(families, engine, self.sources)
         self._requests = RequestMetrics(families, engine.max_model_len)
-        self._domains = DomainNames()
+        self._domains = DomainNames(self._forget_domain)
 
         counter, counter_by = families.counter, families.counter_by
         self._drafts = counter("vllm:spec_decode_num_drafts", "Drafts verified: one a request and round.")
@@ -102,6 +102,10 @@ class ServingMetrics:
             domain = self._domains.name(request.domain)
             self._domain_draft_tokens(domain=domain).inc(stats.drafted_tokens)
             self._domain_accepted_tokens(domain=domain).inc(stats.accepted_tokens)
+
+    def _forget_domain(self, name: str) -> None:
+        for counter in (self._domain_draft_tokens, self._domain_accepted_tokens):
+            counter.forget(name)
 
     def on_swap(self, event: SwapEvent) -> None:
         """Count a swap; its reason is a label, so it must be a fixed word, not a sentence."""

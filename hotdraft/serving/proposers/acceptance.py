@@ -71,7 +71,7 @@ class TrafficEstimate:
     def __init__(self, assumed: np.ndarray, memory: float = MEMORY) -> None:
         self._of_all = AcceptanceEstimate(assumed, memory)
         self._of_domains: dict[str, AcceptanceEstimate] = {}
-        self._names = DomainNames()
+        self._names = DomainNames(self._of_domains.pop)
         self._memory = memory
 
     def of_request(self, domain: str) -> AcceptanceEstimate:

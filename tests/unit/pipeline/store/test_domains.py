@@ -1,6 +1,16 @@
 import pytest
 
-from hotdraft.pipeline.store.domains import MAX_DOMAINS, MAX_NAMES, MORE, NEWEST, OTHER, DomainNames, name_part
+from hotdraft.pipeline.store import domains as module
+from hotdraft.pipeline.store.domains import (
+    FORGOTTEN_SECONDS,
+    MAX_DOMAINS,
+    MAX_NAMES,
+    MORE,
+    NEWEST,
+    OTHER,
+    DomainNames,
+    name_part,
+)
 
 
 def test_names_of_any_script_stay_apart():
@@ -53,3 +63,22 @@ def test_however_many_are_insisted_on_their_names_are_bounded(domains):
     names = DomainNames()
     found = {names.name(f"d{turn // 40}") for turn in range(40 * domains // 10)}
     assert len(found) == MAX_NAMES + 1
+
+
+def test_names_that_were_made_up_make_place_once_they_are_long_unseen(monkeypatch):
+    now, forgotten = [0.0], []
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    names = DomainNames(forgotten.append)
+    for turn in range(40 * MAX_NAMES):
+        names.name(f"d{turn // 40}")
+    now[0] += FORGOTTEN_SECONDS - 1
+    assert {names.name("invoices") for _ in range(99)} == {OTHER}
+    last = f"d{MAX_NAMES - 1}"
+    assert names.name(last) == last
+    now[0] += 1
+    assert names.name("invoices") == "invoices"
+    assert forgotten == ["d0"]
+    for turn in range(40 * MAX_NAMES):
+        names.name(f"e{turn // 40}")
+    assert len(set(forgotten)) == len(forgotten) == MAX_NAMES - 1
+    assert not {last, "invoices"} & set(forgotten), "which were seen since"

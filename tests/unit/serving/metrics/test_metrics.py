@@ -258,6 +258,14 @@ def test_acceptance_by_domain_and_the_number_of_domains_is_bounded(metrics: Serv
     assert drafted["hotdraft_domain_draft_tokens_total/other"] == MAX_DOMAINS * 12
 
 
+def test_a_domain_that_is_forgotten_leaves_the_metrics(metrics: ServingMetrics) -> None:
+    for domain in ("invoices", "letters"):
+        metrics.on_finish(replace(REQUEST, domain=domain), request_stats(), "stop")
+    metrics._domains._forget("invoices")
+    told = {name.split("/")[1] for name in read(metrics) if name.startswith("hotdraft_domain_") and "/" in name}
+    assert told == {"letters"}
+
+
 def test_swaps(metrics: ServingMetrics) -> None:
     metrics.on_swap(SwapEvent(version=1, previous_version=0, reason="promotion", stall_seconds=0.002))
     metrics.on_swap(SwapEvent(version=2, previous_version=1, reason="promotion", stall_seconds=0.002))

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import torch
+
 from hotdraft.gpu_check.checks.configured import write_config
 from hotdraft.gpu_check.plan import CheckPlan, Found, Pair
 from hotdraft.pipeline.config.settings import load_config
@@ -34,7 +36,7 @@ def _measured(plan: CheckPlan, concurrency: list[int], prompts: int, repeats: in
         prompts=prompts,
         max_tokens=TOKENS_ON_GPU if plan.on_gpu else TOKENS,
         repeats=repeats,
-        threads=None,
+        threads=torch.get_num_threads(),  # which OMP_NUM_THREADS says, where it does
         fixed_k=False,
         overhead=False,
         swap=False,

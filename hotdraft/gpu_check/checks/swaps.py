@@ -1,6 +1,5 @@
 """The step `swaps`: adapters come and go, tokens stay, and a stream hardly notices."""
 
-import os
 from pathlib import Path
 
 import torch
@@ -52,7 +51,7 @@ def _measure_gap(plan: CheckPlan, pair: Pair, found: Found) -> None:
         Path(pair.target),
         Path(pair.draft),
         dtype=str(choose_dtype("auto", plan.place)).removeprefix("torch."),
-        threads=os.cpu_count() or 1,
+        threads=torch.get_num_threads(),
         cache_folder=plan.folder,
         config_file=write_config(plan, pair, "swaps"),
         device=plan.device,

@@ -32,13 +32,12 @@ def push(
 
     from huggingface_hub import HfApi
 
-    from hotdraft.commands.adapters.hub_errors import hub_errors
-    from hotdraft.pipeline.models.names import ModelError
+    from hotdraft.pipeline.models.names import ModelError, hub_errors
 
     with TemporaryDirectory() as name:
         folder = Path(name) / "export"
         write_version(version, config, folder, kind)
-        with waiting(f"putting it on the hub as {repo}"), hub_errors(repo, "written"):
+        with waiting(f"putting it on the hub as {repo}"), hub_errors(f"{repo} on the hub cannot be written"):
             hub = HfApi()
             page = hub.create_repo(repo, private=private, exist_ok=True)
             if private and not hub.model_info(repo).private:

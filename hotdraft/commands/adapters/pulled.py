@@ -6,17 +6,17 @@ from pathlib import Path
 import torch
 from huggingface_hub import snapshot_download
 
-from hotdraft.commands.adapters.hub_errors import hub_errors
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.adapter_folder import AdapterBase, load_adapter
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
+from hotdraft.pipeline.models.names import hub_errors
 from hotdraft.pipeline.store.connection import create_run, experiment_id, open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry
 
 
 def fetch_adapter(repo: str, revision: str | None) -> tuple[Path, str]:
     """The files of a repository on the hub, and the commit they are of. Raises `ModelError` if it has none."""
-    with hub_errors(repo, "read"):
+    with hub_errors(f"{repo} on the hub cannot be read"):
         folder = Path(snapshot_download(repo, revision=revision, allow_patterns=["*.json", "*.safetensors"]))
     return folder, folder.name
 

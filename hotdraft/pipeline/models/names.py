@@ -5,19 +5,53 @@ Nothing here imports torch, so that a name is checked before anybody waits for i
 
 import json
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from huggingface_hub import errors as hub
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 SHIPPED_DRAFTS = Path(__file__).parent / "shipped-drafts"
 FETCHABLE = ("smollm2",)
 CUT_FILE = "cut.json"
+MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "README.md")
+HUB_ERRORS = (
+    hub.HTTPError,  # of the HTTP library that this release of the hub's client is built on
+    hub.HFValidationError,
+    hub.LocalEntryNotFoundError,
+    RuntimeError,  # a file's transfer that broke off
+)
+"""What the hub's client raises."""
 
 
 class ModelError(ValueError):
     """A model that cannot be found or used; the message says which and what would do."""
+
+
+class HubAwayError(ModelError):
+    """The hub could not be asked, or broke off: the same may do later."""
+
+    exit_code = 1
+
+
+@contextmanager
+def hub_errors(says: str) -> Iterator[None]:
+    """Raises `ModelError`, `HubAwayError` if there was no answer, that `says` what failed, and why, in one line."""
+    try:
+        yield
+    except HUB_ERRORS as error:
+        cause = error.__cause__ if isinstance(error, hub.LocalEntryNotFoundError) and error.__cause__ else error
+        [why, *_] = str(cause).strip().splitlines() or [type(cause).__name__]
+        if isinstance(cause, hub.HFValidationError) or is_refusal(cause):
+            raise ModelError(f"{says}: {why}") from error
+        raise HubAwayError(f"{says}: the hub does not answer: {why}") from error
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the hub, being well, said no."""
+    return isinstance(error, hub.HfHubHTTPError) and error.response.status_code < 500
 
 
 @dataclass(frozen=True)
@@ -67,19 +101,24 @@ def public_name(name: str) -> str:
     return Path(name).resolve().name if Path(name).is_dir() else name
 
 
-def local_folder(name: str) -> Path:
-    """The folder with the files of `name`, downloaded from the hub if need be."""
+def local_folder(name: str, patterns: Sequence[str] = MODEL_FILES) -> Path:
+    """The folder with the files of `name`, those of `patterns` downloaded from the hub if need be.
+
+    Raises `ModelError`, `HubAwayError` among them.
+    """
     resolved = resolve(name)
     if Path(resolved).is_dir():
         return Path(resolved)
-    try:
-        patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "README.md"]
-        return Path(snapshot_download(resolved, allow_patterns=patterns))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
-        known = ", ".join([*FETCHABLE, *sorted(path.name for path in SHIPPED_DRAFTS.glob("*"))])
-        raise ModelError(
-            f"model {name!r} is neither a local folder, nor one of {known}, nor found on the hub"
-        ) from error
+    with hub_errors(f"model {name!r} is no local folder, and cannot be had from the hub"):
+        try:
+            return Path(snapshot_download(resolved, allow_patterns=list(patterns)))
+        except hub.GatedRepoError:
+            raise
+        except (hub.HFValidationError, hub.RepositoryNotFoundError) as error:
+            known = ", ".join([*FETCHABLE, *sorted(path.name for path in SHIPPED_DRAFTS.glob("*"))])
+            raise ModelError(
+                f"model {name!r} is neither a local folder, nor one of {known}, nor found on the hub"
+            ) from error
 
 
 def read_cut(folder: Path) -> Cut | None:

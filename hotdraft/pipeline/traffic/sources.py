@@ -20,8 +20,9 @@ from typing import Any
 
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 from datasets.exceptions import DatasetsError
-from httpx import HTTPError
+from huggingface_hub.errors import HTTPError
 
+from hotdraft.pipeline.models.names import HubAwayError, is_refusal
 from hotdraft.pipeline.traffic.prompts import ROLES, Prompt, TrafficError, ask, read_traffic
 
 PROMPT_COLUMNS = ("messages", "prompt", "question", "instruction")
@@ -46,7 +47,7 @@ class Text:
 
 
 def read_sources(sources: Sequence[str]) -> list[Prompt | Text]:
-    """All prompts and texts of `sources`, in their order. Raises `SourceError`."""
+    """All prompts and texts of `sources`, in their order. Raises `SourceError`, or `HubAwayError`."""
     return [item for source in sources for item in _read(source)]
 
 
@@ -109,8 +110,11 @@ def _dataset(path: str, name: str, split: str) -> Dataset:
         raise
     # RuntimeError: a data set that wants to run code of its own
     except (OSError, ValueError, RuntimeError, DatasetsError, HTTPError) as error:
-        where = "cannot be read as a data set" if folder.is_dir() else "is no file or folder, nor found on the hub"
-        raise SourceError(f"{path!r} {where}: {error}") from error
+        if folder.is_dir():
+            raise SourceError(f"{path!r} cannot be read as a data set: {error}") from error
+        if isinstance(error, (ConnectionError, HTTPError)) and not is_refusal(error):
+            raise HubAwayError(f"{path!r} is no file or folder, and the hub does not answer: {error}") from error
+        raise SourceError(f"{path!r} is no file or folder, nor found on the hub: {error}") from error
 
 
 def _looks_local(path: str) -> bool:

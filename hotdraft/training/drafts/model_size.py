@@ -9,16 +9,16 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from hotdraft.pipeline.models.names import ModelError, resolve
+from hotdraft.pipeline.models.names import ModelError, local_folder
 
 
 def read_config(name: str) -> PreTrainedConfig:
     """The configuration of the model `name`, whose weights need not be there.
 
-    Raises `ModelError` if there is no `config.json` of a model that transformers knows.
+    Raises `ModelError` if there is no `config.json` of a model that transformers knows, or it cannot be had.
     """
     try:
-        return AutoConfig.from_pretrained(resolve(name))
+        return AutoConfig.from_pretrained(local_folder(name, ["config.json"]))
     except ModelError:
         raise
     except (OSError, ValueError, KeyError) as error:

@@ -1,22 +1,26 @@
 """`hotdraft adapters export`, `push` and `pull` move versions out of the registry and in, or say why not."""
 
+import os
 import shutil
+import socket
+import sys
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import huggingface_hub
 import pytest
 import yaml
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from hotdraft.cli import app
+from hotdraft.cli import app, main
 from hotdraft.commands.adapters import pulled
 from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
 from hotdraft.pipeline.models.adapter_folder import AdapterError
-from hotdraft.pipeline.models.names import ModelError
+from hotdraft.pipeline.models.names import HubAwayError, ModelError
 from hotdraft.pipeline.store.connection import open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from tests.integration.adapters import write_adapter
@@ -80,15 +84,50 @@ def test_a_version_is_put_on_the_hub(config: Path, monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_a_hub_that_cannot_be_written_is_one_line(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(*_: object, **__: object) -> None:
-        raise httpx.ConnectError("[Errno -2] Name or service not known")
+@pytest.mark.parametrize("listens", [False, True], ids=["is away", "hangs up"])
+@pytest.mark.parametrize(
+    ("words", "done"), [(("push", "1", "--repo", "me/my-draft"), "written"), (("pull", "me/my-draft"), "read")]
+)
+def test_a_hub_that_does_not_answer_is_one_line(
+    listens: bool,
+    words: tuple[str, ...],
+    done: str,
+    config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        if listens:
+            listener.listen()
+            Thread(target=hang_up, args=[listener], daemon=True).start()
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        monkeypatch.setattr(sys, "argv", ["hotdraft", "adapters", *words, "-c", str(config)])
+        monkeypatch.setattr(os, "umask", lambda mask: mask)  # it would stay for the tests to come
+        with pytest.raises(SystemExit) as ended:
+            main()
+        if listens:
+            listener.shutdown(socket.SHUT_RDWR)  # which ends the thread
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("hotdraft: ")]
+    assert ended.value.code == 1
+    assert len(said) == 1
+    assert said[0].startswith(f"hotdraft: me/my-draft on the hub cannot be {done}: the hub does not answer: ")
 
-    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", away)
+
+def hang_up(listener: socket.socket) -> None:
+    with suppress(OSError):
+        while True:
+            listener.accept()[0].close()
+
+
+def test_an_upload_that_breaks_off_is_one_line(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks_off(*_: object, **__: object) -> None:
+        raise RuntimeError("Error while uploading 'model.safetensors' to the Hub.")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", lambda *_, **__: "")
+    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", breaks_off)
     told = invoke("push", "1", "-c", str(config), "--repo", "me/my-draft")
-    assert isinstance(told.exception, ModelError)
-    assert str(told.exception).count("\n") == 0
-    assert "me/my-draft on the hub cannot be written" in str(told.exception)
+    assert isinstance(told.exception, HubAwayError)
 
 
 def test_what_was_pushed_is_pulled_as_a_version(
@@ -118,13 +157,3 @@ def test_nothing_of_another_draft_is_pulled(
     assert isinstance(told.exception, AdapterError)
     assert "another base" in str(told.exception)
     assert len(AdapterRegistry(load_config(config)).versions()) == 1
-
-
-def test_a_hub_that_cannot_be_read_is_one_line(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(*_: object, **__: object) -> None:
-        raise httpx.ConnectError("[Errno -2] Name or service not known")
-
-    monkeypatch.setattr(pulled, "snapshot_download", away)
-    told = invoke("pull", "me/my-draft", "-c", str(config))
-    assert isinstance(told.exception, ModelError)
-    assert "me/my-draft on the hub cannot be read" in str(told.exception)

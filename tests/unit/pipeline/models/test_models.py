@@ -2,7 +2,9 @@ import json
 import platform
 import shutil
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -20,7 +22,8 @@ from hotdraft.pipeline.models.loading import (
     load_tokenizer,
     save_cut,
 )
-from hotdraft.pipeline.models.names import Cut, ModelError, read_cut, resolve
+from hotdraft.pipeline.models.names import Cut, HubAwayError, ModelError, local_folder, read_cut, resolve
+from hotdraft.training.drafts.model_size import read_config
 from tests.models import save, tiny_llama, tiny_tokenizer
 
 IDS = torch.arange(1, 9)[None]
@@ -49,6 +52,39 @@ def test_names_are_folders_shipped_drafts_fetched_models_or_hub_ids(tmp_path, mo
 def test_a_name_that_nothing_stands_for_says_what_was_tried():
     with pytest.raises(ModelError, match=r"'not a model!' is neither a local folder, nor one of smollm2"):
         load_causal_lm("not a model!")
+
+
+@pytest.mark.parametrize("read", [local_folder, read_config])
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "says"),
+    [
+        (404, "RepoNotFound", ModelError, r"'owner/name' is neither .* nor found on the hub$"),
+        (403, "GatedRepo", ModelError, "cannot be had from the hub: 403"),
+        (500, "", HubAwayError, "the hub does not answer: .*500"),
+        (None, "", HubAwayError, "the hub does not answer: .*refused$"),
+    ],
+)
+def test_a_wrong_name_is_told_from_a_hub_that_is_away_or_says_no(read, status, code, kind, says, monkeypatch):
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("X-Error-Code", code)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Hub) as server:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        Thread(target=server.serve_forever, daemon=True).start()
+        if status is None:
+            server.shutdown()
+            server.server_close()
+        with pytest.raises(ModelError, match=says) as raised:
+            read("owner/name")
+        server.shutdown()
+    assert raised.type is kind
 
 
 def test_broken_folders_are_errors_that_name_them(tmp_path, tiny_target):

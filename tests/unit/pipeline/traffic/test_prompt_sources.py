@@ -1,6 +1,8 @@
 import pytest
 from datasets import Dataset, DatasetDict
+from huggingface_hub.errors import HTTPError
 
+from hotdraft.pipeline.models.names import HubAwayError
 from hotdraft.pipeline.traffic.prompts import Prompt, ask
 from hotdraft.pipeline.traffic.sources import SourceError, Text, read_sources
 
@@ -95,7 +97,7 @@ def test_a_name_that_is_no_path_is_looked_up_on_the_hub(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "error", [ConnectionError("no route"), ValueError("Unknown split"), RuntimeError("Dataset scripts")]
+    "error", [FileNotFoundError("no such set"), ValueError("Unknown split"), RuntimeError("Dataset scripts")]
 )
 def test_what_the_hub_refuses_is_named(monkeypatch, error):
     def load(*args, **options):
@@ -103,6 +105,18 @@ def test_what_the_hub_refuses_is_named(monkeypatch, error):
 
     monkeypatch.setattr("hotdraft.pipeline.traffic.sources.load_dataset", load)
     with pytest.raises(SourceError, match=f"'org/data' is no file or folder, nor found on the hub: {error}"):
+        read_sources(["org/data"])
+
+
+@pytest.mark.parametrize("error", [ConnectionError("no route"), HTTPError("hung up")])
+def test_a_hub_that_does_not_answer_is_no_wrong_name(monkeypatch, error):
+    def load(*args, **options):
+        raise error
+
+    monkeypatch.setattr("hotdraft.pipeline.traffic.sources.load_dataset", load)
+    with pytest.raises(
+        HubAwayError, match=f"'org/data' is no file or folder, and the hub does not answer: {error}"
+    ):
         read_sources(["org/data"])
 
 

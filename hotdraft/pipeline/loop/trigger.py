@@ -97,7 +97,7 @@ class DistillTrigger:
         if not reasons:
             needed = math.ceil(self._patience * self._trigger.min_new_rejected)
             shortfalls.append(f"{self._new_missed} of {needed} newly missed tokens")
-        reason = "; ".join(reasons) if due else "waiting: " + ", ".join(shortfalls)
+        reason = "; ".join(reasons) if due else f"waiting: {', '.join(shortfalls)}{self._why_more()}"
         possible = self._new_requests > 0 and len(self._held_out) >= self._held_out_needed
         burst = self._burst() if drift or (self._series and missed) else None
         return Decision(due, reason, self._new_requests, self._new_missed, possible, burst)
@@ -150,6 +150,11 @@ class DistillTrigger:
         if self._series:
             return min(1.0, self._trigger.drift_requests / self._trigger.min_new_requests)
         return min(2**self._refused, MOST_PATIENCE)
+
+    def _why_more(self) -> str:
+        if self._patience <= 1:
+            return ""
+        return f" ({self._patience} times as many, as jobs were refused without hope: {self._refused} in a row)"
 
     def _shortfalls(self, *, drifts: bool) -> list[str]:
         trigger = self._trigger

@@ -45,6 +45,8 @@ class Verdict:
     """Refused for what it loses, on a domain or on several together."""
     loss_high: float = float("nan")
     """Largest loss, of any domain or group of them against its best, that the requests do not rule out."""
+    too_few: bool = False
+    """Refused for what its prompts are worth: whether it gains cannot be said."""
 
     @property
     def is_promising(self) -> bool:
@@ -53,8 +55,8 @@ class Verdict:
 
     @property
     def is_hopeless(self) -> bool:
-        """More of the same would not help."""
-        return not self.accepted and not self.is_promising
+        """It gains nothing, or loses something, and more of the same would not help; never without evidence."""
+        return not self.accepted and (self.loses or (self.gain <= 0 and not self.too_few))
 
 
 def refused(reason: str, requests: int = 0) -> Verdict:
@@ -132,7 +134,7 @@ def judge(
     losing = [guard for guard in guards if guard.loses(candidate, champion, best)]
     loss_high = max(guard.loss_high(candidate - best) for guard in guards)
     gained = f"gain {estimate.value:+.3f}, at least {low:+.3f},"
-    accepted = False
+    accepted = too_few = False
     if losing:
         worst = min(losing, key=lambda guard: guard.estimate(candidate - best).value)
         lost, at_most = -worst.estimate(candidate - best).value, worst.loss_high(candidate - best)
@@ -141,6 +143,7 @@ def judge(
             f"allowed are {config.max_domain_loss:.3f}"
         )
     elif prompts < config.min_prompts:
+        too_few = True
         worth = math.floor(10 * prompts) / 10  # what is too little is not to look like enough
         reason = f"worth {worth:.1f} unseen prompts of today's traffic, at least {config.min_prompts} are needed"
     elif low <= config.min_gain:
@@ -160,6 +163,7 @@ def judge(
         by_domain={str(name): float(gains[names == name].mean()) for name in np.unique(names)},
         loses=bool(losing),
         loss_high=loss_high,
+        too_few=too_few,
     )
 
 

@@ -140,6 +140,7 @@ def test_a_job_without_hope_has_the_next_wait_for_twice_as_much_up_to_a_bound(co
         last = LastJob(f"r{first - 1}", 0.0, promoted=False, refused_in_a_row=refused) if first else None
         while not (decision := trigger.decide()).due:
             assert decision == DistillTrigger(config, buffer, last).decide()
+            assert (f"({times} times as many, as jobs were refused" in decision.reason) == (times > 1)
             buffer.append(samples(first, 5, rejected=4))
             first += 5
         assert 10 * times <= decision.new_requests < 10 * times + 10

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from hotdraft.pipeline.config.learning import GateConfig
-from hotdraft.training.judging.gate import judge
+from hotdraft.training.judging.gate import judge, refused
 
 CONFIG = GateConfig(min_requests=4, max_domain_loss=0.05)
 NOISE = np.random.default_rng(0).normal(0, 0.1, 40)
@@ -151,6 +151,19 @@ def test_what_is_refused_for_too_little_evidence_alone_is_promising(gain, loss, 
     verdict = judge(np.full(40, 0.5), 0.5 + change, domains, GateConfig(), {"new": 1.0})
     assert (verdict.accepted, verdict.is_promising) == (accepted, promising)
     assert verdict.is_hopeless == (not accepted and not promising)
+
+
+def test_without_evidence_no_candidate_is_hopeless():
+    worse = CHAMPION - 0.1
+    few = CONFIG.model_copy(update={"min_requests": 4, "min_prompts": 20, "max_domain_loss": 0.5})
+    verdicts = [
+        judge(CHAMPION[:3], worse[:3], ["a"] * 3, CONFIG),
+        judge(CHAMPION, worse, ["a"] * 40, CONFIG, {"new": 1.0}),
+        judge(CHAMPION[:10], worse[:10], ["a"] * 10, few),
+        refused("the loss is no number"),
+    ]
+    assert [verdict.accepted or verdict.is_hopeless for verdict in verdicts] == [False] * 4
+    assert judge(CHAMPION, worse, ["a"] * 40, few).is_hopeless
 
 
 def test_too_few_requests_are_no_ground_for_a_verdict():

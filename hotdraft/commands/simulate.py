@@ -117,7 +117,8 @@ def run(
 ) -> None:
     """Play `prompts` at `url` or at a server of our own; write and print the report.
 
-    Raises `typer.Exit` with code 1 when a request failed or no server was to be had, 130 after Ctrl-C.
+    Raises `typer.Exit` with code 1 when a request failed or no server of our own was to be had, 2 when none answers
+    at `url`, 130 after Ctrl-C.
     """
     import asyncio
     import json
@@ -160,15 +161,19 @@ def run(
                     request_rate=request_rate,
                 )
             )
-    except (ServerError, httpx.HTTPError) as error:
-        console.print(f"error: {error}", style="red", markup=False, highlight=False)
-        raise typer.Exit(1) from error
+    except (ServerError, httpx.HTTPError, httpx.InvalidURL) as error:
+        says = f"{url} does not answer as hotdraft does: {error}" if url else str(error)
+        console.print(f"error: {says}", style="red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(2 if url else 1) from error
     report = build_report(playback)
     (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    draw(playback, report, out / "acceptance.png")
     show_report(console, report)
     console.print(f"report   {out / 'report.json'}", highlight=False)
-    console.print(f"picture  {out / 'acceptance.png'}", highlight=False)
+    picture = out / "acceptance.png"
+    picture.unlink(missing_ok=True)
+    if report["windows"]:
+        draw(playback, report, picture)
+        console.print(f"picture  {picture}", highlight=False)
     _show_curves(console, settings)
     if report["failed_requests"]:
         show_failures(console, playback.outcomes)
@@ -181,7 +186,7 @@ def run(
 
 
 def _show_curves(console: "Console", settings: "HotdraftConfig") -> None:
-    """Say where MLflow has the curves of the newest serving run."""
+    """Say where MLflow has the curves of the newest serving run, if it has any."""
     with waiting("asking MLflow"):
         from hotdraft.pipeline.store.connection import STORE_ERRORS, sqlite_path
         from hotdraft.pipeline.store.tracking import curves_page
@@ -190,9 +195,11 @@ def _show_curves(console: "Console", settings: "HotdraftConfig") -> None:
         if path is None or path.exists():  # to look must not make one
             with suppress(*STORE_ERRORS):
                 page = curves_page(settings)
+    if page is None:
+        return
     base = settings.tracking_uri if settings.has_remote_store else "http://127.0.0.1:5000"
     command = "" if settings.has_remote_store else f"mlflow ui --backend-store-uri {settings.tracking_uri}, then "
-    console.print(f"curves   {command}{base.rstrip('/')}{page or ''}", highlight=False, soft_wrap=True)
+    console.print(f"curves   {command}{base.rstrip('/')}{page}", highlight=False, soft_wrap=True)
 
 
 def show_report(console: "Console", report: dict[str, Any]) -> None:

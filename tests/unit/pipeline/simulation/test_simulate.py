@@ -158,7 +158,7 @@ def test_the_report_counts_what_the_server_said(tmp_path, config):
         "metadata": {"domain": "sql"},
     }
     assert "+0.000" in result.output
-    assert "mlflow ui --backend-store-uri sqlite:///" in result.output
+    assert "curves" not in result.output, "nothing has served in this run folder"
 
 
 def test_failures_are_counted_and_shown(tmp_path, config):
@@ -238,13 +238,26 @@ def test_a_folder_that_is_no_demos_is_left_where_it_is(tmp_path, config):
     assert (tmp_path / "mine" / "thesis.tex").exists()
 
 
-def test_a_server_that_is_not_there_is_an_error(tmp_path, config):
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://127.0.0.1:none"])
+def test_a_server_that_is_not_there_is_named_and_leaves_nothing(tmp_path, config, url):
     write_traffic(tmp_path / "t.jsonl", [ask("a", "x")])
-    result = cli(
-        simulate, "--traffic", tmp_path / "t.jsonl", "--config", config, "--out", tmp_path, "--url", "http://127.0.0.1:9"
-    )  # fmt: skip
+    out = tmp_path / "out"
+    result = cli(simulate, "--traffic", tmp_path / "t.jsonl", "--config", config, "--out", out, "--url", url)
+    assert result.exit_code == 2
+    assert result.output.startswith(f"error: {url} does not answer as hotdraft does: ")
+    assert not list(out.iterdir())
+
+
+def test_where_nothing_was_answered_there_is_no_picture(tmp_path, config):
+    (tmp_path / "acceptance.png").touch()
+    write_traffic(tmp_path / "t.jsonl", [ask("a", "fail")])
+    with fake_server() as (url, _):
+        result = cli(
+            simulate, "--traffic", tmp_path / "t.jsonl", "--config", config, "--out", tmp_path, "--url", url
+        )
     assert result.exit_code == 1
-    assert "error:" in result.output
+    assert (tmp_path / "report.json").exists()
+    assert not (tmp_path / "acceptance.png").exists()
 
 
 def test_demo_plays_two_domains_and_keeps_the_earlier_run(tmp_path, config, monkeypatch):

@@ -22,13 +22,13 @@ def bench(
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens that each prompt is answered with.")] = 64,
     repeats: Annotated[int, typer.Option(min=1, help="Interleaved repeats behind each median.")] = 3,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads of each engine; by default all cores.")
+        int | None, typer.Option(min=1, max=1024, help="CPU threads of each engine; by default all cores.")
     ] = None,
     fixed_k: Annotated[bool, typer.Option("--fixed-k", help="Also hotdraft with each fixed k.")] = False,
     overhead: Annotated[bool, typer.Option("--overhead", help="Also the cost of recorder and metrics.")] = False,
     swap: Annotated[bool, typer.Option("--swap", help="Also what a stream notices of a swap.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the whole report here.")] = None,
-    chart: Annotated[Path | None, typer.Option(help="Write a chart (PNG) here.")] = None,
+    chart: Annotated[Path | None, typer.Option(help="Write a chart here, PNG or as its name says.")] = None,
 ) -> None:
     """Measure speed, latency, acceptance and equality side by side, and hotdraft against what theory allows.
 
@@ -43,6 +43,7 @@ def bench(
 
     from hotdraft.pipeline.config.settings import load_config
 
+    _check_files(json_file, chart)
     with waiting("importing torch"):
         from hotdraft.serving.benchmark.benchmark import measure
         from hotdraft.serving.benchmark.engines.client import WorkerError
@@ -50,9 +51,6 @@ def bench(
         from hotdraft.serving.benchmark.figures.table import tables
         from hotdraft.serving.benchmark.plan import make_plan
 
-    for file in (json_file, chart):
-        if file is not None and not file.absolute().parent.is_dir():
-            raise typer.BadParameter(f"{file}: there is no folder {file.parent}")
     settings = load_config(config)
     plan = make_plan(
         settings,
@@ -80,6 +78,24 @@ def bench(
         json_file.write_text(json.dumps(report, indent=2) + "\n")
     if chart is not None:
         draw(report, chart)
+
+
+def _check_files(json_file: Path | None, chart: Path | None) -> None:
+    """Better told now than at the end of a run."""
+    if chart is not None:
+        from matplotlib.backend_bases import FigureCanvasBase
+
+        kinds = FigureCanvasBase.get_supported_filetypes()
+        if chart.suffix.lower().removeprefix(".") not in kinds:
+            raise typer.BadParameter(f"{chart} is none of the kinds that can be drawn: {', '.join(sorted(kinds))}")
+    for file in filter(None, (json_file, chart)):
+        try:
+            was_there = file.exists()
+            file.open("ab").close()  # which leaves what is there as it is
+        except OSError as error:
+            raise typer.BadParameter(f"{file} cannot be written: {error.strerror}") from error
+        if not was_there:
+            file.unlink()
 
 
 def _words(text: str) -> list[str]:

@@ -97,10 +97,39 @@ def test_a_file_of_fewer_prompts_than_are_to_run_at_once_is_refused(
         CliRunner().invoke(app, told, catch_exceptions=False)
 
 
-@pytest.mark.parametrize("option", ["--json", "--chart"])
-def test_a_report_that_could_not_be_written_is_not_measured(
-    write_config: Callable[..., Path], tmp_path: Path, option: str
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        (["--json", "missing/x.json"], "cannot be written: No such file or directory"),
+        (["--json", "."], "cannot be written: Is a directory"),
+        (["--json", f"{'x' * 300}.json"], "cannot be written: File name too long"),
+        (["--chart", "missing/x.png"], "cannot be written: No such file or directory"),
+        (["--chart", "x.docx"], "is none of the kinds that can be drawn: avif, eps, "),
+        (["--threads", "1025"], "'--threads': Input should be less than or equal to 1024"),
+    ],
+)
+def test_what_would_fail_at_the_end_is_not_measured(
+    write_config: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    option: list[str],
+    says: str,
 ) -> None:
-    told = ["bench", "--config", str(write_config(tmp_path)), option, str(tmp_path / "missing" / "x")]
-    result = CliRunner().invoke(app, told)
-    assert (result.exit_code, "there is no folder" in " ".join(result.output.split())) == (2, True)
+    measured = lambda *_: pytest.fail("measured")  # noqa: E731
+    monkeypatch.setattr("hotdraft.serving.benchmark.benchmark.measure", measured)
+    monkeypatch.setenv("COLUMNS", "600")
+    config = write_config(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    result = CliRunner().invoke(app, ["bench", "--config", str(config), *option])
+    assert (result.exit_code, says in result.output) == (2, True), result.output
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_report_that_was_there_is_left_until_there_is_another(
+    write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "x.json").write_text("{}")
+    told = ["bench", "--config", str(write_config(tmp_path)), "--json", str(tmp_path / "x.json")]
+    CliRunner().invoke(app, [*told, "--concurrency", "0"])
+    assert (tmp_path / "x.json").read_text() == "{}"

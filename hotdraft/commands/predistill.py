@@ -172,5 +172,6 @@ def _make(planned: Any, available: Any, items: Any, out: Path, *, slim: bool) ->
         on_policy = chosen.draft if chosen.on_policy_fraction else None
         kinds = collect(settings, items, buffer, None if on_policy is None else local_folder(on_policy))
         outcome = make.predistill(settings, buffer, out, kinds=kinds, slim=slim)
+    typer.echo(f"The draft is in {out}: `hotdraft serve {settings.target} --draft {out}` serves it.")
     show_speed_up(settings, out, outcome, prompts)
     finished.forget()

@@ -2,7 +2,9 @@
 
 import logging
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -56,15 +58,33 @@ def in_processes(work: Callable[[torch.device], T], count: int, device_type: str
     """What `work` gives in the first of `count` new processes, which Lightning takes for its own.
 
     On CPUs they share out the threads of this one. `work` and what it gives are pickled. Raises
-    `TrainingProcessError` if one fails. They die with this one.
+    `TrainingProcessError` if one fails. They die with this one, and hear no Ctrl-C of their own.
     """
     threads = max(1, torch.get_num_threads() // count)
     results = multiprocessing.get_context("spawn").SimpleQueue()
+    args, started = (work, device_type, free_port(), threads, results), None
     try:
-        multiprocessing.spawn(_process, args=(work, device_type, free_port(), threads, results), nprocs=count)
+        with _no_ctrl_c():
+            started = multiprocessing.spawn(_process, args=args, nprocs=count, join=False)
+        while not started.join():
+            pass
     except ProcessException as error:
         raise TrainingProcessError(str(error).strip().splitlines()[-1]) from error
+    finally:
+        for process in started.processes if started else ():
+            process.kill()
+            process.join()
     return results.get()
+
+
+@contextmanager
+def _no_ctrl_c() -> Iterator[None]:
+    """For good in processes that are started meanwhile, which would tell of it in tracebacks; later in this one."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _process(

@@ -65,6 +65,7 @@ def test_a_draft_that_transformers_loads(folder: Path) -> None:
     step, _, recording = done.stdout.partition("target answers")
     assert re.search(r"Time: \d+\.\d h for training at [\d,]+ tokens/s, \d+\.\d\d GB at its peak", step)
     assert recording
+    assert "The draft is in draft: `hotdraft serve " in done.stdout
     assert "Speed-up over plain decoding" in done.stdout
     draft = AutoModelForCausalLM.from_pretrained(out)
     assert draft.config.num_hidden_layers == 1

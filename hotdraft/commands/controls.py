@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hotdraft.commands.options import ConfigOption, JsonOption
+from hotdraft.commands.options import ConfigOption, JsonOption, warn_of_nobody
 
 if TYPE_CHECKING:
     from hotdraft.pipeline.loop.controls import Controls
@@ -72,7 +72,7 @@ def k(
 
     settings = load_config(config)
     file = ControlFile(settings.run_dir)
-    _warn_of_nobody(settings.run_dir)
+    warn_of_nobody(settings.run_dir)
     if setting is None:
         controls = file.read()
     else:
@@ -94,15 +94,9 @@ def _loop(config: Path, as_json: bool, enabled: bool | None) -> None:
 
     run_dir = load_config(config).run_dir
     file = ControlFile(run_dir)
-    _warn_of_nobody(run_dir)
+    warn_of_nobody(run_dir)
     controls = file.read() if enabled is None else file.switch_loop(enabled)
     _tell(controls, f"the loop is {'on' if controls.loop_enabled else 'off'}", as_json)
-
-
-def _warn_of_nobody(run_dir: Path) -> None:
-    """A relative folder is another one elsewhere."""
-    if not run_dir.exists():
-        typer.echo(f"warning: nothing has run in {run_dir.absolute()} yet, so nobody obeys for now", err=True)
 
 
 def _tell(controls: "Controls", sentence: str, as_json: bool) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotdraft.commands.options import ConfigOption, JsonOption
+from hotdraft.commands.options import ConfigOption, JsonOption, warn_of_nobody
 from hotdraft.pipeline.system.local_time import MINUTES, local_time
 
 if TYPE_CHECKING:
@@ -150,7 +150,9 @@ def _records(config: Path) -> "JobRecords":
     from hotdraft.pipeline.config.settings import load_config
     from hotdraft.pipeline.loop.jobs import JobRecords
 
-    return JobRecords(load_config(config).run_dir)
+    run_dir = load_config(config).run_dir
+    warn_of_nobody(run_dir)
+    return JobRecords(run_dir)
 
 
 def _tell(job: "Job", sentence: str, as_json: bool) -> None:

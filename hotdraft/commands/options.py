@@ -48,6 +48,14 @@ def waiting(what: str) -> Iterator[None]:
         yield
 
 
+def warn_of_nobody(run_dir: Path) -> None:
+    """A relative folder is another one elsewhere."""
+    from hotdraft.pipeline.system.run_lock import has_run
+
+    if not has_run(run_dir):
+        typer.echo(f"warning: nothing has run in {run_dir.absolute()} yet", err=True)
+
+
 def serving_overrides(
     *, server: dict[str, Any], engine: dict[str, Any], speculative: str | None = None, **top: Any
 ) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 import typer
 
-from hotdraft.commands.options import ConfigOption, JsonOption, waiting
+from hotdraft.commands.options import ConfigOption, JsonOption, waiting, warn_of_nobody
 from hotdraft.pipeline.system.local_time import local_time
 
 app = typer.Typer(no_args_is_help=True)
@@ -37,6 +37,7 @@ def stats(
     from hotdraft.pipeline.config.settings import load_config
 
     settings = load_config(config)
+    warn_of_nobody(settings.run_dir)
     with waiting("reading the replay buffer"):
         from hotdraft.pipeline.replay.buffer import ReplayBuffer
 
@@ -81,6 +82,7 @@ def due(config: ConfigOption, as_json: JsonOption = False) -> None:
     from hotdraft.pipeline.config.settings import load_config
 
     settings = load_config(config)
+    warn_of_nobody(settings.run_dir)
     with waiting("counting what is new"):
         from hotdraft.pipeline.loop.controls import ControlFile
         from hotdraft.pipeline.loop.jobs import JobRecords

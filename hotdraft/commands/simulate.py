@@ -188,13 +188,13 @@ def run(
 def _show_curves(console: "Console", settings: "HotdraftConfig") -> None:
     """Say where MLflow has the curves of the newest serving run, if it has any."""
     with waiting("asking MLflow"):
-        from hotdraft.pipeline.store.connection import STORE_ERRORS, sqlite_path
+        from hotdraft.pipeline.store.connection import STORE_ERRORS, StoreError, require_store
         from hotdraft.pipeline.store.tracking import curves_page
 
-        path, page = sqlite_path(settings.tracking_uri), None
-        if path is None or path.exists():  # to look must not make one
-            with suppress(*STORE_ERRORS):
-                page = curves_page(settings)
+        page = None
+        with suppress(*STORE_ERRORS, StoreError):
+            require_store(settings)
+            page = curves_page(settings)
     if page is None:
         return
     base = settings.tracking_uri if settings.has_remote_store else "http://127.0.0.1:5000"

@@ -11,8 +11,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hotdraft.cli import app
+from hotdraft.cli import app, main
 from hotdraft.pipeline.config.serving import EngineConfig, ServerConfig
+from hotdraft.pipeline.system.run_lock import run_lock
 from tests.unit.command_lines import command_lines, parse
 
 ROOT = Path(__file__).parents[2]
@@ -133,6 +134,38 @@ def test_version() -> None:
     assert re.fullmatch(r"hotdraft (\d+\.\d+\S*|unknown)\n", told.output)
 
 
+@pytest.mark.parametrize(
+    "words", ["loop status", "loop off", "k", "k 0", "jobs list", "jobs watch", "replay stats", "replay due"]
+)
+def test_a_command_says_each_time_that_nothing_has_run_where_it_looks(words: str, tmp_path: Path) -> None:
+    config, run_dir = tmp_path / "config.yaml", tmp_path / "run"
+    config.write_text(f"target: tiny\ndraft: d\nrun_dir: {run_dir}\n")
+    for _ in range(2):
+        told = CliRunner().invoke(app, [*words.split(), "--config", str(config)])
+        assert (told.exit_code, told.stderr) == (0, f"warning: nothing has run in {run_dir} yet\n")
+    with run_lock(run_dir, "server"):
+        pass
+    assert not CliRunner().invoke(app, [*words.split(), "--config", str(config)]).stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["list", "show 1", "promote 1", "rollback", "unpin", "export 1 --out out", "push 1 --repo me/it"],
+)
+def test_to_look_for_adapters_makes_no_store(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.yaml").write_text("target: tiny\ndraft: d\nrun_dir: run\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["hotdraft", "adapters", *words.split(), "--config", "config.yaml"])
+    monkeypatch.setattr(os, "umask", lambda mask: mask)  # it would stay for the tests to come
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert f"there is no store of adapters at {tmp_path / 'run' / 'mlflow.db'}" in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_a_command_writes_where_nothing_has_run_is_told_and_its_owners_alone(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(f"target: tiny\nrun_dir: {tmp_path / 'run'}\n")
@@ -140,8 +173,7 @@ def test_what_a_command_writes_where_nothing_has_run_is_told_and_its_owners_alon
     program = f"import sys; sys.argv = ['hotdraft', *{arguments}]; from hotdraft.cli import main; main()"
     run = [sys.executable, "-c", program]
     first, again = (subprocess.run(run, umask=0o022, check=True, capture_output=True, text=True) for _ in range(2))
-    assert first.stderr == f"warning: nothing has run in {tmp_path / 'run'} yet, so nobody obeys for now\n"
-    assert again.stderr == "", "there is a run folder now"
+    assert first.stderr == again.stderr == f"warning: nothing has run in {tmp_path / 'run'} yet\n"
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "run", *(tmp_path / "run").iterdir())}
     assert modes["run"] == 0o700
     assert modes["control.json"] == 0o600

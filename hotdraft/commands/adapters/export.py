@@ -51,9 +51,10 @@ def write_version(version: int, config: Path, out: Path, kind: ExportFormat) -> 
         raise ConfigError("draft: the configuration names none, so that there is nothing to export")
     with waiting("asking the registry"):
         from hotdraft.commands.adapters.exported import write_export
-        from hotdraft.pipeline.store.connection import store_errors
+        from hotdraft.pipeline.store.connection import require_store, store_errors
         from hotdraft.pipeline.store.registry import AdapterRegistry
 
+        require_store(settings)
         with store_errors(settings):
             registry = AdapterRegistry(settings)
             found, folder = registry.version(version), registry.download(version)

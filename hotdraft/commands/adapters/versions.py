@@ -173,9 +173,10 @@ def _registry(config: Path) -> "Iterator[AdapterRegistry]":
 
     settings = load_config(config)
     with waiting("asking the registry"):
-        from hotdraft.pipeline.store.connection import store_errors
+        from hotdraft.pipeline.store.connection import require_store, store_errors
         from hotdraft.pipeline.store.registry import AdapterRegistry
 
+        require_store(settings)
         with store_errors(settings):
             yield AdapterRegistry(settings)
 

@@ -52,6 +52,13 @@ def open_client(config: HotdraftConfig) -> MlflowClient:
     return MlflowClient(tracking_uri=config.tracking_uri, registry_uri=config.tracking_uri)
 
 
+def require_store(config: HotdraftConfig) -> None:
+    """Raises `StoreError` where a SQLite store has no file: to look must not make one."""
+    path = sqlite_path(config.tracking_uri)
+    if path is not None and not path.exists():
+        raise StoreError(f"there is no store of adapters at {path.absolute()}: nothing has run with it yet")
+
+
 def experiment_id(client: MlflowClient, config: HotdraftConfig, name: str) -> str:
     """Id of the experiment `name`, created if absent and restored if somebody deleted it: names are not free again.
 

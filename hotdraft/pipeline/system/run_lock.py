@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 Role = Literal["server", "trainer"]
+TRACES = ("server.lock", "trainer.lock", "jobs", "replay/*")
 TRIES = 5
 """At a lock that `is_held` may have for a moment."""
 
@@ -63,6 +64,11 @@ def _taken(file: IO[str]) -> bool:
         time.sleep(0.02)
         return False
     return True
+
+
+def has_run(run_dir: Path) -> bool:
+    """Whether anything that learns or serves ever ran in it; commands leave other files."""
+    return any(any(run_dir.glob(trace)) for trace in TRACES)
 
 
 def is_held(run_dir: Path, role: Role) -> bool:

@@ -22,7 +22,7 @@ def jobs(tmp_path: Path):
     def run(*words: str) -> str:
         done = CliRunner().invoke(app, ["jobs", *words, "--config", str(tmp_path / "config.yaml")])
         assert done.exit_code == 0, done.output
-        return done.output
+        return done.stdout
 
     return run
 

@@ -85,10 +85,13 @@ def demo(
     $ hotdraft demo
     $ hotdraft demo --arithmetic-requests 20 --sql-requests 60 --out runs/short
     """
+    from hotdraft.pipeline.config.settings import load_config
     from hotdraft.pipeline.simulation.playback import Defaults
     from hotdraft.pipeline.traffic.generators import arithmetic, text_to_sql
     from hotdraft.pipeline.traffic.prompts import write_traffic
 
+    overrides = {"run_dir": out, **({"engine": {"kind": engine}} if engine else {})}
+    load_config(config, overrides)  # raises what is wrong with them before anything is moved
     if out.exists():
         if not (out / TRAFFIC).exists() and any(out.iterdir()):
             says = f"{out} is no earlier demo, and is not empty: name a new folder"
@@ -99,7 +102,6 @@ def demo(
     out.mkdir(parents=True)
     prompts = [*arithmetic(arithmetic_requests, seed), *text_to_sql(sql_requests, seed)]
     write_traffic(out / TRAFFIC, prompts)
-    overrides = {"run_dir": out, **({"engine": {"kind": engine}} if engine else {})}
     run(prompts, config, out, concurrency, Defaults(max_tokens), overrides=overrides)
 
 

@@ -16,6 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from hotdraft.commands.simulate import demo, simulate
+from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.loop.job_progress import JobProgress
 from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.pipeline.processes.local_server import ServerError, local_server
@@ -280,6 +281,25 @@ def test_demo_plays_two_domains_and_keeps_the_earlier_run(tmp_path, config, monk
     assert not (out / "mlflow.db").exists()
     assert len(list(tmp_path.glob("demo-*/mlflow.db"))) == 1
     assert json.loads((out / "report.json").read_text())["swaps"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["--config", "absent.yaml"], ConfigError),
+        (["--engine", "vlm"], ConfigError),
+        (["--engin", "vllm"], SystemExit),
+        (["--sql-requests", "0"], SystemExit),
+    ],
+)
+def test_a_mistyped_demo_moves_nothing(tmp_path, config, words, fault):
+    out = tmp_path / "demo"
+    out.mkdir()
+    (out / "traffic.jsonl").touch()
+    result = cli(demo, "--config", config, "--out", out, *words)
+    assert isinstance(result.exception, fault), result.output
+    assert not list(tmp_path.glob("demo-*"))
+    assert [path.name for path in out.iterdir()] == ["traffic.jsonl"]
 
 
 SERVER = """

@@ -118,7 +118,8 @@ class LLM:
         Raises as `generate` does, once the first text is waited for: nothing is asked before.
         """
         prompt_ids = tuple(encode_text(self._engine.tokenizer, prompt))
-        request = GenerationRequest(uuid4().hex, prompt_ids, sampling_params or SamplingParams(), domain)
+        [params] = _for_each(1, sampling_params)
+        request = GenerationRequest(uuid4().hex, prompt_ids, params, domain)
         deltas: queue.SimpleQueue[OutputDelta] = queue.SimpleQueue()
         self._submit(request, deltas.put)
         try:
@@ -192,15 +193,10 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         domain: str,
     ) -> list[RequestOutput]:
-        if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            sampling_params = [sampling_params or SamplingParams()] * len(token_ids)
-        if len(sampling_params) != len(token_ids):
-            raise ValueError(
-                f"{len(token_ids)} prompts, {len(sampling_params)} sampling_params: give one, or one each"
-            )
+        each = _for_each(len(token_ids), sampling_params)
         answers: list[Answer] = []
         try:
-            for prompt, prompt_ids, params in zip(prompts, token_ids, sampling_params, strict=True):
+            for prompt, prompt_ids, params in zip(prompts, token_ids, each, strict=True):
                 request = GenerationRequest(uuid4().hex, tuple(prompt_ids), params, domain)
                 answers.append(Answer(request, prompt))
                 self._submit(request, answers[-1].take)
@@ -224,3 +220,18 @@ class LLM:
         except BaseException:
             self._room.release()
             raise
+
+
+def _for_each(
+    prompts: int, sampling_params: SamplingParams | Sequence[SamplingParams] | None
+) -> Sequence[SamplingParams]:
+    """One for each of so many `prompts`. Raises ValueError."""
+    if sampling_params is None or isinstance(sampling_params, SamplingParams):
+        return [sampling_params or SamplingParams()] * prompts
+    several: Sequence[Any] = sampling_params if isinstance(sampling_params, list | tuple) else [sampling_params]
+    if other := next((type(params) for params in several if not isinstance(params, SamplingParams)), None):
+        kind = f"{other.__module__}.{other.__name__}"
+        raise ValueError(f"sampling_params must be hotdraft's SamplingParams, one or a list, not {kind}")
+    if len(several) != prompts:
+        raise ValueError(f"{prompts} prompts, {len(several)} sampling_params: give one, or one each")
+    return several

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -115,6 +117,26 @@ def test_the_environment_holds_for_what_is_not_given(tiny_target: str, monkeypat
 def test_as_many_parameters_as_prompts_or_one(llm: LLM) -> None:
     with pytest.raises(ValueError, match="2 prompts, 3 sampling_params"):
         llm.generate(PROMPTS[:2], [GREEDY] * 3)
+
+
+@pytest.mark.parametrize(
+    ("other", "kind"),
+    [
+        ({"max_tokens": 3}, "builtins.dict"),
+        ([{"max_tokens": 3}], "builtins.dict"),
+        ("greedy", "builtins.str"),
+        (0.5, "builtins.float"),
+        (SimpleNamespace(temperature=0), "types.SimpleNamespace"),
+    ],
+)
+def test_parameters_of_another_kind_are_named_in_one_line(llm: LLM, other: Any, kind: str) -> None:
+    says = f"^sampling_params must be hotdraft's SamplingParams, one or a list, not {kind}$"
+    for ask in (llm.generate, llm.stream):
+        with pytest.raises(ValueError, match=says):
+            list(ask("hello", other))
+    with pytest.raises(ValueError, match=says):
+        llm.chat([{"role": "user", "content": "hello"}], other)
+    assert len(llm.generate("hello", GREEDY)) == 1
 
 
 def test_prompts_may_outnumber_the_queue_from_several_threads(tiny_target: str) -> None:

@@ -38,8 +38,9 @@ template <int SUMS, int INPUTS, int WEIGHTS>
 inline void add_signed_bytes() { asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(INPUTS), "i"(WEIGHTS)); }
 }  // namespace tiles
 
-inline void ask(const char *from, int lines) {
-    for (int line = 0; line < lines; ++line) __builtin_prefetch(from + line * VECTOR);
+template <int LEVEL = 3>
+inline void ask(const char *lines, int from, int to) {
+    for (int line = from; line < to; ++line) __builtin_prefetch(lines + line * VECTOR, 0, LEVEL);
 }
 
 // `step<I>()` for I from 0 to COUNT - 1.
@@ -66,13 +67,13 @@ struct Bfloat16 {
         while (from < to) {
             const int64_t left = to - from;
             if (left >= 4 && !is_tall) {
-                group<4, 1>(product, from, use);
+                group<4, 1>(product, from, to, use);
                 from += 4;
             } else if (left >= 2) {
-                is_tall ? group<2, 2>(product, from, use) : group<2, 1>(product, from, use);
+                is_tall ? group<2, 2>(product, from, to, use) : group<2, 1>(product, from, to, use);
                 from += 2;
             } else {
-                is_tall ? group<1, 2>(product, from, use) : group<1, 1>(product, from, use);
+                is_tall ? group<1, 2>(product, from, to, use) : group<1, 1>(product, from, to, use);
                 from += 1;
             }
         }
@@ -88,18 +89,25 @@ struct Bfloat16 {
     }
 
   private:
-    // P panels with BLOCKS times 16 tokens.
+    // P panels with BLOCKS times 16 tokens, block by block. What is read once is asked for just before; of what stays in
+    // the cache for several blocks, each asks for its part of the next panels.
     template <int P, int BLOCKS, class Product, class Use>
-    static void group(const Product &product, int64_t at, const Use &use) {
-        for (int64_t token = 0; token < product.tokens; token += BLOCKS * ROWS) {
+    static void group(const Product &product, int64_t at, int64_t to, const Use &use) {
+        const int64_t blocks = (product.tokens + BLOCKS * ROWS - 1) / (BLOCKS * ROWS);
+        const char *const panels = product.panels + at * product.panel, *const next = at + P < to ? panels + P * product.panel : product.after;
+        for (int64_t block = 0; block < blocks; ++block) {
+            const int64_t token = block * BLOCKS * ROWS;
+            const int from = int(VECTORS * block / blocks), until = int(VECTORS * (block + 1) / blocks);
             each<P * BLOCKS>([]<int tile>() { tiles::clear<tile>(); });
-            const char *weights = product.panels + at * product.panel, *inputs = product.inputs + token * product.stride;
-            for (int64_t i = 0; i < product.vectors; i += VECTORS, weights += VECTORS * VECTOR, inputs += INPUT_BYTES) {
-                each<BLOCKS>([&]<int block>() { tiles::read<4 + block>(inputs + block * ROWS * product.stride, product.stride); });
+            const char *inputs = product.inputs + token * product.stride;
+            for (int64_t i = 0; i < product.vectors; i += VECTORS, inputs += INPUT_BYTES) {
+                each<BLOCKS>([&]<int b>() { tiles::read<4 + b>(inputs + b * ROWS * product.stride, product.stride); });
                 each<P>([&]<int p>() {
-                    ask(weights + p * product.panel + NEAR * VECTOR, VECTORS);
-                    tiles::read<6 + p % 2>(weights + p * product.panel, VECTOR);
-                    each<BLOCKS>([]<int block>() { tiles::add_bfloat16<p * BLOCKS + block, 4 + block, 6 + p % 2>(); });
+                    const char *const weights = panels + p * product.panel + i * VECTOR;
+                    if (blocks == 1) ask(weights + NEAR * VECTOR, 0, VECTORS);
+                    else ask<2>(next + p * product.panel + i * VECTOR, from, until);
+                    tiles::read<6 + p % 2>(weights, VECTOR);
+                    each<BLOCKS>([]<int b>() { tiles::add_bfloat16<p * BLOCKS + b, 4 + b, 6 + p % 2>(); });
                 });
             }
             Floats sums[P * BLOCKS][ROWS];
@@ -156,7 +164,7 @@ struct Int8Matrix {
                 tiles::read<4>(inputs + __builtin_offsetof(Inputs, low), product.stride);
                 tiles::read<5>(inputs + __builtin_offsetof(Inputs, high), product.stride);
                 each<P>([&]<int p>() {
-                    ask(weights + p * product.panel + 2 * GROUP_BYTES, GROUP_VECTORS);
+                    ask(weights + p * product.panel + 2 * GROUP_BYTES, 0, GROUP_VECTORS);
                     tiles::clear<2 * p>();
                     tiles::clear<2 * p + 1>();
                     tiles::read<6 + p>(weights + p * product.panel, VECTOR);

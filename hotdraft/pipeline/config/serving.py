@@ -104,7 +104,7 @@ class EngineConfig(Section):
     max_alternatives: int = Field(
         4,
         ge=0,
-        le=8,
+        le=16,
         description="second choices of the draft that the target reads beside what was drafted, at most; auto "
         "takes as many as pay",
     )

@@ -17,9 +17,12 @@ NICENESS = 4
 """On Linux a thread has its own, and its OpenMP workers inherit it."""
 
 
-def aside(work: Callable[[], T]) -> T:
-    """The result of `work`, computed in a thread of its own; what it raises is raised."""
-    with ThreadPoolExecutor(1, initializer=_yield_to_others) as executor:
+def aside(work: Callable[[], T], *, yields: bool = True) -> T:
+    """The result of `work`, computed in a thread of its own; what it raises is raised.
+
+    Not where threads that serve later are begun in it, with `yields`: they would yield as well, for good.
+    """
+    with ThreadPoolExecutor(1, initializer=_yield_to_others if yields else None) as executor:
         return executor.submit(work).result()
 
 

@@ -43,7 +43,7 @@ def build_engine(
     `on_step` is told what is being done. Raises `ModelError` for models that are missing or do not fit each other
     or the configuration.
     """
-    return aside(lambda: _build(config, buffer, on_step))
+    return aside(lambda: _build(config, buffer, on_step), yields=False)
 
 
 def _build(config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callable[[str], object]) -> Engine:

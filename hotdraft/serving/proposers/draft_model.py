@@ -33,7 +33,7 @@ MEMORY = 0.998
 """Weight of the past, by judged token, in what confidence is worth."""
 MAX_MISSED = 32
 """Tokens that the first step reads at most beside its own two."""
-RANKS = 3
+RANKS = 6
 """Second choices that are looked at beside each drafted token."""
 
 

@@ -28,9 +28,9 @@ from hotdraft.serving.models.attention import ATTENTION, register_attention
 from hotdraft.serving.proposers.plan import ProposalPlan
 from hotdraft.serving.sampling.logits import SamplingBatch
 
-PLANS = ((0, 0), (2, 0), (2, 2), (3, 0), (3, 2), (4, 0), (4, 2), (4, 4), (4, 8))
+PLANS = ((0, 0), (2, 0), (2, 2), (3, 0), (3, 2), (4, 0), (4, 2), (4, 4), (4, 8), (8, 0), (8, 8), (8, 16))
 """Drafted tokens, second choices."""
-MOST = 8
+MOST, MOST_ALTERNATIVES = 8, 16
 
 
 def answer(
@@ -74,7 +74,7 @@ def main(arguments: argparse.Namespace) -> None:
         num_slots=1,
         max_model_len=1024,
         max_k=MOST,
-        max_alternatives=MOST,
+        max_alternatives=MOST_ALTERNATIVES,
         log_top_k=8,
         draft_vocabulary=vocabulary,
     )

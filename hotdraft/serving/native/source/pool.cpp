@@ -13,9 +13,10 @@ using Clock = std::chrono::steady_clock;
 constexpr auto AWAKE = std::chrono::microseconds(300);
 // No share of a phase is so much smaller than another's that its thread would wait this long.
 constexpr auto STALL = std::chrono::milliseconds(6);
-// Forwards that are computed by one thread after a stall, at first and at most: a stall costs as much as some such do.
+// Forwards that are computed by one thread after one in which more was lost by waiting than one thread alone would lose,
+// at first and at most.
 constexpr int64_t FIRST_PENALTY = 2, LAST_PENALTY = 256;
-// Forwards without a stall after which the next penalty is half as long.
+// Other forwards after which the next penalty is half as long.
 constexpr int64_t FORGIVEN = 32;
 
 char *aligned(char *at) { return reinterpret_cast<char *>(rounded(reinterpret_cast<int64_t>(at), VECTOR)); }
@@ -24,7 +25,9 @@ char *aligned(char *at) { return reinterpret_cast<char *>(rounded(reinterpret_ca
 void team_wait_long(Team &team, uint32_t phase) {
     const auto began = Clock::now();
     while (__atomic_load_n(&team.phase, __ATOMIC_ACQUIRE) == phase) std::this_thread::yield();
-    if (Clock::now() - began > STALL) __atomic_add_fetch(&team.stalls, 1, __ATOMIC_RELAXED);
+    const auto waited = Clock::now() - began;
+    if (waited > STALL) __atomic_add_fetch(&team.stalls, 1, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&team.waited, std::chrono::nanoseconds(waited).count(), __ATOMIC_RELAXED);
 }
 
 Pool::Pool(const Instructions &those, int32_t threads) : instructions(those) {
@@ -68,27 +71,14 @@ void Pool::serve(int32_t thread) {
     }
 }
 
-// Whether the last forwards had to wait for threads that were not let run: then one alone is faster.
-bool Pool::is_crowded() {
-    const int64_t stalls = __atomic_load_n(&team_.stalls, __ATOMIC_RELAXED);
+void Pool::run(const std::function<void(Team &, int32_t)> &work) {
+    if (team_.size == 1) return work(alone_, 0);
     if (alone_for_ > 0) {
         --alone_for_;
-        return true;
+        return work(alone_, 0);
     }
-    if (stalls == seen_stalls_) {
-        if (++undisturbed_ % FORGIVEN == 0) penalty_ /= 2;
-        return false;
-    }
-    seen_stalls_ = stalls;
-    stalls_.store(stalls, std::memory_order_relaxed);
-    undisturbed_ = 0;
-    penalty_ = std::clamp(2 * penalty_, FIRST_PENALTY, LAST_PENALTY);
-    alone_for_ = penalty_ - 1;
-    return true;
-}
-
-void Pool::run(const std::function<void(Team &, int32_t)> &work) {
-    if (team_.size == 1 || is_crowded()) return work(alone_, 0);
+    const auto began = Clock::now();
+    team_.waited = 0;
     work_ = &work;
     turn_.fetch_add(1);
     if (asleep_.load()) {
@@ -97,6 +87,16 @@ void Pool::run(const std::function<void(Team &, int32_t)> &work) {
     }
     work(team_, 0);
     barrier(team_);  // nobody is still at work on what the caller takes back
+    stalls_.store(__atomic_load_n(&team_.stalls, __ATOMIC_RELAXED), std::memory_order_relaxed);
+    const auto waited = std::chrono::nanoseconds(__atomic_load_n(&team_.waited, __ATOMIC_RELAXED));
+    const bool is_crowded = waited > (team_.size - 1) * (Clock::now() - began - waited);
+    if (is_crowded) {
+        undisturbed_ = 0;
+        penalty_ = std::clamp(2 * penalty_, FIRST_PENALTY, LAST_PENALTY);
+        alone_for_ = penalty_;
+    } else if (++undisturbed_ % FORGIVEN == 0) {
+        penalty_ /= 2;
+    }
 }
 
 const Scratch &Pool::scratch(const hd_model &model) {

@@ -36,7 +36,6 @@ class Pool {
 
     void serve(int32_t thread);
     void end();
-    bool is_crowded();
 
     std::vector<std::thread> threads_;
     Team team_, alone_;
@@ -47,6 +46,6 @@ class Pool {
     std::mutex mutex_;
     std::condition_variable wake_;
     std::atomic<int64_t> stalls_{0};
-    int64_t seen_stalls_ = 0, alone_for_ = 0, penalty_ = 0, undisturbed_ = 0;
+    int64_t alone_for_ = 0, penalty_ = 0, undisturbed_ = 0;
     std::list<Kept> kept_;  // by what models need: target and draft take turns
 };

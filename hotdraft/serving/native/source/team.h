@@ -6,7 +6,8 @@ struct Team {
     int32_t size = 1;
     int32_t arrived = 0;
     uint32_t phase = 0;  // which wraps within a day
-    int64_t stalls = 0;  // waits so long that somebody must have been kept from a core
+    int64_t stalls = 0;   // waits so long that somebody must have been kept from a core
+    int64_t waited = 0;   // nanoseconds for more than a moment, in this forward
 };
 
 void team_wait_long(Team &team, uint32_t phase);
@@ -20,7 +21,7 @@ static inline void barrier(Team &team) {
         __atomic_store_n(&team.phase, phase + 1, __ATOMIC_RELEASE);
         return;
     }
-    for (int32_t spin = 0; spin < 4096; ++spin) {
+    for (int32_t spin = 0; spin < 1024; ++spin) {
         if (__atomic_load_n(&team.phase, __ATOMIC_ACQUIRE) != phase) return;
         __builtin_ia32_pause();
     }

@@ -1,5 +1,7 @@
 """Requests of different lengths join, leave, stop and are cancelled without disturbing each other."""
 
+import os
+import sys
 import threading
 import time
 from concurrent.futures import CancelledError
@@ -235,3 +237,13 @@ def test_a_draft_of_another_vocabulary_is_refused(config: HotdraftConfig, tmp_pa
     tokenizer.save_pretrained(folder)
     with pytest.raises(ModelError, match="one vocabulary"):
         build_engine(config.model_copy(update={"draft": str(folder)}), None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no thread has a niceness of its own")
+def test_the_threads_that_compute_are_as_nice_as_the_process(config: HotdraftConfig) -> None:
+    before = set(os.listdir("/proc/self/task"))
+    settings = config.engine.model_copy(update={"threads": 3})
+    engine = build_engine(config.model_copy(update={"engine": settings}), None)
+    started = set(os.listdir("/proc/self/task")) - before
+    assert not started or {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in started} == {os.nice(0)}
+    assert engine.decoder.target.runner.computation.runner != "native" or len(started) >= 2

@@ -77,7 +77,7 @@ app.add_typer(config.app, name="config")
 
 
 def main() -> None:
-    """Run a command; an error of the user's, or of the machine's, is one line and exit code 2 or its own."""
+    """Run a command; an error of the user's, or of the machine's, is one line and exit code 2."""
     os.umask(OWNER_ONLY)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     warnings.filterwarnings("ignore", category=FutureWarning, module=OTHERS)
@@ -94,4 +94,4 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError) as error:
         typer.secho(f"hotdraft: {error}", fg="red", err=True)
-        sys.exit(getattr(error, "exit_code", 2))
+        sys.exit(2)

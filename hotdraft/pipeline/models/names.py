@@ -33,8 +33,6 @@ class ModelError(ValueError):
 class HubAwayError(ModelError):
     """The hub could not be asked, or broke off: the same may do later."""
 
-    exit_code = 1
-
 
 @contextmanager
 def hub_errors(says: str) -> Iterator[None]:

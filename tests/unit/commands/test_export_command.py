@@ -109,7 +109,7 @@ def test_a_hub_that_does_not_answer_is_one_line(
         if listens:
             listener.shutdown(socket.SHUT_RDWR)  # which ends the thread
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("hotdraft: ")]
-    assert ended.value.code == 1
+    assert ended.value.code == 2
     assert len(said) == 1
     assert said[0].startswith(f"hotdraft: me/my-draft on the hub cannot be {done}: the hub does not answer: ")
 

@@ -78,7 +78,7 @@ void Pool::run(const std::function<void(Team &, int32_t)> &work) {
         return work(alone_, 0);
     }
     const auto began = Clock::now();
-    team_.waited = 0;
+    const int64_t before = __atomic_load_n(&team_.waited, __ATOMIC_RELAXED);
     work_ = &work;
     turn_.fetch_add(1);
     if (asleep_.load()) {
@@ -88,7 +88,7 @@ void Pool::run(const std::function<void(Team &, int32_t)> &work) {
     work(team_, 0);
     barrier(team_);  // nobody is still at work on what the caller takes back
     stalls_.store(__atomic_load_n(&team_.stalls, __ATOMIC_RELAXED), std::memory_order_relaxed);
-    const auto waited = std::chrono::nanoseconds(__atomic_load_n(&team_.waited, __ATOMIC_RELAXED));
+    const auto waited = std::chrono::nanoseconds(__atomic_load_n(&team_.waited, __ATOMIC_RELAXED) - before);
     const bool is_crowded = waited > (team_.size - 1) * (Clock::now() - began - waited);
     if (is_crowded) {
         undisturbed_ = 0;

@@ -6,8 +6,8 @@ struct Team {
     int32_t size = 1;
     int32_t arrived = 0;
     uint32_t phase = 0;  // which wraps within a day
-    int64_t stalls = 0;   // waits so long that somebody must have been kept from a core
-    int64_t waited = 0;   // nanoseconds for more than a moment, in this forward
+    int64_t stalls = 0;  // waits so long that somebody must have been kept from a core
+    int64_t waited = 0;  // nanoseconds, of waits for more than a moment
 };
 
 void team_wait_long(Team &team, uint32_t phase);

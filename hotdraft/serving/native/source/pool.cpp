@@ -15,7 +15,7 @@ constexpr auto AWAKE = std::chrono::microseconds(300);
 constexpr auto STALL = std::chrono::milliseconds(6);
 // Forwards that are computed by one thread after one in which more was lost by waiting than one thread alone would lose,
 // at first and at most.
-constexpr int64_t FIRST_PENALTY = 2, LAST_PENALTY = 256;
+constexpr int64_t FIRST_PENALTY = 2, LAST_PENALTY = 16;
 // Other forwards after which the next penalty is half as long.
 constexpr int64_t FORGIVEN = 32;
 

@@ -35,7 +35,7 @@ class MetricFamilies:
         fixed = self._labels(name)
         return Counter(name, documentation, list(fixed), registry=self.registry).labels(**fixed)
 
-    def counter_by(self, label: str, name: str, documentation: str) -> "CounterBy":
+    def counter_by(self, label: str, name: str, documentation: str) -> CounterBy:
         """Called with `label` as a keyword, gives the counter of that value."""
         fixed = self._labels(name)
         return CounterBy(Counter(name, documentation, [*fixed, label], registry=self.registry), fixed)

@@ -104,12 +104,13 @@ struct Bfloat16 {
                 each<BLOCKS>([&]<int b>() { tiles::read<4 + b>(inputs + b * ROWS * product.stride, product.stride); });
                 each<P>([&]<int p>() {
                     const char *const weights = panels + p * product.panel + i * VECTOR;
-                    const int64_t near = i + NEAR - product.vectors;
                     if (blocks > 1) {
                         ask<2>(next + p * product.panel + i * VECTOR, from, until);
                     } else {
-                        ask(weights + NEAR * VECTOR, 0, near > -VECTORS ? int(-near) : VECTORS);
-                        ask(next + p * product.panel + near * VECTOR, near > -VECTORS ? int(-near) : VECTORS, VECTORS);
+                        const int64_t left = product.vectors - NEAR - i;  // of this panel
+                        const int here = int(left < 0 ? 0 : left < VECTORS ? left : VECTORS);
+                        ask(weights + NEAR * VECTOR, 0, here);
+                        ask(next + p * product.panel - left * VECTOR, here, VECTORS);
                     }
                     tiles::read<6 + p % 2>(weights, VECTOR);
                     each<BLOCKS>([]<int b>() { tiles::add_bfloat16<p * BLOCKS + b, 4 + b, 6 + p % 2>(); });

@@ -1,8 +1,8 @@
-"""The lower layers of a draft, which a burst does not adapt: what they make of a request is found once for all its
-steps, for its verdict, and for what comes after.
+"""The lower layers of a draft, where a burst does not adapt them: what they make of a request is found once for all
+its steps, for its verdict, and for what comes after.
 
-The upper layers alone learn what is new as well as all do at first (docs/learning.md), for half of the work, and
-the states between them depend on nothing that learns.
+The upper layers alone learn what is new as well as all do at first (docs/learning.md), and the states between them
+depend on nothing that learns.
 """
 
 import hashlib

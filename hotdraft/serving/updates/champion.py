@@ -159,7 +159,7 @@ class ChampionFollower:
         if is_spoiled and folder is not None and not self._registry.fetched.discard(folder):
             mark = Unusable(why, tries, None, folder, files_in(folder))
         else:
-            mark = Unusable(why, tries, time.monotonic() + min(2.0**tries, LONGEST_RETRY_SECONDS))
+            mark = Unusable(why, tries, time.monotonic() + min(2**tries, LONGEST_RETRY_SECONDS))
         self.unusable = {**self.unusable, version: mark}
 
 

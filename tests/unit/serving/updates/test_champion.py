@@ -1,6 +1,7 @@
 """Which version is served where the champion cannot be."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -81,3 +82,19 @@ def test_a_copy_that_came_spoiled_is_fetched_again_after_a_pause(
     monkeypatch.setattr(swapper, "stage", lambda version, folder: version)
     follower.follow("promotion")
     assert swapper.live_version == 3
+
+
+def test_a_version_that_has_been_unusable_for_weeks_still_waits_for_its_next_try(tmp_path: Path) -> None:
+    """2.0**1024 is no number, and each of so many tries comes ten minutes after the one before."""
+    registry, swapper = Registry(), Swapper(2)
+    registry.fetched.discard.return_value = True
+    registry.promote(2)
+    registry.promote(3)
+    unchecked: Any = registry, Mock(wraps=LastServedFile(tmp_path))
+    follower = ChampionFollower(swapper, *unchecked)
+    follower.follow("promotion")
+    follower.unusable = {3: replace(follower.unusable[3], tries=5000, retry_at=0.0)}
+    for _ in range(3):
+        follower.follow("promotion")
+    assert follower.unusable[3].tries == 5001
+    assert not follower.unusable[3].is_due

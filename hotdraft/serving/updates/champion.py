@@ -105,6 +105,8 @@ class ChampionFollower:
         """Serve the last good version rather than the draft as it is, and that rather than nobody knows what."""
         if self._stand_ins is None:
             self._stand_ins = list(islice(self._find_stand_ins(), MAX_STAND_INS))
+        live = self._swapper.live_version  # if it is one of them, it was taken back since
+        self._stand_ins = [place for place in self._stand_ins if place[0] != live]
         for version, folder in self._stand_ins:
             if self._serve(version, folder, reason):
                 return

@@ -98,3 +98,24 @@ def test_a_version_that_has_been_unusable_for_weeks_still_waits_for_its_next_try
         follower.follow("promotion")
     assert follower.unusable[3].tries == 5001
     assert not follower.unusable[3].is_due
+
+
+def test_a_stand_in_that_is_deleted_is_replaced_once_and_serves_no_more(tmp_path: Path) -> None:
+    """As after a restart with a champion that is spoiled: what served last stands in, from files that are here."""
+    registry, swapper = Registry(), Swapper(0)
+    for version in (1, 2, 3):
+        registry.promote(version)
+    last_served = LastServedFile(tmp_path)
+    last_served.write(2, Path("/adapters/2"))
+    unchecked: Any = registry, last_served
+    follower = ChampionFollower(swapper, *unchecked)
+    swaps = Mock(wraps=swapper.swap)
+    swapper.swap = swaps  # type: ignore[method-assign]
+    follower.follow("startup")
+    assert swapper.live_version == 2
+    for taken_back, serves in ((2, 1), (1, 1)):
+        registry.rolled_back[taken_back] = "deleted"
+        for _ in range(3):
+            follower.follow("promotion")
+        assert swapper.live_version == serves
+    assert [call.args[0] for call in swaps.call_args_list] == [2, 1]

@@ -15,6 +15,8 @@ from hotdraft.pipeline.traffic.prompts import Prompt
 
 REQUEST_SECONDS = 900.0
 COUNTS_SECONDS = 10.0
+DIRECT: dict[str, None] = {f"all://{host}": None for host in ("127.0.0.1", "localhost", "[::1]")}
+"""For httpx: a proxy that the environment names does not reach this machine."""
 COUNTS = (
     "hotdraft_swaps_total",
     "hotdraft_adapters_rejected_total",
@@ -85,7 +87,7 @@ async def play(
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     interrupted = False
     async with httpx.AsyncClient(
-        base_url=base_url, timeout=REQUEST_SECONDS, limits=limits, headers=headers
+        base_url=base_url, timeout=REQUEST_SECONDS, limits=limits, headers=headers, mounts=DIRECT
     ) as client:
         model = await served_model(client)
         before = after = await counted(client)

@@ -215,6 +215,16 @@ def test_a_port_in_use(tmp_path, tenant, body, state):
         assert ("hotdraft 0.1.0 serves" in found.says and "draft version 3" in found.says) == (state == "ok")
 
 
+def test_a_server_here_is_known_past_a_proxy_that_the_environment_names(tmp_path, tenant, monkeypatch):
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{closed_port()}")
+    port, handler = tenant
+    handler.body = b'{"version": "0.1.0", "draft_version": 3}'
+    assert only(examine_port(config_of(tmp_path, server={"port": port}))).state == "ok"
+
+
 def test_a_server_that_cannot_serve_a_version_is_named(tmp_path, tenant):
     port, handler = tenant
     handler.body = b'{"version": "1", "draft_version": 3, "unusable_adapters": {"5": "out of memory"}}'

@@ -320,6 +320,24 @@ def test_own_server_is_started_and_stopped_by_sigterm(tmp_path):
     assert "stopped politely" in log.read_text()
 
 
+def test_this_machine_is_asked_past_a_proxy_that_the_environment_names(tmp_path, config, monkeypatch):
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setattr("hotdraft.pipeline.processes.local_server.START_SECONDS", 60.0)
+    with local_server(Path("c.yaml"), tmp_path / "server.log", command=[sys.executable, "-c", SERVER]):
+        pass
+    write_traffic(tmp_path / "t.jsonl", [ask("a", "x")])
+    with fake_server() as (url, bodies):
+        for name in (url, url.replace("127.0.0.1", "localhost")):
+            result = cli(
+                simulate, "--traffic", tmp_path / "t.jsonl", "-c", config, "--url", name, "--out", tmp_path / "o"
+            )
+            assert result.exit_code == 0, result.output
+    assert len(bodies) == 2
+
+
 def test_a_server_of_our_own_is_reached_by_this_machine_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("HOTDRAFT_SERVER__HOST", "0.0.0.0")
     print_host = [sys.executable, "-c", "import os; exit(os.environ['HOTDRAFT_SERVER__HOST'])"]

@@ -79,7 +79,7 @@ async def play(
 
     No more than `request_rate` come a second, evenly. A cancellation ends it with what there is.
 
-    Raises `httpx.HTTPError` when the server cannot be reached at all.
+    Raises `httpx.HTTPError` when the server cannot be reached at all, or does not answer as hotdraft does.
     """
     outcomes: list[Outcome] = []
     waiting = iter(enumerate(prompts, start=1))
@@ -164,18 +164,25 @@ async def counts_beside(client: httpx.AsyncClient, request_id: str) -> dict[str,
 
 
 async def served_model(client: httpx.AsyncClient) -> str:
-    """The name to ask the server's model by."""
+    """The name to ask the server's model by. Raises `httpx.HTTPError` where none is told."""
     response = await client.get("/v1/models")
     response.raise_for_status()
-    return response.json()["data"][0]["id"]
+    try:
+        return str(response.json()["data"][0]["id"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise httpx.DecodingError("/v1/models names no model", request=response.request) from error
 
 
 async def counted(client: httpx.AsyncClient) -> dict[str, float]:
-    """What the server counted since it started, by `COUNTS`."""
+    """What the server counted since it started, by `COUNTS`. Raises `httpx.HTTPError` where it does not say."""
     response = await client.get("/metrics")
     response.raise_for_status()
     totals = dict.fromkeys(COUNTS, 0.0)
-    for family in text_string_to_metric_families(response.text):
+    try:
+        families = [*text_string_to_metric_families(response.text)]
+    except ValueError as error:
+        raise httpx.DecodingError("/metrics is not in Prometheus's format", request=response.request) from error
+    for family in families:
         for sample in family.samples:
             if sample.name in totals:
                 totals[sample.name] += sample.value

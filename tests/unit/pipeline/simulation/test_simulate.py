@@ -249,6 +249,31 @@ def test_a_server_that_is_not_there_is_named_and_leaves_nothing(tmp_path, config
     assert not list(out.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("path", "content", "fault"),
+    [
+        ("/v1/models", "<html>welcome</html>", "/v1/models names no model"),
+        ("/v1/models", '{"data": []}', "/v1/models names no model"),
+        ("/v1/models", '{"object": "error"}', "/v1/models names no model"),
+        ("/v1/models", "[1]", "/v1/models names no model"),
+        ("/metrics", "<html>welcome</html>", "/metrics is not in Prometheus's format"),
+    ],
+)
+def test_another_program_that_answers_is_named_in_one_line(tmp_path, config, monkeypatch, path, content, fault):
+    def elsewise(handler):
+        handler.answer(content) if handler.path == path else known(handler)
+
+    known = FakeHotdraft.do_GET
+    monkeypatch.setattr(FakeHotdraft, "do_GET", elsewise)
+    write_traffic(tmp_path / "t.jsonl", [ask("a", "x")])
+    with fake_server() as (url, _):
+        result = cli(
+            simulate, "--traffic", tmp_path / "t.jsonl", "-c", config, "--url", url, "--out", tmp_path / "o"
+        )
+    assert result.exit_code == 2
+    assert result.output.strip() == f"error: {url} does not answer as hotdraft does: {fault}"
+
+
 def test_where_nothing_was_answered_there_is_no_picture(tmp_path, config):
     (tmp_path / "acceptance.png").touch()
     write_traffic(tmp_path / "t.jsonl", [ask("a", "fail")])

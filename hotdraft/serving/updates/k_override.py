@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from concurrent.futures import CancelledError
 
 from hotdraft.pipeline.config.serving import KSetting
@@ -11,13 +12,15 @@ from hotdraft.serving.engine.engine import Engine
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
+RETRY_SECONDS = 60.0
+"""After an override that could not be: measuring what rounds cost holds up requests for seconds, also in vain."""
 
 
 class KOverride:
     """A thread that polls the control file; without an override k is what the engine began with.
 
     For an automatic k that the engine was not started with, the costs of rounds are measured first,
-    as soon as no request runs. An override that cannot be is logged, and k stays as configured.
+    as soon as no request runs. An override that cannot be is logged, k stays as configured, and it is tried again.
     """
 
     def __init__(self, engine: Engine, controls: ControlFile) -> None:
@@ -26,6 +29,10 @@ class KOverride:
         self._controls = controls
         self._followed: KSetting | None = None
         """The override that was last seen."""
+        self._failure = ""
+        """Why it could not be, as it was last said."""
+        self._retry_at = 0.0
+        """On the monotonic clock."""
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="k-override", daemon=True)
@@ -50,6 +57,10 @@ class KOverride:
         with self._lock:
             wanted = self._controls.read().k
             is_news, self._followed = wanted != self._followed, wanted
+            if is_news:
+                self._failure = ""
+            elif time.monotonic() < self._retry_at:
+                return
             try:
                 if wanted == "auto" and self.largest and not self._costs_are_known():
                     if is_news:
@@ -59,8 +70,9 @@ class KOverride:
                 changed = k != self._engine.k
                 self._engine.k = k
             except (ValueError, RuntimeError, CancelledError) as error:
-                if is_news:
+                if str(error) != self._failure:
                     logger.warning("the override k = %s does not hold, k is %s: %s", wanted, self.configured, error)
+                self._failure, self._retry_at = str(error), time.monotonic() + RETRY_SECONDS
                 self._engine.k = self.configured
             else:
                 if changed or (is_news and wanted is not None):

@@ -4,8 +4,11 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+import torch
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import ControlFile
@@ -82,6 +85,32 @@ def test_an_automatic_k_waits_until_no_request_runs(engine, override, controls):
     assert becomes(engine, "auto")
     assert engine.k_choice.adaptive is not None
     assert ask(engine, request("next")).wait().finish_reason == "length"
+
+
+def test_costs_that_cannot_be_measured_are_told_of_and_not_measured_each_second(
+    engine, override, controls, caplog, monkeypatch
+):
+    now, measure = [1000.0], Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]), raising=False)
+    controls.override_k("auto", 2, 3)
+    with monkeypatch.context() as busy:
+        busy.setattr(Engine, "num_running", 1)
+        override.follow()
+    monkeypatch.setattr(engine.k_choice, "measure_costs", measure)
+    for _ in range(3):
+        override.follow()
+    assert measure.call_count == 1
+    assert caplog.text.count("k = auto does not hold, k is 2: CUDA out of memory") == 1
+    now[0] += module.RETRY_SECONDS
+    override.follow()
+    assert measure.call_count == 2
+    controls.override_k(1, 2, 3)
+    override.follow()
+    assert engine.k == 1, "another is followed at once"
+    controls.override_k("auto", 2, 3)
+    monkeypatch.undo()
+    override.follow()
+    assert engine.k == "auto"
 
 
 def test_without_a_draft_there_is_no_k(config: HotdraftConfig, controls, caplog):

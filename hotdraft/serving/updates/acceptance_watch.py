@@ -58,6 +58,8 @@ class AcceptanceWatch:
         """Till when another server is waited for that opens the trial, on the monotonic clock."""
         self._told = 0
         """Requests that the registry was told of."""
+        self._followed: list[int] = []
+        """Versions that another followed while they were on trial."""
 
     def on_round(self, stats: RoundStats) -> None: ...
 
@@ -80,12 +82,16 @@ class AcceptanceWatch:
             if follows:
                 self._past.take(self._current)
             self._current = _Window()
+            if self._version:
+                self._followed.append(self._version)
             self._version = event.version if follows else 0
             self._trial, self._told = None, 0
             self._open_until = time.monotonic() + OPEN_SECONDS
 
     def turn(self) -> None:
         """Tell what is new, look if a look is due, roll back for a fall. Raises what a store that is away does."""
+        while self._followed:
+            self._trials.leave(self._followed.pop())
         with self._lock:
             version, trial, served = self._version, self._trial, self._current.requests
             before, after = self._past.recent(version), self._current.since(version)

@@ -152,6 +152,19 @@ def test_a_better_version_stays_and_the_trial_leaves_one_tag(server, registry, c
     assert registry.champion() == 2, "traffic that grows harder later is not its fault"
 
 
+def test_a_version_that_another_follows_before_its_trial_is_over_keeps_one_tag(server, registry, client):
+    one, two = server("one"), server("two")
+    for each in (one, two):
+        each.serve(0.5, 30)
+    promote(registry, 2, one, two)
+    one.serve(0.5, 4)
+    one.watch.turn()
+    assert len(watch_tags(client, 2)) == 4
+    promote(registry, 3, one, two)
+    assert watch_tags(client, 2).keys() == {"watch/state"}
+    assert {"watch/state", "watch/one/before"} <= watch_tags(client, 3).keys()
+
+
 def test_the_verdict_comes_of_what_all_servers_served_and_once(server, registry, client):
     one, two, three = servers = [server(name) for name in ("one", "two", "three")]
     registry.promote(2, reason="better")

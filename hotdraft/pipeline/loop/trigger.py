@@ -6,7 +6,6 @@ deployment after every step costs more throughput than it gains (Aurora, 2026).
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ import pyarrow.compute as pc
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.job_record import Burst, LastJob
+from hotdraft.pipeline.loop.recent_rate import Counted, RecentRate
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.replay.index import held_out
 from hotdraft.pipeline.replay.sample import tells_of_draft
@@ -83,8 +83,8 @@ class DistillTrigger:
         """Requests since acceptance fell; 0 once it stands again."""
         self._fell_anew = False
         """Whether no job was for that yet."""
-        self._recent: deque[tuple[int, int]] = deque(maxlen=self._trigger.drift_requests)
-        self._before: deque[tuple[int, int]] = deque(maxlen=LONG_TERM * self._trigger.drift_requests)
+        self._recent = RecentRate(self._trigger.drift_requests)
+        self._before = RecentRate(LONG_TERM * self._trigger.drift_requests)
         self._read()
 
     def decide(self) -> Decision:
@@ -191,13 +191,8 @@ class DistillTrigger:
         needed, allowed = self._trigger.drift_requests, self._trigger.drift
         if allowed is None or min(len(self._recent), len(self._before)) < needed:
             return []
-        before, recent = (
-            sum(accepted for accepted, _ in side) / max(1, sum(examined for _, examined in side))
-            for side in (self._before, self._recent)
-        )
-        if before - recent <= allowed:
-            return []
-        return [f"acceptance of the newest {needed} requests fell by {before - recent:.3f}"]
+        fall = self._before.rate - self._recent.rate
+        return [f"acceptance of the newest {needed} requests fell by {fall:.3f}"] if fall > allowed else []
 
     def _read(self) -> None:
         if self._last_job is not None:  # a clock that was set back must not have us wait until it is as late again
@@ -228,12 +223,10 @@ class DistillTrigger:
             if row == told and self._told is not None:
                 self._take_up(self._told)
 
-    def _follow_drift(self, counted: tuple[int, int] | None) -> None:
+    def _follow_drift(self, counted: Counted | None) -> None:
         """One request: its accepted and its examined tokens, if these tell of the draft."""
-        if counted is not None:
-            if len(self._recent) == self._recent.maxlen:
-                self._before.append(self._recent[0])
-            self._recent.append(counted)
+        if counted is not None and (before := self._recent.push(counted)) is not None:
+            self._before.push(before)
         if self._followed:
             self._shift += 1
         if not self._drift():

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.serving.engine.engine import Engine
+from hotdraft.serving.engine.engine import Engine, ShuttingDownError
 from hotdraft.serving.messages.request import GenerationRequest, OutputDelta
 
 PREFILL_TOKENS = 4096
@@ -15,6 +15,8 @@ IN_FLIGHT = 3
 SHARD_REQUESTS = 256
 SHARD_SECONDS = 30.0
 """Work that is lost, at most, to a run that is killed."""
+MOST_FAILED = 0.05
+"""Of the requests, and of few as many as a round has at once: what fails more often is not theirs."""
 
 
 class CollectError(ValueError):
@@ -55,13 +57,16 @@ def answer_all(
     engine: Engine,
     requests: Sequence[GenerationRequest],
     on_answer: Callable[[GenerationRequest, list[int]], None],
-) -> None:
+) -> set[str]:
     """Run every request; `on_answer` hears the tokens of each as it ends, in the engine's output thread.
 
-    Raises `CollectError` if the engine or its recorder fails under way; what was recorded before stays.
+    Gives the ids of those that failed, as where the model's logits are no numbers: they are no others' affair.
+    Raises `CollectError` if the engine, its recorder or too much fails under way; what was recorded before stays.
     """
+    engine_failed = CollectError("the engine failed while answering; its log says why")
     room = threading.Semaphore(IN_FLIGHT * engine.num_slots)
-    failed = threading.Event()
+    failed: set[str] = set()
+    most_failed = max(engine.num_slots, MOST_FAILED * len(requests))
 
     def submit(request: GenerationRequest) -> None:
         token_ids: list[int] = []
@@ -73,15 +78,18 @@ def answer_all(
             if delta.finish_reason in ("stop", "length"):
                 on_answer(request, token_ids)
             else:
-                failed.set()
+                failed.add(request.request_id)
             room.release()
 
-        engine.submit(request, on_delta)
+        try:
+            engine.submit(request, on_delta)
+        except ShuttingDownError:
+            raise engine_failed from None
 
     def wait() -> None:
         room.acquire()
-        if failed.is_set():
-            raise CollectError("the engine failed while answering; its log says why")
+        if engine.fatal_error is not None or len(failed) > most_failed:
+            raise engine_failed
         _check_written(engine)
 
     for request in requests:
@@ -89,6 +97,7 @@ def answer_all(
         submit(request)
     for _ in range(IN_FLIGHT * engine.num_slots):
         wait()
+    return failed
 
 
 def _check_written(engine: Engine) -> None:

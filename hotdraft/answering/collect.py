@@ -56,8 +56,8 @@ def collect(
 
     That is the target's answer to every prompt, every piece of text scored, and for `on_policy_fraction` of
     the prompts an answer of the draft in `draft_folder`, scored; none of these without a folder. Gives the ids
-    of each kind. Prompts too long for `engine.max_model_len` are counted in a line of output and left out.
-    Raises `CollectError`.
+    of each kind. Prompts too long for `engine.max_model_len`, and answers that failed, are counted in a line of
+    output each and left out. Raises `CollectError`.
     """
     tokenizer = load_tokenizer(config.target)
     requests = answer_requests(config, tokenizer, [item for item in items if isinstance(item, Prompt)])
@@ -68,33 +68,41 @@ def collect(
         raise CollectError("there is nothing to learn from: no prompt and no text is left")
     known = _known_ids(buffer)
 
+    failed: set[str] = set()
     if missing := [request for name, request in requests.items() if name not in known]:
-        _record_answers(config, missing, buffer, len(requests))
+        failed |= _record_answers(config, missing, buffer, len(requests))
         gc.collect()  # the engine's threads refer to it in circles, and the next model needs the room
     if unscored := [piece for name, piece in pieces.items() if name not in known]:
         _score_texts(config, unscored, buffer, len(pieces))
     if missing := [request for name, request in on_policy.items() if name not in known]:
-        _score_answers(config, missing, str(draft_folder), buffer, len(on_policy))
+        failed |= _score_answers(config, missing, str(draft_folder), buffer, len(on_policy))
         gc.collect()
 
-    if lost := len(wanted - _known_ids(buffer)):
+    if failed == wanted:
+        raise CollectError("nothing could be answered; the log says why")
+    if failed:
+        print(f"{len(failed)} of {len(wanted)} samples are left out: answering failed, and the log says why")
+    if lost := len(wanted - failed - _known_ids(buffer)):
         raise CollectError(
             f"the replay buffer has lost {lost} of {len(wanted)} samples: "
             f"it deletes the oldest above {buffer.max_bytes / 1e9:.2f} GB (replay.max_bytes)"
         )
-    return {"answers of the target": [*requests], "text": [*pieces], "answers of the draft": [*on_policy]}
+    kinds = {"answers of the target": [*requests], "text": [*pieces], "answers of the draft": [*on_policy]}
+    return {kind: [name for name in names if name not in failed] for kind, names in kinds.items()}
 
 
 def _record_answers(
     config: HotdraftConfig, requests: Sequence[GenerationRequest], buffer: ReplayBuffer, total: int
-) -> None:
+) -> set[str]:
+    """Gives the ids of those that failed."""
     # slots attend as far as the longest of them does: neighbours of one length waste least
     requests = sorted(requests, key=lambda request: len(request.prompt_ids), reverse=True)
     engine = build_engine(generation_config(config, requests), buffer)
     engine.decoder.vocab_size = _vocab_size(config)
     with _stage("target answers", total, len(requests)) as advance, started(engine):
-        answer_all(engine, requests, lambda request, token_ids: advance(1, len(token_ids)))
+        failed = answer_all(engine, requests, lambda request, token_ids: advance(1, len(token_ids)))
     _check_written(engine)
+    return failed
 
 
 def _score_texts(config: HotdraftConfig, texts: Sequence[ScoredText], buffer: ReplayBuffer, total: int) -> None:
@@ -106,15 +114,20 @@ def _score_texts(config: HotdraftConfig, texts: Sequence[ScoredText], buffer: Re
 
 def _score_answers(
     config: HotdraftConfig, requests: Sequence[GenerationRequest], draft: str, buffer: ReplayBuffer, total: int
-) -> None:
+) -> set[str]:
+    """Gives the ids of those that failed."""
     target = _load_target(config)
     engine = build_engine(generation_config(config, requests, draft), None)
     at_once = ANSWERS_AT_ONCE * engine.num_slots
+    failed: set[str] = set()
     with _stage("draft answers scored", total, len(requests)) as advance, started(engine):
         for start in range(0, len(requests), at_once):
             answers: list[tuple[GenerationRequest, list[int]]] = []
-            answer_all(engine, requests[start : start + at_once], lambda *answer, to=answers: to.append(answer))
-            _append_scores(config, target, [_scored_text(*answer) for answer in answers], buffer, advance)
+            batch = requests[start : start + at_once]
+            failed |= answer_all(engine, batch, lambda *answer, to=answers: to.append(answer))
+            if answers:
+                _append_scores(config, target, [_scored_text(*answer) for answer in answers], buffer, advance)
+    return failed
 
 
 def _scored_text(request: GenerationRequest, token_ids: list[int]) -> ScoredText:

@@ -44,7 +44,7 @@ def weights_here(config: HotdraftConfig) -> bool:
 def answer_speed(config: HotdraftConfig, items: Sequence[Prompt | Text]) -> float | None:
     """Output tokens of the target a second, all slots together, over one batch of answers.
 
-    None where no prompt is there, or fits.
+    None where no prompt is there, fits, or is answered.
     """
     prompts = [item for item in items if isinstance(item, Prompt)][: config.predistill.num_slots]
     requests = list(answer_requests(config, load_tokenizer(config.target), prompts).values())
@@ -56,7 +56,7 @@ def answer_speed(config: HotdraftConfig, items: Sequence[Prompt | Text]) -> floa
         with started(engine):
             begun = time.perf_counter()
             answer_all(engine, requests, lambda _, token_ids: tokens.append(len(token_ids)))
-            return sum(tokens) / (time.perf_counter() - begun)
+            return sum(tokens) / (time.perf_counter() - begun) if tokens else None
 
 
 def try_training(plan: MemoryPlan, available: Available, items: Sequence[Prompt | Text]) -> Step | None:

@@ -5,12 +5,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
-from hotdraft.answering.batch import CollectError
+from hotdraft.answering.batch import CollectError, answer_all, generation_config, started
 from hotdraft.answering.collect import collect
 from hotdraft.answering.requests import answer_requests, on_policy_requests, output_tokens, text_pieces
 from hotdraft.pipeline.config.settings import HotdraftConfig
@@ -19,6 +20,7 @@ from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out, sample_fr
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.traffic.prompts import Prompt, ask
 from hotdraft.pipeline.traffic.sources import Text
+from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
 from hotdraft.training.batches.replay_data import ReplayDataModule
 from tests.models import save, tiny_llama
@@ -143,6 +145,44 @@ def test_answers_that_cannot_be_written_are_an_error(config, buffer, monkeypatch
     monkeypatch.setattr(buffer, "append", full)
     with pytest.raises(CollectError, match="cannot be written"):
         collect(config, PROMPTS, buffer, None)
+
+
+@pytest.fixture
+def poisoned(config, tmp_path) -> HotdraftConfig:
+    """With a target whose numbers for the letter Z are none."""
+    target = tiny_llama(layers=2, seed=0)
+    [letter] = load_tokenizer(config.target)("Z", add_special_tokens=False).input_ids
+    torch.nn.init.constant_(target.model.embed_tokens.weight[letter], torch.nan)
+    return config.model_copy(update={"target": save(target, tmp_path / "poisoned")})
+
+
+def test_a_prompt_that_cannot_be_answered_is_left_out_each_time(poisoned, buffer, tiny_draft, capsys):
+    config = with_predistill(poisoned, on_policy_fraction=0.0)
+    for _ in range(2):
+        kinds = collect(config, [*PROMPTS, ask("ask", "Z?")], buffer, None)
+        answered = answer_ids(config, PROMPTS)
+        assert kinds["answers of the target"] == answered
+        assert held(buffer).keys() == set(answered)
+        assert "1 of 11 samples are left out: answering failed, and the log says why" in capsys.readouterr().out
+
+
+def test_where_nothing_or_next_to_nothing_can_be_answered_the_run_ends(poisoned, buffer):
+    hopeless = [ask("ask", f"Z{number}?") for number in range(40)]
+    with pytest.raises(CollectError, match="the engine failed while answering"):
+        collect(poisoned, [*hopeless, *PROMPTS], buffer, None)
+    with pytest.raises(CollectError, match="nothing could be answered"):
+        collect(poisoned, hopeless[:3], buffer, None)
+
+
+def test_an_engine_that_has_ended_is_an_error_of_one_line(config):
+    requests = list(answer_requests(config, load_tokenizer(config.target), PROMPTS).values())
+    engine = build_engine(generation_config(config, requests), None)
+    with started(engine):
+        engine.step = engine.decoder.check = Mock(side_effect=RuntimeError("the device is gone"))
+        with pytest.raises(CollectError, match="the engine failed while answering"):
+            answer_all(engine, requests, lambda *_: None)
+        with pytest.raises(CollectError, match="the engine failed while answering"):
+            answer_all(engine, requests, lambda *_: None)
 
 
 def test_samples_that_retention_deletes_are_an_error(config):

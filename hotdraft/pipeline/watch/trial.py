@@ -143,7 +143,7 @@ def _state(tags: Mapping[str, str]) -> Trial | None:
         return Trial(
             float(content["opened"]), str(content["against"]), int(content["looks"]), bool(content["over"])
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         logger.warning("the tag %s cannot be read: %r", STATE, error)
         return None
 

@@ -309,6 +309,18 @@ def test_tags_of_somebody_else_stop_nothing(server, registry, client):
     assert registry.champion() == 1
 
 
+@pytest.mark.parametrize("looks", ["Infinity", "null", '"many"', "[]"])
+def test_a_trial_of_which_nobody_can_read_how_it_stands_is_opened_anew(server, registry, client, looks):
+    one = server("one")
+    one.serve(0.6, 30)
+    state = f'{{"opened": 1.0, "against": "1", "looks": {looks}, "over": false}}'
+    client.set_model_version_tag("hotdraft-draft", "2", "watch/state", state)
+    promote(registry, 2, one)
+    one.serve(0.2, 20)
+    one.watch.turn()
+    assert registry.champion() == 1
+
+
 def test_a_version_that_was_deleted_ends_its_trial(server, registry, client):
     one = server("one")
     one.serve(0.6, 30)

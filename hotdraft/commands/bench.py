@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hotdraft.commands.options import ConfigOption, waiting
+from hotdraft.commands.options import ConfigOption, check_writable, waiting
 
 
 def bench(
@@ -88,14 +88,7 @@ def _check_files(json_file: Path | None, chart: Path | None) -> None:
         kinds = FigureCanvasBase.get_supported_filetypes()
         if chart.suffix.lower().removeprefix(".") not in kinds:
             raise typer.BadParameter(f"{chart} is none of the kinds that can be drawn: {', '.join(sorted(kinds))}")
-    for file in filter(None, (json_file, chart)):
-        try:
-            was_there = file.exists()
-            file.open("ab").close()  # which leaves what is there as it is
-        except OSError as error:
-            raise typer.BadParameter(f"{file} cannot be written: {error.strerror}") from error
-        if not was_there:
-            file.unlink()
+    check_writable(*filter(None, (json_file, chart)))
 
 
 def _words(text: str) -> list[str]:

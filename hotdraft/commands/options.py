@@ -56,6 +56,18 @@ def warn_of_nobody(run_dir: Path) -> None:
         typer.echo(f"warning: nothing has run in {run_dir.absolute()} yet", err=True)
 
 
+def check_writable(*files: Path) -> None:
+    """Better told now than at the end of a run. Raises `typer.BadParameter`; leaves what is there as it is."""
+    for file in files:
+        try:
+            was_there = file.exists()
+            file.open("ab").close()
+        except OSError as error:
+            raise typer.BadParameter(f"{file} cannot be written: {error.strerror}") from error
+        if not was_there:
+            file.unlink()
+
+
 def serving_overrides(
     *, server: dict[str, Any], engine: dict[str, Any], speculative: str | None = None, **top: Any
 ) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotdraft.commands.options import ConfigOption, EngineOption, waiting
+from hotdraft.commands.options import ConfigOption, EngineOption, check_writable, waiting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -140,6 +140,8 @@ def run(
 
     settings = load_config(config, dict(overrides or {}))
     out.mkdir(parents=True, exist_ok=True)
+    picture = out / "acceptance.png"
+    check_writable(out / "report.json", picture)
     console = Console(markup=False)
     log = out / "server.log"
     jobs = JobRecords(settings.run_dir)
@@ -171,7 +173,6 @@ def run(
     (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     show_report(console, report)
     console.print(f"report   {out / 'report.json'}", highlight=False)
-    picture = out / "acceptance.png"
     picture.unlink(missing_ok=True)
     if report["windows"]:
         draw(playback, report, picture)

@@ -274,6 +274,20 @@ def test_another_program_that_answers_is_named_in_one_line(tmp_path, config, mon
     assert result.output.strip() == f"error: {url} does not answer as hotdraft does: {fault}"
 
 
+@pytest.mark.parametrize("name", ["report.json", "acceptance.png"])
+def test_what_could_not_be_written_in_the_end_is_not_played(tmp_path, config, name):
+    (tmp_path / "out" / name).mkdir(parents=True)
+    write_traffic(tmp_path / "t.jsonl", [ask("a", "x")])
+    with fake_server() as (url, bodies):
+        result = cli(
+            simulate, "--traffic", tmp_path / "t.jsonl", "-c", config, "--url", url, "--out", tmp_path / "out"
+        )
+    assert result.exit_code == 2
+    assert "cannot be written" in result.output
+    assert not bodies
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [name]
+
+
 def test_where_nothing_was_answered_there_is_no_picture(tmp_path, config):
     (tmp_path / "acceptance.png").touch()
     write_traffic(tmp_path / "t.jsonl", [ask("a", "fail")])

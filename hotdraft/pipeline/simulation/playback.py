@@ -107,9 +107,14 @@ async def play(
         wall_seconds = time.monotonic() - started
         with suppress(httpx.HTTPError):  # a server that died has failed requests to tell of it
             after = await counted(client)
-    swaps, rejected, seconds, plain_seconds = (after[name] - before[name] for name in COUNTS)
+    swaps, rejected, seconds, plain_seconds = (_grown(before[name], after[name]) for name in COUNTS)
     speedup = plain_seconds / seconds if seconds else None
     return Playback(outcomes, int(swaps), int(rejected), speedup, wall_seconds, interrupted)
+
+
+def _grown(before: float, after: float) -> float:
+    """Of a counter, which begins anew with its server."""
+    return after - before if after >= before else after
 
 
 async def send(client: httpx.AsyncClient, model: str, request: int, prompt: Prompt, defaults: Defaults) -> Outcome:

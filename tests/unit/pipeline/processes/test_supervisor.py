@@ -53,7 +53,10 @@ def supervise(config):
 
 
 def is_up(supervisor) -> bool:
-    return supervisor.log_path.exists() and "up" in supervisor.log_path.read_text()
+    try:
+        return "up" in supervisor.log_path.read_text()
+    except FileNotFoundError:  # not begun yet, or put aside just now
+        return False
 
 
 def test_child_has_its_own_group_low_priority_and_settings(supervise):

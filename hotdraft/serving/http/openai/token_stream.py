@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
@@ -46,10 +47,11 @@ async def unless_gone(client: Request, work: Coroutine[None, None, T]) -> T:
 class TokenStream:
     """Submits `requests` on construction and yields their deltas as they come, each with its request's index.
 
-    The last delta of each has a finish reason. All are cancelled when `client` disconnects, whether or not
-    anything is being sent to it, when the iteration is abandoned, and when one of them cannot be submitted;
-    after a cancellation the engine's own last deltas end the iteration. Raises what `Engine.submit` raises.
-    Must be made in a running event loop.
+    What comes of a request before it is asked for joins what waits of it: of a client that reads slowly, or not at
+    all, text is kept and no queue of pieces. The last delta of each has a finish reason. All are cancelled when
+    `client` disconnects, whether or not anything is being sent to it, when the iteration is abandoned, and when one
+    of them cannot be submitted; after a cancellation the engine's own last deltas end the iteration. Raises what
+    `Engine.submit` raises. Must be made in a running event loop.
     """
 
     def __init__(
@@ -59,7 +61,10 @@ class TokenStream:
         self._engine = engine
         self._only_prompts = only_prompts
         self._loop = asyncio.get_running_loop()
-        self._deltas: asyncio.Queue[tuple[int, OutputDelta]] = asyncio.Queue()
+        self._lock = threading.Lock()
+        self._untold: dict[tuple[int, bool], OutputDelta] = {}
+        """By index; an end that is none of the answer's own comes after what was said before it."""
+        self._news = asyncio.Event()
         self._unfinished: dict[int, str] = {}
         """Request ids by index."""
         self._request_id = requests[0].request_id
@@ -82,7 +87,7 @@ class TokenStream:
         ended: list[tuple[FinishReason, RequestStats]] = []
         try:
             while self._unfinished:
-                index, delta = await self._deltas.get()
+                index, delta = await self._next()
                 if delta.finish_reason is not None:
                     del self._unfinished[index]
                     ended.append((delta.finish_reason, delta.stats))
@@ -99,9 +104,23 @@ class TokenStream:
     def _on_delta(self, index: int, delta: OutputDelta) -> None:
         if not self._is_read:
             return
-        # The loop may close while the engine finishes its last round; nobody reads this delta then.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._deltas.put_nowait, (index, delta))
+        key = index, delta.finish_reason in ("cancelled", "error")
+        with self._lock:
+            is_awaited = not self._untold
+            self._untold[key] = self._untold[key].then(delta) if key in self._untold else delta
+        if is_awaited:
+            # The loop may close while the engine finishes its last round; nobody reads this delta then.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._news.set)
+
+    async def _next(self) -> tuple[int, OutputDelta]:
+        while True:
+            with self._lock:
+                if self._untold:
+                    key = next(iter(self._untold))
+                    return key[0], self._untold.pop(key)
+                self._news.clear()
+            await self._news.wait()
 
     async def _cancel_on_disconnect(self, client: Request) -> None:
         await _disconnected(client)

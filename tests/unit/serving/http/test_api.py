@@ -138,7 +138,8 @@ def test_chat_stream(client: openai.OpenAI) -> None:
     assert all(chunk.system_fingerprint == "hotdraft-draft-v7" for chunk in chunks)
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hi you there!"
-    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, None, None, "stop"]
+    *before, last = [chunk.choices[0].finish_reason for chunk in chunks]
+    assert (set(before), last) == ({None}, "stop")
     assert all(chunk.usage is None for chunk in chunks)
     assert chunks[-1].model_extra["hotdraft"]["accepted_tokens"] == 4
     assert all("hotdraft" not in chunk.model_extra for chunk in chunks[:-1])
@@ -172,7 +173,9 @@ def test_stream_on_the_wire(url: str, engine: ScriptedEngine) -> None:
     ]
     assert "usage" not in first
     last = json.loads(events[-2].removeprefix("data: "))
-    assert last["choices"][0]["delta"] == {"content": "!"}
+    delta = last["choices"][0]["delta"]
+    assert delta.keys() == {"content"}
+    assert delta["content"].endswith("!")
 
 
 @pytest.mark.parametrize("prompt", ["hello there", [5, 6], ["hello there"], [[5, 6]]])
@@ -192,7 +195,8 @@ def test_completion_prompts(client: openai.OpenAI, engine: ScriptedEngine, promp
 def test_completion_stream(client: openai.OpenAI) -> None:
     chunks = list(client.completions.create(model="tiny-chat", prompt="hello", stream=True))
     assert "".join(chunk.choices[0].text for chunk in chunks) == "Hi you there!"
-    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, None, "stop"]
+    *before, last = [chunk.choices[0].finish_reason for chunk in chunks]
+    assert (set(before) <= {None}, last) == (True, "stop")
 
 
 def test_default_completion_tokens_fit_the_context(client: openai.OpenAI, engine: ScriptedEngine) -> None:

@@ -1,0 +1,64 @@
+"""What the engine says of a request, on its way to a client that may be slow to hear it."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+
+from hotdraft.serving.http.openai.token_stream import TokenStream
+from hotdraft.serving.messages.request import (
+    FinishReason,
+    GenerationRequest,
+    OutputDelta,
+    RequestStats,
+    SamplingParams,
+    TokenLogprob,
+)
+from tests.unit.serving.http.scripted import ScriptedEngine
+
+TOKENS = 1000
+LOGPROB = TokenLogprob(5, -1.0, ())
+STATS = RequestStats(1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+
+
+class Hasty(ScriptedEngine):
+    """Has said all of an answer before anybody could listen: `TOKENS` letters, then how it ends."""
+
+    def submit(self, request: GenerationRequest, on_delta: Callable[[OutputDelta], None]) -> None:
+        for count in range(1, TOKENS + 1):
+            prompt = (LOGPROB,) if count == 1 else None
+            on_delta(OutputDelta("a", (5,), None, replace(STATS, completion_tokens=count), (LOGPROB,), prompt))
+        on_delta(OutputDelta("!", (), self.ending, replace(STATS, completion_tokens=TOKENS), ()))
+
+    def cancel(self, request_id: str) -> None:
+        pass
+
+
+def heard(ending: FinishReason, answers: int) -> list[tuple[int, OutputDelta]]:
+    async def never() -> Any:
+        await asyncio.Event().wait()
+
+    async def scene() -> list[tuple[int, OutputDelta]]:
+        client = Request({"type": "http", "headers": []}, never)
+        requests = [GenerationRequest(str(index), (5,), SamplingParams()) for index in range(answers)]
+        return [one async for one in TokenStream(Hasty(ending=ending), requests, client)]
+
+    return asyncio.run(scene())
+
+
+def test_of_an_answer_that_nobody_takes_one_piece_is_kept_and_nothing_is_lost() -> None:
+    told = heard("length", answers=3)
+    assert [index for index, _ in told] == [0, 1, 2]
+    for _, delta in told:
+        assert delta.text == "a" * TOKENS + "!"
+        assert delta.token_ids == (5,) * TOKENS
+        assert delta.logprobs == (LOGPROB,) * TOKENS
+        assert delta.prompt_logprobs == (LOGPROB,)
+        assert (delta.finish_reason, delta.stats.completion_tokens) == ("length", TOKENS)
+
+
+def test_what_was_said_before_a_failure_is_told_before_it() -> None:
+    told = [(delta.text, delta.finish_reason) for _, delta in heard("error", answers=1)]
+    assert told == [("a" * TOKENS, None), ("!", "error")]

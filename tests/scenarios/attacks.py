@@ -18,8 +18,9 @@ PAUSE_SECONDS = 0.05
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
-def _connect(server: Server) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=120)
+def _connect(server: Server, source: str = "127.0.0.1") -> socket.socket:
+    address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+    return socket.create_connection(address, timeout=120, source_address=(source, 0))
 
 
 def _connections(server: Server, number: int, said: bytes) -> Iterator[None]:
@@ -107,6 +108,30 @@ def many_biases(server: Server) -> AbstractContextManager[list[int]]:
     return asking(server, {**GREEDY, "logit_bias": {f"no{number}": "" for number in range(120_000)}})
 
 
+@contextmanager
+def many_answers_to_nobody(server: Server, clients: int = 4) -> Iterator[None]:
+    """1,024 answers that a client at another address asks for and does not stay to hear, again and again."""
+    ended = threading.Event()
+    content = json.dumps({**GREEDY, "prompt": ["go on"] * 8, "n": 128, "max_tokens": 200, "stream": True}).encode()
+    request = HEAD + b"Content-Length: %d\r\n\r\n" % len(content) + content
+
+    def ask() -> None:
+        while not ended.is_set():
+            with _connect(server, "127.0.0.2") as client:
+                client.sendall(request)
+                ended.wait(PAUSE_SECONDS)
+
+    threads = [threading.Thread(target=ask) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
 ATTACKS: dict[str, Callable[[Server], AbstractContextManager]] = {
     attack.__name__: attack
     for attack in (
@@ -119,6 +144,7 @@ ATTACKS: dict[str, Callable[[Server], AbstractContextManager]] = {
         many_token_ids,
         many_short_prompts,
         many_biases,
+        many_answers_to_nobody,
     )
 }
 

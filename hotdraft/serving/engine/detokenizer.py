@@ -24,7 +24,10 @@ class Detokenizer:
     """Each token is decoded behind those of the last text: some decoders treat a first token differently."""
 
     def __init__(self, tokenizer: Tokenizer, silent: Set[int], prompt_ids: Sequence[int] = ()) -> None:
-        """`silent` tokens have no text. The first token is decoded behind `prompt_ids`, which are not told."""
+        """`silent` tokens have no text. The first token is decoded behind `prompt_ids`, which are not told.
+
+        They are first decoded when it comes: most of many answers may never begin.
+        """
         self._tokenizer = tokenizer
         self._silent = silent
         self._ids: list[int] = []
@@ -32,7 +35,7 @@ class Detokenizer:
         self._known = 0
         """How many of them are of the last text."""
         self._known_text = ""
-        self._begin_after(prompt_ids)
+        self._prompt_ids: Sequence[int] | None = prompt_ids
 
     def _begin_after(self, prompt_ids: Sequence[int]) -> None:
         """As few of its last tokens are kept as end with a whole character; none if there is no such end."""
@@ -46,6 +49,9 @@ class Detokenizer:
 
     def step(self, token: int) -> str:
         """The text that a token completes; nothing while its character may go on, and for a silent token."""
+        if self._prompt_ids is not None:
+            self._begin_after(self._prompt_ids)
+            self._prompt_ids = None
         if token in self._silent:  # kept, a long run of them would be decoded again at each
             return ""
         self._ids.append(token)

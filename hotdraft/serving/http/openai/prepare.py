@@ -117,17 +117,19 @@ class RequestPreparer:
     ) -> list[GenerationRequest]:
         defaults = self._engine.sampling_defaults if self._config.server.sampling_defaults == "model" else {}
         params = [body.sampling_params(max_tokens, choice, defaults) for choice in range(body.choices)]
-        answers = [(prompt_ids, one) for prompt_ids in prompts for one in params]
+        answers = [(prompt_ids, one) for prompt_ids in map(tuple, prompts) for one in params]
+        identity = client_identity(client, self._config.server)
+        scope = answer_scope(client, self._config, body.cache_salt)
         record = body.store is not False and not body.tells_only_prompts
         requests = [
             GenerationRequest(
                 request_id=response_id if len(answers) == 1 else f"{response_id}-{index}",
-                prompt_ids=tuple(prompt_ids),
+                prompt_ids=prompt_ids,
                 params=one,
                 domain=(body.domain or domain or DEFAULT_DOMAIN) if record else UNRECORDED_DOMAIN,
                 record=record,
-                client=client_identity(client, self._config.server),
-                scope=answer_scope(client, self._config, body.cache_salt),
+                client=identity,
+                scope=scope,
             )
             for index, (prompt_ids, one) in enumerate(answers)
         ]

@@ -32,11 +32,11 @@ CLIENT_GONE = 499
 
 
 async def unless_gone(client: Request, work: Coroutine[None, None, T]) -> T:
-    """What `work` comes to. When `client` disconnects it is cancelled; raises `ApiError` then."""
+    """What `work` comes to. Where `client` has disconnected by then it is cancelled; raises `ApiError` then."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(client))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
+        if gone.done() or not task.done():
             raise ApiError(CLIENT_GONE, "The client is gone.")
         return task.result()
     finally:

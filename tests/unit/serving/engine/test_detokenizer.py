@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tokenizers import Tokenizer, decoders, models
@@ -95,6 +96,14 @@ def test_behind_a_prompt_that_ends_within_a_character_an_answer_begins_anew() ->
     tokenizer = byte_fallback()
     for prompt in ([A, 0xE6], [0x80] * 9):
         assert texts(tokenizer, [SPACE_B, A], prompt) == ["b", "a", ""]
+
+
+def test_of_an_answer_that_never_begins_nothing_is_decoded() -> None:
+    backend = Mock(wraps=tiny_tokenizer().backend_tokenizer)
+    backend.decode.return_value = ""
+    detokenizer = Detokenizer(backend, frozenset(), [7, 8])
+    assert not backend.decode.called
+    assert detokenizer.finish() == ""
 
 
 def test_a_byte_that_breaks_the_character_before() -> None:

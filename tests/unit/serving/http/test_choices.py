@@ -39,6 +39,7 @@ def test_n_answers_share_a_prompt_and_differ_in_their_seeds(client: openai.OpenA
     assert reply.model_extra["hotdraft"]["drafted_tokens"] == 18
     assert sorted(request.params.seed for request in engine.requests) == [5, 6, 7]
     assert len({request.request_id for request in engine.requests}) == 3
+    assert len({id(request.prompt_ids) for request in engine.requests}) == 1, "of which there is one in memory"
 
 
 def test_a_request_is_one_line_in_the_log_however_many_answers_it_asks_for(

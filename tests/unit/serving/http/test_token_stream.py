@@ -5,9 +5,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from starlette.requests import Request
 
-from hotdraft.serving.http.openai.token_stream import TokenStream
+from hotdraft.serving.http.errors import ApiError
+from hotdraft.serving.http.openai.token_stream import CLIENT_GONE, TokenStream, unless_gone
 from hotdraft.serving.messages.request import (
     FinishReason,
     GenerationRequest,
@@ -62,3 +64,15 @@ def test_of_an_answer_that_nobody_takes_one_piece_is_kept_and_nothing_is_lost() 
 def test_what_was_said_before_a_failure_is_told_before_it() -> None:
     told = [(delta.text, delta.finish_reason) for _, delta in heard("error", answers=1)]
     assert told == [("a" * TOKENS, None), ("!", "error")]
+
+
+def test_who_left_before_its_prompt_was_encoded_is_gone_however_short_that_took() -> None:
+    async def gone() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def at_once() -> int:
+        return 1
+
+    with pytest.raises(ApiError) as refusal:
+        asyncio.run(unless_gone(Request({"type": "http", "headers": []}, gone), at_once()))
+    assert refusal.value.status == CLIENT_GONE

@@ -1,110 +1,23 @@
+"""What is played at a server, and what is told of it."""
+
 import json
 import signal
 import subprocess
 import sys
-import threading
 import time
-from contextlib import contextmanager
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import ClassVar
 
 import matplotlib.image
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from hotdraft.commands.simulate import demo, simulate
-from hotdraft.pipeline.config.section import ConfigError
-from hotdraft.pipeline.loop.job_progress import JobProgress
-from hotdraft.pipeline.loop.jobs import JobRecords
-from hotdraft.pipeline.processes.local_server import ServerError, local_server
-from hotdraft.pipeline.simulation.progress import latest_job
-from hotdraft.pipeline.system.log_tail import log_tail
+from hotdraft.commands.simulate import simulate
 from hotdraft.pipeline.traffic.prompts import ask, write_traffic
+from tests.unit.pipeline.simulation.fake_hotdraft import FakeHotdraft, cli, fake_server
 
 KEYS = {
     "requests", "failed_requests", "swaps", "adapters_rejected", "k", "speedup", "tokens", "tokens_per_second",
     "acceptance_rate_first", "acceptance_rate_last", "by_domain", "windows", "wall_seconds", "interrupted",
 }  # fmt: skip
-
-
-class FakeHotdraft(BaseHTTPRequestHandler):
-    """Answers with k = 4, 5 rounds and 10 tokens a request; accepts 4 of 20 before its swap, then 14."""
-
-    swap_after = 10
-    bodies: ClassVar[list[dict]]
-
-    def do_GET(self):
-        if self.path == "/v1/models":
-            self.answer({"data": [{"id": "fake"}]})
-        elif self.path == "/metrics":
-            swapped = len(self.bodies) > self.swap_after
-            self.answer(
-                "# TYPE hotdraft_swaps counter\n"
-                f'hotdraft_swaps_total{{model_name="fake",reason="promotion"}} {3 + swapped}\n'
-                'hotdraft_swaps_total{model_name="fake",reason="rollback"} 1\n'
-                "# TYPE hotdraft_adapters_rejected counter\n"
-                f'hotdraft_adapters_rejected_total{{model_name="fake"}} {2 * swapped}\n'
-            )
-        else:
-            self.answer({"status": "ok"})
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.bodies.append(body)
-        body["key"] = self.headers["Authorization"]
-        if body["messages"][-1]["content"] == "wait":
-            time.sleep(60)
-        if body["messages"][-1]["content"] == "page":
-            return self.answer("<html>a proxy's</html>")
-        if body["messages"][-1]["content"] == "null":
-            return self.answer({"usage": {"completion_tokens": None}, "hotdraft": {"rounds": 1}})
-        if body["messages"][-1]["content"] == "fail":
-            return self.answer({"error": {"message": "scripted failure"}}, status=500)
-        swapped = len(self.bodies) > self.swap_after
-        counts = {"rounds": 5, "drafted_tokens": 20, "accepted_tokens": 14 if swapped else 4, "accepted_guesses": 0}
-        return self.answer(
-            {"usage": {"completion_tokens": 10}, "hotdraft": {"draft_version": int(swapped), **counts}}
-        )
-
-    def answer(self, content, status=200):
-        data = (content if isinstance(content, str) else json.dumps(content)).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *args):
-        pass
-
-
-@contextmanager
-def fake_server():
-    class Handler(FakeHotdraft):
-        bodies: ClassVar[list[dict]] = []
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", Handler.bodies
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-@pytest.fixture
-def config(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text(f"target: fake\nrun_dir: {tmp_path / 'run'}\n")
-    return path
-
-
-def cli(command, *arguments):
-    app = typer.Typer()
-    app.command()(command)
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def test_the_report_counts_what_the_server_said(tmp_path, config):
@@ -230,15 +143,6 @@ def test_ctrl_c_ends_it_with_a_report_of_what_was_played(tmp_path, config):
     assert (report["requests"], report["failed_requests"], report["interrupted"]) == (1, 0, True)
 
 
-def test_a_folder_that_is_no_demos_is_left_where_it_is(tmp_path, config):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.tex").touch()
-    result = cli(demo, "--out", tmp_path / "mine", "--config", config)
-    assert result.exit_code == 2
-    assert "is not empty: name a new folder" in " ".join(result.output.split())
-    assert (tmp_path / "mine" / "thesis.tex").exists()
-
-
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://127.0.0.1:none"])
 def test_a_server_that_is_not_there_is_named_and_leaves_nothing(tmp_path, config, url):
     write_traffic(tmp_path / "t.jsonl", [ask("a", "x")])
@@ -288,85 +192,11 @@ def test_what_could_not_be_written_in_the_end_is_not_played(tmp_path, config, na
     assert [path.name for path in (tmp_path / "out").iterdir()] == [name]
 
 
-def test_where_nothing_was_answered_there_is_no_picture(tmp_path, config):
-    (tmp_path / "acceptance.png").touch()
-    write_traffic(tmp_path / "t.jsonl", [ask("a", "fail")])
-    with fake_server() as (url, _):
-        result = cli(
-            simulate, "--traffic", tmp_path / "t.jsonl", "--config", config, "--out", tmp_path, "--url", url
-        )
-    assert result.exit_code == 1
-    assert (tmp_path / "report.json").exists()
-    assert not (tmp_path / "acceptance.png").exists()
-
-
-def test_demo_plays_two_domains_and_keeps_the_earlier_run(tmp_path, config, monkeypatch):
-    out = tmp_path / "demo"
-    out.mkdir()
-    for name in ("mlflow.db", "traffic.jsonl"):
-        (out / name).touch()
-    with fake_server() as (url, bodies):
-
-        @contextmanager
-        def at_fake(given_config, log, overrides):
-            assert (given_config, log, overrides) == (config, out / "server.log", {"run_dir": out})
-            yield url
-
-        monkeypatch.setattr("hotdraft.pipeline.processes.local_server.local_server", at_fake)
-        result = cli(demo, "--out", out, "--config", config, "--arithmetic-requests", 10, "--sql-requests", 30)
-    assert result.exit_code == 0, result.output
-    assert [body["metadata"]["domain"] for body in bodies].count("text_to_sql") == 30
-    assert len((out / "traffic.jsonl").read_text().splitlines()) == 40
-    assert not (out / "mlflow.db").exists()
-    assert len(list(tmp_path.glob("demo-*/mlflow.db"))) == 1
-    assert json.loads((out / "report.json").read_text())["swaps"] == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "fault"),
-    [
-        (["--config", "absent.yaml"], ConfigError),
-        (["--engine", "vlm"], ConfigError),
-        (["--engin", "vllm"], SystemExit),
-        (["--sql-requests", "0"], SystemExit),
-    ],
-)
-def test_a_mistyped_demo_moves_nothing(tmp_path, config, words, fault):
-    out = tmp_path / "demo"
-    out.mkdir()
-    (out / "traffic.jsonl").touch()
-    result = cli(demo, "--config", config, "--out", out, *words)
-    assert isinstance(result.exception, fault), result.output
-    assert not list(tmp_path.glob("demo-*"))
-    assert [path.name for path in out.iterdir()] == ["traffic.jsonl"]
-
-
-SERVER = """
-import sys, signal
-from http.server import *
-signal.signal(signal.SIGTERM, lambda *_: (print("stopped politely", flush=True), sys.exit()))
-class Health(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200); self.end_headers()
-ThreadingHTTPServer(("127.0.0.1", int(sys.argv[-1])), Health).serve_forever()
-"""
-
-
-def test_own_server_is_started_and_stopped_by_sigterm(tmp_path):
-    log = tmp_path / "server.log"
-    with local_server(Path("c.yaml"), log, command=[sys.executable, "-c", SERVER]) as url:
-        assert url.startswith("http://127.0.0.1:")
-    assert "stopped politely" in log.read_text()
-
-
 def test_this_machine_is_asked_past_a_proxy_that_the_environment_names(tmp_path, config, monkeypatch):
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     for name in ("HTTP_PROXY", "http_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    monkeypatch.setattr("hotdraft.pipeline.processes.local_server.START_SECONDS", 60.0)
-    with local_server(Path("c.yaml"), tmp_path / "server.log", command=[sys.executable, "-c", SERVER]):
-        pass
     write_traffic(tmp_path / "t.jsonl", [ask("a", "x")])
     with fake_server() as (url, bodies):
         for name in (url, url.replace("127.0.0.1", "localhost")):
@@ -377,38 +207,13 @@ def test_this_machine_is_asked_past_a_proxy_that_the_environment_names(tmp_path,
     assert len(bodies) == 2
 
 
-def test_a_server_of_our_own_is_reached_by_this_machine_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOTDRAFT_SERVER__HOST", "0.0.0.0")
-    print_host = [sys.executable, "-c", "import os; exit(os.environ['HOTDRAFT_SERVER__HOST'])"]
-    with (
-        pytest.raises(ServerError, match=r"127\.0\.0\.1$"),
-        local_server(Path("c.yaml"), tmp_path / "server.log", command=print_host),
-    ):
-        pass
-
-
-def test_a_server_that_dies_tells_its_last_words(tmp_path):
-    program = "import os; print('no model', os.environ['HOTDRAFT_ENGINE__K']); raise SystemExit(3)"
-    command = [sys.executable, "-c", program]
-    with (
-        pytest.raises(ServerError, match="ended with 3 while starting:\nno model 2"),
-        local_server(Path("c.yaml"), tmp_path / "server.log", {"engine": {"k": 2}}, command=command),
-    ):
-        pass
-
-
-def test_log_tail_shows_what_a_terminal_would(tmp_path):
-    (tmp_path / "log").write_bytes(b"one\n\x1b[32mtwo\x1b[0m\n\n10%\r20%\r\x1b[A30%\n")
-    assert log_tail(tmp_path / "log", 2) == "two\n30%"
-    assert log_tail(tmp_path / "absent") == ""
-
-
-def test_the_newest_job_is_shown_as_its_record_has_it(tmp_path):
-    records = JobRecords(tmp_path)
-    assert latest_job(records) == ""
-    with records.begin("loop") as job:
-        assert latest_job(records) == "a job is running"
-        job.tell(JobProgress(3, 60, 0.5, 9.0))
-        assert latest_job(records) == "running: step 3 of 60, loss 0.500, about 9 s left"
-        job.end("rejected", "loses 0.03 on\narithmetic", version=4)
-    assert latest_job(records) == "v4 rejected: loses 0.03 on arithmetic"
+def test_where_nothing_was_answered_there_is_no_picture(tmp_path, config):
+    (tmp_path / "acceptance.png").touch()
+    write_traffic(tmp_path / "t.jsonl", [ask("a", "fail")])
+    with fake_server() as (url, _):
+        result = cli(
+            simulate, "--traffic", tmp_path / "t.jsonl", "--config", config, "--out", tmp_path, "--url", url
+        )
+    assert result.exit_code == 1
+    assert (tmp_path / "report.json").exists()
+    assert not (tmp_path / "acceptance.png").exists()

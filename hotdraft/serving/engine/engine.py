@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from types import MappingProxyType
 from typing import Literal, TypeVar
 
@@ -191,8 +192,7 @@ class Engine:
         `ShuttingDownError` once the engine takes no more.
         """
         self._limits.check(request)
-        seed, domain, guessing = request.params.seed, request.domain, self.k_choice.guessing
-        recorder = self.recorder
+        seed, recorder = request.params.seed, self.recorder
         sequence = Sequence(
             Output(
                 request,
@@ -202,9 +202,7 @@ class Engine:
             ),
             seed=seed if seed is not None else random.getrandbits(62),
             eos_ids=self.eos_ids,
-            acceptance=self.k_choice.new_estimate(domain),
-            of_guesses=None if guessing is None else guessing.new_estimate(domain),
-            of_alternatives=self.k_choice.new_estimate_of_alternatives(domain),
+            estimates=partial(self.k_choice.new_estimates, request.domain),
         )
         with self._wake:
             if self.is_draining:

@@ -10,7 +10,7 @@ from hotdraft.serving.decoding.guessing import Guessing
 from hotdraft.serving.decoding.learned_costs import RoundSetting
 from hotdraft.serving.decoding.prompt_reading import PromptReading
 from hotdraft.serving.decoding.rounds import Round
-from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, TrafficEstimate, by_position, of_alternatives
+from hotdraft.serving.proposers.acceptance import Estimates, TrafficEstimate, by_position, of_alternatives
 from hotdraft.serving.proposers.plan import ProposalPlan
 
 REST = 3
@@ -68,13 +68,13 @@ class KChoice:
         self.adaptive = ProposalChoice(costs, max_k, proposed, padded=padded)
         return costs
 
-    def new_estimate(self, domain: str) -> AcceptanceEstimate:
-        """For a request that has yet to begin."""
-        return self._acceptance.of_request(domain)
-
-    def new_estimate_of_alternatives(self, domain: str) -> AcceptanceEstimate:
-        """Likewise of second choices."""
-        return self._of_alternatives.of_request(domain)
+    def new_estimates(self, domain: str) -> Estimates:
+        """For a request that begins."""
+        return Estimates(
+            self._acceptance.of_request(domain),
+            None if self.guessing is None else self.guessing.new_estimate(domain),
+            self._of_alternatives.of_request(domain),
+        )
 
     def choose(
         self, outlooks: Sequence[Outlook], guesses: Sequence[Sequence[int]], setting: RoundSetting

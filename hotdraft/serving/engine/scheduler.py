@@ -203,8 +203,9 @@ class Scheduler:
         guessing = self._k_choice.guessing
         if guessing is None:
             return NOTHING
-        assert sequence.of_guesses is not None, "the engine that guesses has estimates of guesses"
-        context, rates = self._decoder.slots.held(row), sequence.of_guesses.rates()
+        of_guesses = sequence.estimates.guessed
+        assert of_guesses is not None, "the engine that guesses has estimates of guesses"
+        context, rates = self._decoder.slots.held(row), of_guesses.rates()
         return guessing.guess(sequence.request.scope, context, sequence.left - 1, rates)
 
     def _gather(self, unread: int, budget: int) -> int:

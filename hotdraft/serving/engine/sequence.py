@@ -1,5 +1,8 @@
 """One running request as the scheduler sees it: how far it is, and whether its tokens end it."""
 
+from collections.abc import Callable
+from functools import cached_property
+
 import numpy as np
 
 from hotdraft.serving.decoding.choice import Outlook
@@ -7,7 +10,7 @@ from hotdraft.serving.decoding.guessing import matched
 from hotdraft.serving.decoding.rounds import Round
 from hotdraft.serving.engine.output import Output
 from hotdraft.serving.messages.request import FinishReason, GenerationRequest
-from hotdraft.serving.proposers.acceptance import AcceptanceEstimate
+from hotdraft.serving.proposers.acceptance import Estimates
 from hotdraft.serving.proposers.suffixes import Guess
 
 
@@ -18,19 +21,12 @@ class Sequence:
         *,
         seed: int,
         eos_ids: frozenset[int],
-        acceptance: AcceptanceEstimate,
-        of_guesses: AcceptanceEstimate | None = None,
-        of_alternatives: AcceptanceEstimate | None = None,
+        estimates: Callable[[], Estimates],
     ) -> None:
+        """`estimates` are asked for in its first round, if it comes to that."""
         self.request: GenerationRequest = output.request
         self.output = output
         self.seed = seed
-        self.acceptance = acceptance
-        """By position in the draft model's proposals."""
-        self.of_guesses = of_guesses
-        """By kind of guess; None where nothing is guessed."""
-        self.of_alternatives = of_alternatives
-        """By rank of the draft model's second choices; None where there are none."""
         self.is_drafted = True
         """Whether the draft model is asked for it."""
         self.is_drafted_alone = False
@@ -45,7 +41,12 @@ class Sequence:
         """Tokens it may still be given."""
         self.last_round: float | None = None
         """When its last tokens were there, by `time.perf_counter`."""
+        self._new_estimates = estimates
         self._eos_ids = frozenset() if output.request.params.ignore_eos else eos_ids
+
+    @cached_property
+    def estimates(self) -> Estimates:
+        return self._new_estimates()
 
     @property
     def may_be_read_together(self) -> bool:
@@ -54,9 +55,10 @@ class Sequence:
 
     def outlook(self, guess: Guess) -> Outlook:
         """What the next round could propose, of which `guess` comes from text."""
-        rates = np.empty(0) if self.of_guesses is None else self.of_guesses.rates()[list(guess.kinds)]
-        drafted = self.acceptance.rates() if self.is_drafted else np.empty(0)
-        alternatives = np.empty(0) if self.of_alternatives is None else self.of_alternatives.rates()
+        of = self.estimates
+        rates = np.empty(0) if of.guessed is None else of.guessed.rates()[list(guess.kinds)]
+        drafted = of.drafted.rates() if self.is_drafted else np.empty(0)
+        alternatives = np.empty(0) if of.alternatives is None else of.alternatives.rates()
         return Outlook(rates, drafted, self.left - 1, self.is_drafted_alone, alternatives)
 
     def learn(self, outcome: Round, row: int, guess: Guess) -> None:
@@ -65,15 +67,16 @@ class Sequence:
         What the draft stopped before is neither: it costs as little as it brings, and to hold it for refused made
         drafting look dear beside text.
         """
+        of = self.estimates
         accepted, guessed = int(outcome.num_accepted[row]), int(outcome.num_guessed[row])
         if accepted >= guessed:
             drafted = int(outcome.num_proposed[row]) - guessed
-            self.acceptance.observe(range(drafted), accepted - guessed)
-            if self.of_alternatives is not None:
-                self.of_alternatives.observe_choice(range(outcome.num_alternatives[row]), int(outcome.came[row]))
-        if self.of_guesses is not None:
+            of.drafted.observe(range(drafted), accepted - guessed)
+            if of.alternatives is not None:
+                of.alternatives.observe_choice(range(outcome.num_alternatives[row]), int(outcome.came[row]))
+        if of.guessed is not None:
             came = outcome.token_ids[row, : outcome.num_new[row]].tolist()
-            self.of_guesses.observe(guess.kinds[: len(came)], matched(guess.token_ids, came))
+            of.guessed.observe(guess.kinds[: len(came)], matched(guess.token_ids, came))
 
     def advance(self, outcome: Round, row: int) -> tuple[int, FinishReason | None]:
         """How many of a round's tokens the request takes, and the reason if it ends with the last of them."""

@@ -1,6 +1,7 @@
 """How likely proposed tokens are to be accepted, learnt from those that were judged."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,6 +64,17 @@ class AcceptanceEstimate:
 
     def _prior(self) -> np.ndarray:
         return self._assumed.rates() if isinstance(self._assumed, AcceptanceEstimate) else self._assumed
+
+
+class Estimates(NamedTuple):
+    """What is learnt of a request's proposals."""
+
+    drafted: AcceptanceEstimate
+    """By position in the draft model's proposals."""
+    guessed: AcceptanceEstimate | None = None
+    """By kind of guess; None where nothing is guessed."""
+    alternatives: AcceptanceEstimate | None = None
+    """By rank of the draft model's second choices; None where there are none."""
 
 
 class TrafficEstimate:

@@ -14,6 +14,7 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, sample_from_row
 from hotdraft.serving.engine.engine import Engine
+from hotdraft.serving.engine.k_choice import KChoice
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.engine.waiting import QueueFullError
 from hotdraft.serving.messages.events import RoundStats, SwapEvent
@@ -113,6 +114,19 @@ def test_stopping_an_engine_that_never_started_tells_too(config: HotdraftConfig)
         errand.result(1)
     with pytest.raises(CancelledError):
         engine.between_rounds(lambda: None).result(1)
+
+
+def test_for_who_leaves_the_queue_no_estimates_are_made(
+    config: HotdraftConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(KChoice, "new_estimates", lambda _, domain: made.append(domain))
+    engine = build_engine(config, None)
+    client = ask(engine, request("left"))
+    engine.cancel("left")
+    engine.step()
+    assert client.wait().finish_reason == "cancelled"
+    assert made == []
 
 
 def test_cancelling_who_is_gone_leaves_nothing(engine: Engine) -> None:

@@ -195,10 +195,11 @@ def test_a_guess_of_before_k_was_set_teaches_nothing(config: HotdraftConfig) -> 
     engine.step()
     assert plans[0].guesses[0].token_ids
     [sequence] = engine.scheduler.running
-    assert sequence.of_guesses is not None
+    of_guesses = sequence.estimates.guessed
+    assert of_guesses is not None
     engine.k = 0
     engine.step()
-    before = sequence.of_guesses.rates()
+    before = of_guesses.rates()
     engine.step()
-    assert sequence.of_guesses.rates().tolist() == before.tolist()
+    assert of_guesses.rates().tolist() == before.tolist()
     engine.stop()

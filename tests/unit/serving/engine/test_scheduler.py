@@ -1,5 +1,6 @@
 """Rows, queue and chunks, without a thread and without a model."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from hotdraft.serving.engine.scheduler import Scheduler
 from hotdraft.serving.engine.sequence import Sequence
 from hotdraft.serving.engine.waiting import QueueFullError, Waiting
 from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
-from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, by_position
+from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, Estimates, by_position
 from tests.models import tiny_tokenizer
 from tests.unit.serving.rounds import a_round
 
@@ -81,9 +82,8 @@ def wait(
         request = GenerationRequest(str(n), (1 + n,) * length, params, client=client)
         detokenizer = Detokenizer(tiny_tokenizer().backend_tokenizer, frozenset())
         output = Output(request, lambda delta: None, detokenizer)
-        sequences.append(
-            Sequence(output, seed=n, eos_ids=frozenset(), acceptance=AcceptanceEstimate(by_position(4)))
-        )
+        estimates = partial(Estimates, AcceptanceEstimate(by_position(4)))
+        sequences.append(Sequence(output, seed=n, eos_ids=frozenset(), estimates=estimates))
         scheduler.add(sequences[-1])
     return sequences
 

@@ -6,7 +6,7 @@ from hotdraft.serving.engine.detokenizer import Detokenizer
 from hotdraft.serving.engine.output import Output
 from hotdraft.serving.engine.sequence import Sequence
 from hotdraft.serving.messages.request import GenerationRequest, OutputDelta, SamplingParams
-from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, by_position, of_alternatives
+from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, Estimates, by_position, of_alternatives
 from hotdraft.serving.proposers.suffixes import NOTHING
 from tests.models import tiny_tokenizer
 from tests.unit.serving.rounds import a_round
@@ -17,7 +17,8 @@ EOS = 256
 def sequence(**params: object) -> Sequence:
     request = GenerationRequest("r", (1, 2), SamplingParams(**{"max_tokens": 100, **params}))
     output = Output(request, unheard, Detokenizer(tiny_tokenizer().backend_tokenizer, {EOS}))
-    return Sequence(output, seed=0, eos_ids=frozenset({EOS}), acceptance=AcceptanceEstimate(by_position(4)))
+    estimates = Estimates(AcceptanceEstimate(by_position(4)), None, AcceptanceEstimate(of_alternatives(2)))
+    return Sequence(output, seed=0, eos_ids=frozenset({EOS}), estimates=lambda: estimates)
 
 
 def unheard(delta: OutputDelta) -> None:
@@ -45,20 +46,21 @@ def test_the_last_token_allowed_may_be_the_end() -> None:
 
 def test_a_second_choice_that_came_gives_another_token_and_is_learnt_from() -> None:
     under_test = sequence()
-    under_test.of_alternatives = AcceptanceEstimate(of_alternatives(2))
+    estimate = under_test.estimates.alternatives
+    assert estimate is not None
     outcome = a_round([70, 71, 72, 73], accepted=1, came=1)
     assert under_test.advance(outcome, 0) == (3, None)
-    before = under_test.of_alternatives.rates()
+    before = estimate.rates()
     under_test.learn(outcome, 0, NOTHING)
-    after = under_test.of_alternatives.rates()
+    after = estimate.rates()
     assert after[0] < before[0]
     assert after[1] > before[1]
 
 
 def test_what_a_draft_stopped_before_is_not_held_for_refused() -> None:
     under_test = sequence()
-    before = under_test.acceptance.rates()
+    before = under_test.estimates.drafted.rates()
     under_test.learn(a_round([70, 71], accepted=1), 0, NOTHING)
-    after = under_test.acceptance.rates()
+    after = under_test.estimates.drafted.rates()
     assert after[0] > before[0]
     assert after[1:].tolist() == before[1:].tolist(), "one was drafted, and it was right"

@@ -65,9 +65,8 @@ def test_a_version_that_was_rolled_back_serves_no_longer_where_the_champion_cann
     assert swapper.live_version == 2
 
 
-def test_a_copy_that_came_spoiled_is_fetched_again_after_a_pause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def beside_a_spoiled_copy(tmp_path: Path) -> tuple[Swapper, ChampionFollower]:
+    """Version 2 serves, and the copy that came of champion 3 was found spoiled once."""
     registry, swapper = Registry(), Swapper(2)
     registry.fetched.discard.return_value = True
     registry.promote(2)
@@ -75,6 +74,13 @@ def test_a_copy_that_came_spoiled_is_fetched_again_after_a_pause(
     unchecked: Any = registry, Mock(wraps=LastServedFile(tmp_path))
     follower = ChampionFollower(swapper, *unchecked)
     follower.follow("promotion")
+    return swapper, follower
+
+
+def test_a_copy_that_came_spoiled_is_fetched_again_after_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swapper, follower = beside_a_spoiled_copy(tmp_path)
     follower.follow("promotion")
     assert follower.unusable[3].tries == 1
     later = time.monotonic() + 3
@@ -86,13 +92,7 @@ def test_a_copy_that_came_spoiled_is_fetched_again_after_a_pause(
 
 def test_a_version_that_has_been_unusable_for_weeks_still_waits_for_its_next_try(tmp_path: Path) -> None:
     """2.0**1024 is no number, and each of so many tries comes ten minutes after the one before."""
-    registry, swapper = Registry(), Swapper(2)
-    registry.fetched.discard.return_value = True
-    registry.promote(2)
-    registry.promote(3)
-    unchecked: Any = registry, Mock(wraps=LastServedFile(tmp_path))
-    follower = ChampionFollower(swapper, *unchecked)
-    follower.follow("promotion")
+    _, follower = beside_a_spoiled_copy(tmp_path)
     follower.unusable = {3: replace(follower.unusable[3], tries=5000, retry_at=0.0)}
     for _ in range(3):
         follower.follow("promotion")

@@ -30,7 +30,7 @@ class PackedRequest(NamedTuple):
 
     @property
     def prompt_length(self) -> int:
-        return len(self.prompt) // torch.int64.itemsize
+        return token_count(self.prompt)
 
 
 class PackedBatch(NamedTuple):
@@ -85,6 +85,11 @@ class PackedBatch(NamedTuple):
             name: moved(part, device) for name, part in self._asdict().items() if isinstance(part, Tensor)
         }
         return self._replace(**there)
+
+
+def token_count(tokens: bytes) -> int:
+    """Of tokens as the bytes of int64."""
+    return len(tokens) // torch.int64.itemsize
 
 
 def pack(

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hotdraft.pipeline.system.byte_cache import ByteCache
-from hotdraft.training.batches.packing import PackedBatch
+from hotdraft.training.batches.packing import PackedBatch, token_count
 from hotdraft.training.scoring.layer_span import LayerSpan
 from hotdraft.training.scoring.lower_layers import LowerLayers
 from hotdraft.training.scoring.read_prompts import ReadPrompt, joined, read_prompts, token_ids
@@ -53,7 +53,7 @@ class KeptPrompts:
             self._kept.keep(tokens, found[tokens])
         before = [request.prompt_length for request in batch.requests]
         answers = [length - read for length, read in zip(batch.lengths, before, strict=True)]
-        return layers(answered, before, answers, batch.position_ids[0, batch.supervised], cache)
+        return layers(answered, before, answers, cache)
 
     def _given(self, batch: PackedBatch, missing: Sequence[bytes]) -> tuple[dict[bytes, Tensor], Tensor]:
         """What the layers are given: of each `missing` prompt, and of the supervised positions."""
@@ -68,7 +68,7 @@ class KeptPrompts:
         """What may be read beside what is `missing`, as it soon will be too."""
         soon = dict.fromkeys(request.prompt for request in batch.ahead)
         lacking = [tokens for tokens in soon if tokens and tokens not in missing and self._find(tokens) is None]
-        read = accumulate(map(_length, lacking), initial=sum(map(_length, missing)))
+        read = accumulate(map(token_count, lacking), initial=sum(map(token_count, missing)))
         return [tokens for tokens, before in zip(lacking, read, strict=False) if before < READ_TOGETHER]
 
     def _find(self, tokens: bytes) -> ReadPrompt | None:
@@ -80,7 +80,3 @@ class KeptPrompts:
 
     def _is_new(self, prompt: ReadPrompt) -> bool:
         return self.step - prompt.read_at < self._steps
-
-
-def _length(tokens: bytes) -> int:
-    return len(tokens) // torch.int64.itemsize

@@ -29,14 +29,14 @@ class LayerSpan:
         self._device = model.device
         self._layers: PreTrainedModel = _without(base, first) if first else base
 
-    def __call__(
-        self, given: Tensor, before: list[int], lengths: list[int], places: Tensor, cache: DynamicCache
-    ) -> Tensor:
+    def __call__(self, given: Tensor, before: list[int], lengths: list[int], cache: DynamicCache) -> Tensor:
         """States [T, H] of what is `given`, request by request: token ids [T], or states [T, H] behind `first`.
 
-        `before` and `lengths` are the tokens of each request that `cache` holds and that are given, `places` int64
-        [T] the positions of these.
+        `before` and `lengths` are the tokens of each request that `cache` holds and that are given.
         """
+        places = torch.cat(
+            [torch.arange(start, start + length) for start, length in zip(before, lengths, strict=True)]
+        )
         named = "inputs_embeds" if given.is_floating_point() else "input_ids"
         options: dict[str, Any] = {
             named: moved(given[None], self._device),
@@ -48,15 +48,13 @@ class LayerSpan:
             return states_behind(self._layers, self.end, **options)[0]
         return self._layers(**options)[0].squeeze(0)
 
-    def keys(
-        self, given: Tensor, before: list[int], lengths: list[int], places: Tensor, cache: "SpanCache"
-    ) -> Tensor | None:
+    def keys(self, given: Tensor, before: list[int], lengths: list[int], cache: "SpanCache") -> Tensor | None:
         """Reads what is given into `cache`; states too if there is an `end`, as they come with the keys then."""
         if self.end is not None:
-            return self(given, before, lengths, places, cache)
+            return self(given, before, lengths, cache)
         cache.last = self._last
         with suppress(ReadEnough):
-            self(given, before, lengths, places, cache)
+            self(given, before, lengths, cache)
         return None
 
 

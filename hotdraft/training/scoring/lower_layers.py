@@ -71,10 +71,9 @@ class LowerLayers:
             before = [request.prompt_length for request in missing]
             ids = [token_ids(request.tokens)[read:] for request, read in zip(missing, before, strict=True)]
             lengths = [len(part) for part in ids]
-            places = [torch.arange(length) + read for length, read in zip(lengths, before, strict=True)]
             cache = joined([prompts[request.prompt] for request in missing if request.prompt])
             with torch.autocast(self._device.type, enabled=False):
-                states = self._span(torch.cat(ids), before, lengths, torch.cat(places), cache)
+                states = self._span(torch.cat(ids), before, lengths, cache)
             for request, part in zip(missing, states.split(lengths), strict=True):
                 found[request] = part.clone()  # a part of a batch's would keep all of them
                 self._kept.answers.keep((self._name, request), found[request])

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotdraft.training.batches.packing import token_count
 from hotdraft.training.scoring.layer_span import LayerSpan, SpanCache
 
 WORTH = 4
@@ -80,9 +81,8 @@ def token_ids(tokens: bytes) -> Tensor:
 def _read_on(span: LayerSpan, begun: Sequence[ReadPrompt], parts: Sequence[Tensor], step: int) -> list[ReadPrompt]:
     """Whole prompts, of which what they go on from was read before and `parts` are the rest."""
     before, lengths = [len(prompt) for prompt in begun], [len(part) for part in parts]
-    places = [torch.arange(length) + start for length, start in zip(lengths, before, strict=True)]
     cache = joined([prompt for prompt in begun if prompt.layers])
-    states = span.keys(torch.cat(list(parts)), before, lengths, torch.cat(places), cache)
+    states = span.keys(torch.cat(list(parts)), before, lengths, cache)
     torch.clear_autocast_cache()  # else the copies of weights made here, without gradient, would be used again
     ends = {
         number: [tensor[:, :, sum(before) :].split(lengths, dim=2) for tensor in pair]
@@ -113,8 +113,8 @@ def _shared(tokens: bytes, other: bytes) -> int:
 
     0 where they are few: a template's first tokens are not worth being as old as another prompt.
     """
-    length = len(tokens) // torch.int64.itemsize
-    count = min(length - 1, len(other) // torch.int64.itemsize)
+    length = token_count(tokens)
+    count = min(length - 1, token_count(other))
     differ = np.frombuffer(tokens, np.int64, count) != np.frombuffer(other, np.int64, count)
     shared = int(differ.argmax()) if differ.any() else count
     return shared if shared * WORTH >= length else 0

@@ -111,13 +111,6 @@ class DistillConfig(TrainingSection):
         description="optimiser steps that what the draft makes of a prompt is kept for, without gradient; 0: each "
         "step reads its prompts, with gradient, and takes twice as long",
     )
-    burst_layers: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="share of the draft's layers, the last, that a burst adapts; under 1 it takes less time and, "
-        "from some hundred steps on, gains less",
-    )
     rejected_fraction: float = Field(
         0.0, ge=0, lt=1, description="share of batches drawn from the window by how many tokens the draft missed"
     )

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -34,29 +34,6 @@ def hook_states(model: PreTrainedModel, take: Callable[[int, Tensor], object]) -
 
     _, layers = layer_stack(model)
     return [layer.register_forward_hook(partial(hook, number)) for number, layer in enumerate(layers, 1)]
-
-
-class ReadEnough(Exception):  # noqa: N818 -- no error
-    """Raised within a forward pass of which no more is needed."""
-
-
-def states_behind(base: PreTrainedModel, count: int, **given: Any) -> Tensor:
-    """The states [B, T, H] behind the first `count` layers of a base model; those above are not run."""
-    found: list[Tensor] = []
-
-    def stop(_: nn.Module, __: object, output: Any) -> NoReturn:
-        found.append(layer_output(output))
-        raise ReadEnough
-
-    _, layers = layer_stack(base)
-    hook = layers[count - 1].register_forward_hook(stop)
-    try:
-        base(**given)
-    except ReadEnough:
-        pass
-    finally:
-        hook.remove()
-    return found[0]
 
 
 def layer_output(output: Any) -> Tensor:

@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import ItemsView
-from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 
@@ -44,10 +43,6 @@ class ByteCache(Generic[Key, Value]):
     def items(self) -> ItemsView[Key, Value]:
         """What was asked for longest ago first."""
         return self._kept.items()
-
-    def newest(self, count: int) -> list[tuple[Key, Value]]:
-        """What was asked for last, first."""
-        return list(islice(reversed(self._kept.items()), count))
 
     def clear(self) -> None:
         self._kept.clear()

@@ -21,8 +21,8 @@ def sent(values: Values | np.ndarray, dtype: torch.dtype, device: torch.device) 
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on `device`, likewise; one that is there already."""
-    return tensor if device.type == tensor.device.type else tensor.pin_memory().to(device, non_blocking=True)
+    """A tensor of the host on `device`, likewise."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def received(tensor: Tensor) -> np.ndarray:

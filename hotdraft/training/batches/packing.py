@@ -20,19 +20,6 @@ class DataError(ValueError):
     """Replay samples that cannot be trained on."""
 
 
-class PackedRequest(NamedTuple):
-    """Tokens as the bytes of int64, by which they can be looked up."""
-
-    prompt: bytes
-    """What stands before the first supervised position."""
-    tokens: bytes
-    """All of them."""
-
-    @property
-    def prompt_length(self) -> int:
-        return token_count(self.prompt)
-
-
 class PackedBatch(NamedTuple):
     """R requests in one row of T tokens, with N supervised positions and K target tokens at each."""
 
@@ -42,8 +29,8 @@ class PackedBatch(NamedTuple):
     """int64 [1, T]: from 0 in each request."""
     lengths: tuple[int, ...]
     """[R]: tokens of each request, T together."""
-    requests: tuple[PackedRequest, ...]
-    """[R]."""
+    prompts: tuple[bytes, ...]
+    """Of each request the tokens before its first supervised position, as int64."""
     supervised: Tensor
     """int64 [N]: positions whose next token was emitted by the target."""
     request: Tensor
@@ -68,12 +55,8 @@ class PackedBatch(NamedTuple):
     """float32 [N]: loss weight."""
     step_weight: Tensor
     """float32 []: sum of `weight` over this process's batches of the optimiser step that this one belongs to."""
-    ahead: tuple[PackedRequest, ...] = ()
+    prompts_ahead: tuple[bytes, ...] = ()
     """Those of batches that were drawn together with this one, which may be read together."""
-
-    @property
-    def prompts(self) -> tuple[bytes, ...]:
-        return tuple(request.prompt for request in self.requests)
 
     @property
     def sampling(self) -> Sampling:
@@ -85,11 +68,6 @@ class PackedBatch(NamedTuple):
             name: moved(part, device) for name, part in self._asdict().items() if isinstance(part, Tensor)
         }
         return self._replace(**there)
-
-
-def token_count(tokens: bytes) -> int:
-    """Of tokens as the bytes of int64."""
-    return len(tokens) // torch.int64.itemsize
 
 
 def pack(
@@ -109,7 +87,7 @@ def pack(
     top_k = min(sample.target_top_ids.shape[1] for sample in samples)
     columns: dict[str, list[np.ndarray]] = {name: [] for name in PackedBatch._fields}
     lengths: list[int] = []
-    requests: list[PackedRequest] = []
+    prompts: list[bytes] = []
     start = 0
     for index, sample in enumerate(samples):
         tokens = sample.read_tokens[:max_length]
@@ -125,7 +103,7 @@ def pack(
         columns["input_ids"].append(tokens)
         columns["position_ids"].append(np.arange(length))
         lengths.append(length)
-        requests.append(PackedRequest(tokens[:first].tobytes(), tokens.tobytes()))
+        prompts.append(tokens[:first].tobytes())
         columns["supervised"].append(start + first + np.arange(count))
         columns["request"].append(np.full(count, index))
         columns["top_ids"].append(sample.target_top_ids[:count, :top_k])
@@ -145,7 +123,7 @@ def pack(
         input_ids=joined("input_ids", torch.int64)[None],
         position_ids=joined("position_ids", torch.int64)[None],
         lengths=tuple(lengths),
-        requests=tuple(requests),
+        prompts=tuple(prompts),
         supervised=joined("supervised", torch.int64),
         request=joined("request", torch.int64),
         top_ids=joined("top_ids", torch.int64),

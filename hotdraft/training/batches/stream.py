@@ -83,8 +83,8 @@ class PackedBatches(IterableDataset[PackedBatch]):
         together = self._batching.together
         for start in itertools.count(self._start, together):
             drawn = [batch for step in range(start, start + together) for batch in self._of_step(step)]
-            ahead = tuple(request for batch in drawn for request in batch.requests) if together > 1 else ()
-            yield from (batch._replace(ahead=ahead) for batch in drawn)
+            ahead = tuple(prompt for batch in drawn for prompt in batch.prompts) if together > 1 else ()
+            yield from (batch._replace(prompts_ahead=ahead) for batch in drawn)
 
     def _of_step(self, step: int) -> list[PackedBatch]:
         """A step's batches are drawn together, so that each can tell the weight of them all."""

@@ -14,7 +14,6 @@ from hotdraft.training.batches.packing import PackedBatch
 from hotdraft.training.fit.sharding import shard
 from hotdraft.training.scoring.forward import DraftForward, disable_dropout
 from hotdraft.training.scoring.kept_prompts import KeptPrompts
-from hotdraft.training.scoring.lower_layers import LowerLayers
 from hotdraft.training.scoring.position_scores import PositionScores, position_scores
 
 WARMUP_STEPS = 5
@@ -36,8 +35,8 @@ class DistillationModule(lightning.LightningModule):
     `elapsed_fraction` is the share of a time budget that is spent; the learning rate follows it or the
     steps, whichever is further, so that it has reached its end when either budget ends the run.
     Checkpoints hold the trainable parameters only. `vocabulary` (int64 [S]) is what the draft's head covers when
-    served; None is everything. `momentum` is AdamW's first beta. Prompts are kept for `prompt_steps` steps, of the
-    layers above the `lower`, see `scoring.kept_prompts`; with 0 all is read anew, and gradients go through them.
+    served; None is everything. `momentum` is AdamW's first beta. Prompts are kept for `prompt_steps` steps, see
+    `scoring.kept_prompts`; with 0 gradients go through them.
     """
 
     def __init__(
@@ -53,12 +52,11 @@ class DistillationModule(lightning.LightningModule):
         vocabulary: Tensor | None = None,
         greedy_temperature: float = 1.0,
         prompt_steps: int = 0,
-        lower: LowerLayers | None = None,
         momentum: float = 0.9,
     ) -> None:
         super().__init__()
         disable_dropout(model)
-        self._prompts = KeptPrompts(prompt_steps, lower) if prompt_steps else None
+        self._prompts = KeptPrompts(prompt_steps) if prompt_steps else None
         self.draft = DraftForward(model, vocabulary, self._prompts)
         self.strict_loading = False
         self._loss: LossName = loss

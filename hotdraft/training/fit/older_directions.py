@@ -31,7 +31,6 @@ class OlderDirections(Callback):
         factors = {name: module.lora_A["default"].get_parameter("weight") for name, module in adapted.items()}
         compute = next(model.get_base_model().parameters()).dtype  # as exact as what the draft's layers are given
         self._factors = [(factors[name], found.to(compute)) for name, found in directions.items()]
-        self._trained = [pair for pair in self._factors if pair[0].requires_grad]
         self._before: list[Tensor] = []
 
     @torch.no_grad()
@@ -41,11 +40,11 @@ class OlderDirections(Callback):
             factor.sub_(_part(factor, directions))
 
     def on_train_batch_start(self, *_: object) -> None:
-        self._before = [factor.detach().clone() for factor, _ in self._trained]
+        self._before = [factor.detach().clone() for factor, _ in self._factors]
 
     @torch.no_grad()
     def on_train_batch_end(self, *_: object) -> None:
-        for (factor, directions), before in zip(self._trained, self._before, strict=True):
+        for (factor, directions), before in zip(self._factors, self._before, strict=True):
             factor.sub_(_part(factor - before, directions))
 
 

@@ -25,7 +25,6 @@ from hotdraft.training.fit.pace import Pace
 from hotdraft.training.fit.progress_bar import StepsBar, Throughput, ToldProgress
 from hotdraft.training.fit.resume import JobInterruptedError, ResumePoint, StopSignal
 from hotdraft.training.fit.validation import Validation
-from hotdraft.training.scoring.lower_layers import LowerLayers
 
 PRECISION: dict[torch.dtype, Literal["bf16-mixed", "16-mixed", "32-true"]] = {
     torch.bfloat16: "bf16-mixed",
@@ -60,8 +59,6 @@ class FitOptions:
     """int64 [S]: what the draft's head covers when served; everything if None."""
     prompt_steps: int = 0
     """Steps that prompts are kept for; 0 reads them anew at each, with gradient."""
-    lower: LowerLayers | None = None
-    """Of the model, that nothing in is trained and that are not run where prompts are kept."""
     momentum: float = 0.9
     """AdamW's first beta."""
     share: float = 1.0
@@ -115,7 +112,6 @@ def train(
         accumulate=data.accumulate,
         vocabulary=options.vocabulary,
         prompt_steps=options.prompt_steps,
-        lower=options.lower,
         momentum=options.momentum,
         # One clock for all processes: they must not differ in their learning rates.
         elapsed_fraction=lambda: trainer.strategy.broadcast(timer.time_elapsed()) / budget if budget else 0.0,

@@ -1,7 +1,7 @@
 """The draft that a job improves: what it computes and may propose when served with an adapter."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, islice
 
 import numpy as np
@@ -26,8 +26,6 @@ from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.system.array_ring import served_states
 from hotdraft.training.fit.lora import merged_model
 from hotdraft.training.scoring.evaluate import expected_acceptance_by_position
-from hotdraft.training.scoring.layer_span import is_divisible
-from hotdraft.training.scoring.lower_layers import LowerLayers, LowerStates, lower_name
 from hotdraft.training.scoring.target_reader import give_target
 
 
@@ -43,9 +41,6 @@ class ServedDraft:
     """What it reads of a context, see `pipeline.replay.draft_window`."""
     parent: LoadedAdapter | None = None
     """The adapter it is served with now."""
-    lower: int = 0
-    """Layers that a burst leaves alone; 0 where it adapts all."""
-    lower_states: LowerStates = field(default_factory=LowerStates)
 
     @property
     def vocab_size(self) -> int:
@@ -69,32 +64,13 @@ class ServedDraft:
         self, adapter: LoadedAdapter | None, samples: Sequence[ReplaySample], batch_tokens: int
     ) -> list[np.ndarray]:
         """Chance [N] of each position's token to be accepted, served with `adapter`; see `scoring.evaluate`."""
-        parts, model = [in_windows(sample, self.window) for sample in samples], self.model(adapter)
+        parts = [in_windows(sample, self.window) for sample in samples]
         found = iter(
             expected_acceptance_by_position(
-                model,
-                list(chain(*parts)),
-                batch_tokens=batch_tokens,
-                vocabulary=self.head(adapter),
-                lower=self._shared_lower(adapter, model),
+                self.model(adapter), list(chain(*parts)), batch_tokens=batch_tokens, vocabulary=self.head(adapter)
             )
         )
         return [np.concatenate(list(islice(found, len(of_sample)))) for of_sample in parts]
-
-    def lower_layers(self, adapter: LoadedAdapter | None) -> LowerLayers | None:
-        """Those that a burst leaves alone which goes on from `adapter`; None if it adapts all."""
-        if not self.lower:
-            return None
-        return LowerLayers(self.model(adapter), self.lower, self._lower_name(adapter), self.lower_states)
-
-    def _shared_lower(self, adapter: LoadedAdapter | None, model: PreTrainedModel) -> LowerLayers | None:
-        """Those that are the parent's or the draft's own with `adapter` too: of others, nothing is read twice."""
-        if not self.lower or (name := self._lower_name(adapter)) not in (b"", self._lower_name(self.parent)):
-            return None
-        return LowerLayers(model, self.lower, name, self.lower_states)
-
-    def _lower_name(self, adapter: LoadedAdapter | None) -> bytes:
-        return lower_name(self.base, self.lower, adapter)
 
     def rank(self, rows: Dataset) -> Tensor:
         """The tokens of the target's answers in `rows`, most frequent first, and then the draft's own ranking."""
@@ -109,13 +85,5 @@ def load_draft(name: str, config: HotdraftConfig) -> ServedDraft:
     base = load_causal_lm(name, dtype=choose_dtype(config.dtype, device), device=device)
     give_target(base, config.target, served_states(config))
     ranking = read_vocabulary(local_folder(name), base.config.get_text_config().vocab_size)
-    engine, layers = config.engine, base.config.get_text_config().num_hidden_layers
-    lower = int(layers * (1 - config.distill.burst_layers))
-    return ServedDraft(
-        base,
-        fingerprint(name),
-        engine.draft_vocab_size,
-        ranking,
-        engine.served_window,
-        lower=lower if is_divisible(base, lower) else 0,
-    )
+    engine = config.engine
+    return ServedDraft(base, fingerprint(name), engine.draft_vocab_size, ranking, engine.served_window)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from peft import PeftModel
 
-from hotdraft.pipeline.models.adapter_folder import AdapterError, LoadedAdapter, Quantization
+from hotdraft.pipeline.models.adapter_folder import AdapterError, LoadedAdapter
 from hotdraft.training.batches.packing import DataError
 from hotdraft.training.fit.lora import LoraError, build_lora, card_of, resolve_quantization, target_modules
 from hotdraft.training.fit.module import NonFiniteLossError
@@ -25,7 +25,6 @@ from hotdraft.training.online.context import JobContext, JobError
 from hotdraft.training.online.recorded import Recorded
 from hotdraft.training.online.unproven import Unproven
 from hotdraft.training.scoring.evaluate import by_request
-from hotdraft.training.scoring.lower_layers import LowerLayers, leave_lower
 
 MOMENTUM = 0.8
 """Of the optimiser: within the few steps of a burst 0.9 gets on more slowly (docs/learning.md)."""
@@ -89,7 +88,6 @@ def _candidates(
     unproven = Unproven(context.config.run_dir).beside(job.work.parent_version, draft)
     initial = initial_adapter(draft, unproven, distill, quantization)
     model = build_lora(draft.base, distill.lora, quantization, initial=initial)
-    lower = _left_by_burst(model, initial, draft, context, quantization)
     beside = _left_alone(model, initial, draft, recorded, context)
     start = copy_trainable(model)
     ranking = None if draft.head_size is None else draft.rank(data.drawn(RANKED))
@@ -101,7 +99,6 @@ def _candidates(
     options = FitOptions(
         vocabulary=draft.covered(ranking),
         prompt_steps=distill.prompt_steps,
-        lower=lower,
         momentum=MOMENTUM,
         share=distill.share,
         beside=beside,
@@ -113,22 +110,6 @@ def _candidates(
     card = card_of(draft.base, draft.fingerprint, distill.lora, quantization, data.train_rows, parent)
     sample = recorded.held_out[-1]
     return candidates(model, start, draft, card, ranking, sample, distill.blends, job.work_folder)
-
-
-def _left_by_burst(
-    model: PeftModel,
-    initial: LoadedAdapter | None,
-    draft: ServedDraft,
-    context: JobContext,
-    quantization: Quantization,
-) -> LowerLayers | None:
-    """Layers that a burst does not train; on NF4 it trains all, as these are not what a draft was served with."""
-    if context.job.work.burst is None or quantization != "none" or not context.config.distill.prompt_steps:
-        return None
-    lower = draft.lower_layers(initial)
-    if lower is not None:
-        leave_lower(model, lower.count)
-    return lower
 
 
 def _left_alone(

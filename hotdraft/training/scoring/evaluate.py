@@ -13,7 +13,6 @@ from hotdraft.training.batches.sampling import sampled_target
 from hotdraft.training.scoring.forward import OutputHead, states_by_step
 from hotdraft.training.scoring.kept_prompts import KeptPrompts
 from hotdraft.training.scoring.losses import expected_acceptance
-from hotdraft.training.scoring.lower_layers import LowerLayers
 
 PASS_TOKENS = 4096
 """Of a forward pass at least: without gradient it has room for more than a step, and small ones are slow."""
@@ -26,23 +25,17 @@ def by_request(chances: Sequence[np.ndarray]) -> np.ndarray:
 
 @torch.no_grad()
 def expected_acceptance_by_position(
-    model: PreTrainedModel,
-    samples: Sequence[ReplaySample],
-    *,
-    batch_tokens: int,
-    vocabulary: Tensor | None = None,
-    lower: LowerLayers | None = None,
+    model: PreTrainedModel, samples: Sequence[ReplaySample], *, batch_tokens: int, vocabulary: Tensor | None = None
 ) -> list[np.ndarray]:
     """Chance [N] that a drafted token is accepted, at each of the N output positions of each sample.
 
     At the temperature and behind the filters each request was served with, `over_steps` of a round. Samples
     are packed to about `batch_tokens` tokens, `PASS_TOKENS` at least, a longer one gets a forward of its own.
-    `vocabulary` (int64 [N]) is what the draft's head covers: nothing else can be drafted; None is everything. The
-    `lower` layers are the model's, of which more is known. Not for NF4 models that will train again: see
-    `training.fit.lora`.
+    `vocabulary` (int64 [N]) is what the draft's head covers: nothing else can be drafted; None is everything. Not
+    for NF4 models that will train again: see `training.fit.lora`.
     """
     model.eval()
-    head, prompts = OutputHead(model, vocabulary), KeptPrompts(1, lower)
+    head, prompts = OutputHead(model, vocabulary), KeptPrompts(1)
     groups = grouped(samples, max(batch_tokens, PASS_TOKENS))
     return [chances for group in groups for chances in _by_position(model, head, prompts, group)]
 

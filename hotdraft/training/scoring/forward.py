@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from hotdraft.pipeline.models.hidden_state_draft import HiddenStateDraft
+from hotdraft.pipeline.models.layer_stack import with_cache
 from hotdraft.training.batches.packing import PackedBatch
 from hotdraft.training.scoring.kept_prompts import KeptPrompts
 from hotdraft.training.scoring.packed_attention import attend_within_requests
@@ -40,7 +41,15 @@ def hidden_states(model: nn.Module, batch: PackedBatch, prompts: KeptPrompts | N
     causal = _causal_lm(model)
     attend_within_requests(causal)
     if prompts is not None:
-        return prompts.states(causal, batch)
+        cache, before = prompts.before(causal, batch)
+        answered = [length - read for length, read in zip(batch.lengths, before, strict=True)]
+        output = causal.base_model(
+            input_ids=batch.input_ids[:, batch.supervised],
+            attention_mask=torch.tensor([before, answered])[None, None],
+            position_ids=batch.position_ids[:, batch.supervised],
+            **with_cache(causal.base_model, cache),
+        )
+        return output[0].squeeze(0)
     return _read_whole(causal, batch, use_cache=False)[0]
 
 

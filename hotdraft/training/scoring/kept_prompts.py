@@ -3,80 +3,187 @@
 An answer of fifty tokens after a prompt of two hundred costs a step five times what its own tokens do. A job of
 few requests has the same prompts again and again while its weights hardly move: read without gradient, and kept
 for some steps, they teach as much a step (docs/learning.md). Nor is read again what a prompt begins with that
-another began with: instructions, schemas, earlier turns.
+another began with: instructions, schemas, earlier turns (RadixAttention: Zheng et al., 2023).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from operator import itemgetter
+from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
+from hotdraft.pipeline.models.layer_stack import with_cache
 from hotdraft.pipeline.system.byte_cache import ByteCache
-from hotdraft.training.batches.packing import PackedBatch, token_count
-from hotdraft.training.scoring.layer_span import LayerSpan
-from hotdraft.training.scoring.lower_layers import LowerLayers
-from hotdraft.training.scoring.read_prompts import ReadPrompt, joined, read_prompts, token_ids
+from hotdraft.pipeline.system.transfer import moved
+from hotdraft.training.batches.packing import PackedBatch
 
 MOST_BYTES = 2**28
 """Of keys and values that are kept."""
 READ_TOGETHER = 1024
 """Tokens from which on no more prompts are read beside those that are asked for."""
+WORTH = 4
+"""One in so many of a prompt's tokens, that it is read on from."""
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    layers: Sequence[tuple[Tensor, Tensor]]
+    """Keys and values, each [1, H, P, D]; none of a prompt of no tokens."""
+    read_at: int
+    """The step, of its oldest part."""
+
+    def start(self, length: int) -> Self:
+        """Its first `length` tokens, of the same memory."""
+        cut = [(keys[:, :, :length], values[:, :, :length]) for keys, values in self.layers]
+        return replace(self, layers=cut)
+
+    def __len__(self) -> int:
+        return self.layers[0][0].shape[2] if self.layers else 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for pair in self.layers for tensor in pair)
 
 
 class KeptPrompts:
     """Of one model that learns; `step` is to be told as it does."""
 
-    def __init__(self, steps: int, lower: LowerLayers | None = None) -> None:
-        """`steps`: how long a prompt is kept. Of the model only what is above the `lower` layers is run."""
+    def __init__(self, steps: int) -> None:
+        """`steps`: how long a prompt is kept."""
         self.step = 0
         self._steps = steps
-        self._lower = lower
-        self._kept = ByteCache[bytes, ReadPrompt](MOST_BYTES)
+        self._kept = ByteCache[bytes, _Prompt](MOST_BYTES)
         """By its tokens."""
 
-    def states(self, model: PreTrainedModel, batch: PackedBatch) -> Tensor:
-        """States [N, H] of `model` at the supervised positions of `batch`, with gradients through these alone."""
-        layers = LayerSpan(model, 0 if self._lower is None else self._lower.count)
+    def before(self, model: PreTrainedModel, batch: PackedBatch) -> tuple[DynamicCache, list[int]]:
+        """Keys of what stands before the supervised positions of `batch`, request by request, and how many [R].
+
+        `model` is to attend within requests.
+        """
         prompts = batch.prompts
         found = {tokens: kept for tokens in prompts if (kept := self._find(tokens)) is not None}
         missing = [tokens for tokens in dict.fromkeys(prompts) if tokens and tokens not in found]
         if missing:
             missing += self._ahead(batch, missing)
-        given, answered = self._given(batch, missing)
-        if missing:
-            known = {tokens: kept for tokens, kept in self._kept.items() if self._is_new(kept)}
-            found |= read_prompts(layers, given, known, self.step)
-        cache = joined([found[tokens] for tokens in prompts if tokens])
+            found |= self._read(model, missing)
+        cache = _joined([found[tokens] for tokens in prompts if tokens])
         for tokens in missing:
             self._kept.keep(tokens, found[tokens])
-        before = [request.prompt_length for request in batch.requests]
-        answers = [length - read for length, read in zip(batch.lengths, before, strict=True)]
-        return layers(answered, before, answers, cache)
-
-    def _given(self, batch: PackedBatch, missing: Sequence[bytes]) -> tuple[dict[bytes, Tensor], Tensor]:
-        """What the layers are given: of each `missing` prompt, and of the supervised positions."""
-        if self._lower is None:
-            return {tokens: token_ids(tokens) for tokens in missing}, batch.input_ids[0, batch.supervised]
-        prompts = self._lower.prompts([*batch.prompts, *missing])
-        answers = self._lower.answers(batch.requests, prompts)
-        states = {tokens: prompts[tokens].states for tokens in missing}
-        return {tokens: found for tokens, found in states.items() if found is not None}, torch.cat(answers)
+        return cache, [_length(tokens) for tokens in prompts]
 
     def _ahead(self, batch: PackedBatch, missing: Sequence[bytes]) -> list[bytes]:
         """What may be read beside what is `missing`, as it soon will be too."""
-        soon = dict.fromkeys(request.prompt for request in batch.ahead)
-        lacking = [tokens for tokens in soon if tokens and tokens not in missing and self._find(tokens) is None]
-        read = accumulate(map(token_count, lacking), initial=sum(map(token_count, missing)))
+        soon = (tokens for tokens in dict.fromkeys(batch.prompts_ahead) if tokens and tokens not in missing)
+        lacking = [tokens for tokens in soon if self._find(tokens) is None]
+        read = accumulate(map(_length, lacking), initial=sum(map(_length, missing)))
         return [tokens for tokens, before in zip(lacking, read, strict=False) if before < READ_TOGETHER]
 
-    def _find(self, tokens: bytes) -> ReadPrompt | None:
+    def _find(self, tokens: bytes) -> _Prompt | None:
         kept = self._kept.get(tokens)
         if kept is None or self._is_new(kept):
             return kept
         self._kept.drop(tokens)
         return None
 
-    def _is_new(self, prompt: ReadPrompt) -> bool:
+    @torch.no_grad()
+    def _read(self, model: PreTrainedModel, prompts: Sequence[bytes]) -> dict[bytes, _Prompt]:
+        """Each goes on from what it begins with of one that is kept, or that was read before it."""
+        read: dict[bytes, _Prompt] = {}
+        while left := [tokens for tokens in prompts if tokens not in read]:
+            known = {tokens: kept for tokens, kept in self._kept.items() if self._is_new(kept)} | read
+            turn: dict[bytes, _Prompt] = {}
+            for tokens in left:
+                begun = [(shared, one) for other, one in known.items() if (shared := _shared(tokens, other))]
+                shared, longest = max(begun, key=itemgetter(0), default=(0, _Prompt([], self.step)))
+                if all(_shared(tokens, beside) <= shared for beside in turn):
+                    turn[tokens] = longest.start(shared)
+            read |= _read_on(model, turn, self.step)
+        return read
+
+    def _is_new(self, prompt: _Prompt) -> bool:
         return self.step - prompt.read_at < self._steps
+
+
+def _read_on(model: PreTrainedModel, turn: Mapping[bytes, _Prompt], step: int) -> dict[bytes, _Prompt]:
+    """Whole prompts by their tokens, of which what they go on from was read before."""
+    before = [len(begun) for begun in turn.values()]
+    parts = [
+        torch.frombuffer(bytearray(tokens), dtype=torch.int64)[start:]
+        for tokens, start in zip(turn, before, strict=True)
+    ]
+    lengths = [len(part) for part in parts]
+    places = [torch.arange(length) + start for length, start in zip(lengths, before, strict=True)]
+    cache = _joined([begun for begun in turn.values() if begun.layers])
+    cache.last = model.config.get_text_config().num_hidden_layers - 1
+    with suppress(_ReadEnoughError):
+        model.base_model(
+            input_ids=moved(torch.cat(parts)[None], model.device),
+            attention_mask=torch.tensor([before, lengths])[None, None],
+            position_ids=moved(torch.cat(places)[None], model.device),
+            **with_cache(model.base_model, cache),
+        )
+    torch.clear_autocast_cache()  # else the copies of weights made here, without gradient, would be used again
+    layers: list[Any] = cache.layers
+    ends = [
+        [tensor[:, :, sum(before) :].split(lengths, dim=2) for tensor in (layer.keys, layer.values)]
+        for layer in layers
+    ]
+    read = {}
+    for at, (tokens, begun) in enumerate(turn.items()):
+        new = [(keys[at], values[at]) for keys, values in ends]
+        # Copies, even of one alone: a part of a batch's keys would keep all of them.
+        whole = _one_after_another([begun.layers, new] if begun.layers else [new])
+        read[tokens] = _Prompt(whole, min(step, begun.read_at))
+    return read
+
+
+class _ReadEnoughError(Exception):
+    """Raised within a forward pass of which no more is needed."""
+
+
+class _Keys(DynamicCache):
+    """Ends a forward pass at the keys of layer `last`, behind which nothing more is asked for."""
+
+    last: int | None = None
+
+    def update(self, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        """Of keys, values and the number of their layer."""
+        found = super().update(*args, **options)
+        if args[2] == self.last:
+            raise _ReadEnoughError
+        return found
+
+
+def _joined(prompts: Sequence[_Prompt]) -> _Keys:
+    cache = _Keys()
+    for number, (keys, values) in enumerate(_one_after_another([prompt.layers for prompt in prompts])):
+        cache.update(keys, values, number)
+    return cache
+
+
+def _one_after_another(parts: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> list[tuple[Tensor, Tensor]]:
+    """Of each layer, the keys and values of all `parts`."""
+    layers = (zip(*layer, strict=True) for layer in zip(*parts, strict=True))
+    return [(torch.cat(keys, 2), torch.cat(values, 2)) for keys, values in layers]
+
+
+def _shared(tokens: bytes, other: bytes) -> int:
+    """Tokens that both begin with, but for the last of `tokens`: a forward pass must have one to read.
+
+    0 where they are few: a template's first tokens are not worth being as old as another prompt.
+    """
+    length = _length(tokens)
+    count = min(length - 1, _length(other))
+    differ = np.frombuffer(tokens, np.int64, count) != np.frombuffer(other, np.int64, count)
+    shared = int(differ.argmax()) if differ.any() else count
+    return shared if shared * WORTH >= length else 0
+
+
+def _length(tokens: bytes) -> int:
+    return len(tokens) // torch.int64.itemsize

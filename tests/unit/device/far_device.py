@@ -40,7 +40,7 @@ from hotdraft.serving.sampling import alternatives, logits, verify
 from hotdraft.serving.sampling.logits import SamplingBatch
 from hotdraft.training.batches.packing import pack
 from hotdraft.training.fit.lora import build_lora
-from hotdraft.training.scoring import layer_span
+from hotdraft.training.scoring import kept_prompts
 from hotdraft.training.scoring.forward import DraftForward
 from hotdraft.training.scoring.kept_prompts import KeptPrompts
 from hotdraft.training.scoring.position_scores import position_scores
@@ -104,7 +104,7 @@ def far_device() -> Iterator[Callable[[], int]]:
         return columns
 
     decoder.received = received
-    layer_span.moved = lambda tensor, device: torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    kept_prompts.moved = lambda tensor, device: torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
     choose._equal = lambda *_: False  # loading may look at weights
     for module in (slots, draft_model, plan, logits, alternatives):
         module.sent = sent

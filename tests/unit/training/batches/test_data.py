@@ -99,15 +99,15 @@ def test_a_step_takes_the_same_batches_however_they_are_shared_out(rows, accumul
     assert keys(got) == keys(expected)
 
 
-def test_batches_drawn_together_are_the_same_and_each_knows_the_requests_of_all(rows):
+def test_batches_drawn_together_are_the_same_and_each_knows_the_prompts_of_all(rows):
     alone = list(islice(stream_of(rows)(start=1), 4))
     together = list(islice(stream_of(rows, together=2)(start=1), 4))
     for batch, one in zip(together, alone, strict=True):
         assert torch.equal(batch.input_ids, one.input_ids)
         assert torch.equal(batch.step_weight, one.step_weight)
-    assert [one.ahead for one in alone] == 4 * [()]
-    pairs = [alone[0].requests + alone[1].requests, alone[2].requests + alone[3].requests]
-    assert [batch.ahead for batch in together] == [pairs[0], pairs[0], pairs[1], pairs[1]]
+    assert [one.prompts_ahead for one in alone] == 4 * [()]
+    pairs = [alone[0].prompts + alone[1].prompts, alone[2].prompts + alone[3].prompts]
+    assert [batch.prompts_ahead for batch in together] == [pairs[0], pairs[0], pairs[1], pairs[1]]
 
 
 def test_validation_gives_each_process_as_many_batches_and_counts_no_request_twice(rows):

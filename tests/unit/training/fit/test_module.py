@@ -11,9 +11,8 @@ from hotdraft.training.batches.replay_data import ReplayDataModule, Selection
 from hotdraft.training.batches.stream import Batching, PackedBatches
 from hotdraft.training.fit.lora import build_lora
 from hotdraft.training.fit.module import DistillationModule, NonFiniteLossError
-from hotdraft.training.scoring import kept_prompts
+from hotdraft.training.scoring.kept_prompts import KeptPrompts
 from hotdraft.training.scoring.losses import distillation_loss
-from hotdraft.training.scoring.read_prompts import read_prompts
 from tests.unit.training.masked import draft_logits
 
 
@@ -71,13 +70,8 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(make_llama, data, tmp_pat
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_kept_prompts_teach_as_much_and_are_read_anew_in_time(make_llama, data, monkeypatch):
-    read = []
-
-    def count(layers, given, known, step):
-        read.append(step)
-        return read_prompts(layers, given, known, step)
-
-    monkeypatch.setattr(kept_prompts, "read_prompts", count)
+    read, itself = [], KeptPrompts._read
+    monkeypatch.setattr(KeptPrompts, "_read", lambda kept, *told: read.append(kept.step) or itself(kept, *told))
     ends = {steps: fit(build(make_llama, prompt_steps=steps), data, 8) for steps in (0, 3)}
     assert {step // 3 for step in read} == {0, 1, 2}
     without, kept = (trainer.callback_metrics["loss"].item() for trainer in ends.values())

@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hotdraft.pipeline.config.learning import LoraSection
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.models.adapter_folder import AdapterBase, load_adapter
 from hotdraft.pipeline.replay.draft_window import first_read
-from hotdraft.pipeline.replay.rows import ReplayRows
-from hotdraft.pipeline.replay.schema import table_of
-from hotdraft.training.fit.lora import build_lora, card_of, save_lora
 from hotdraft.training.judging import served_draft
 from hotdraft.training.judging.served_draft import ServedDraft
 
@@ -71,53 +66,3 @@ def test_what_it_does_on_a_long_answer_is_told_by_what_is_read_as_it_grows(make_
     [told] = served.chances(None, [sample], 100)
     np.testing.assert_allclose(told, np.concatenate(whole.chances(None, behind, 100)), atol=1e-5)
     assert not np.allclose(told, whole.chances(None, [sample], 100)[0])
-
-
-@pytest.fixture
-def adapted(make_llama, serve, tmp_path):
-    """A draft of two layers, and of the numbers of layers that it moves an adapter."""
-    base, section = make_llama(1, layers=2, scale=0.3), LoraSection(rank=2)
-    samples = serve(make_llama(0), 4)
-
-    def adapter(*layers, seed=0, quantization="none"):
-        torch.manual_seed(seed)
-        model = build_lora(base, section, "none")
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name and any(f".layers.{number}." in name for number in layers):
-                torch.nn.init.normal_(parameter)
-        card = card_of(base, "f", section, quantization, ReplayRows.of(table_of(samples)))
-        save_lora(tmp_path / "adapter", model, card, samples[0])
-        return load_adapter(tmp_path / "adapter", AdapterBase.of(base, "f"))
-
-    return base, samples, adapter
-
-
-def test_of_adapters_with_the_same_lower_layers_these_are_run_once(adapted):
-    base, samples, adapter = adapted
-    parent, goes_on, other, upper = adapter(0, 1), adapter(0, 1), adapter(0, 1, seed=1), adapter(1)
-    goes_on.lora.update({name: pair for name, pair in other.lora.items() if ".layers.1." in name})
-    draft, whole = (ServedDraft(base, "f", None, None, parent=parent, lower=lower) for lower in (1, 0))
-    through = []
-    base.model.embed_tokens.register_forward_hook(lambda module, given, _: through.append(given[0].numel()))
-    once = []
-    for asked in (None, upper, parent, goes_on):
-        told = draft.chances(asked, samples, 100)
-        once.append(sum(through))
-        for found, expected in zip(told, whole.chances(asked, samples, 100), strict=True):
-            np.testing.assert_allclose(found, expected, atol=1e-5)
-        through.clear()
-    every = once[0]
-    assert once == [every, 0, every, 0]
-
-
-def test_what_an_adapter_with_lower_layers_of_its_own_does_is_read_whole(adapted):
-    base, samples, adapter = adapted
-    draft, whole = (ServedDraft(base, "f", None, None, parent=adapter(1), lower=lower) for lower in (1, 0))
-    draft.chances(None, samples, 100)
-    for found, expected in zip(
-        draft.chances(adapter(0), samples, 100), whole.chances(adapter(0), samples, 100), strict=True
-    ):
-        np.testing.assert_array_equal(found, expected)
-    names = {draft._lower_name(one) for one in (None, adapter(1), adapter(0), adapter(0, seed=1))}
-    assert len(names) == 3
-    assert draft._lower_name(adapter(1, quantization="nf4")), "what NF4 made of the layers is served"

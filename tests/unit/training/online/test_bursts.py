@@ -7,12 +7,11 @@ import torch
 from hotdraft.pipeline.loop.job_record import Burst
 from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.pipeline.models.loading import load_causal_lm
-from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out
+from hotdraft.pipeline.replay.buffer import is_held_out
 from hotdraft.pipeline.store.connection import open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.fit.resume import JobInterruptedError
-from hotdraft.training.judging.parent import load_version
-from hotdraft.training.judging.served_draft import ServedDraft, load_draft
+from hotdraft.training.judging.served_draft import ServedDraft
 from hotdraft.training.online.context import JobContext, JobGaveWayError
 from hotdraft.training.online.job import run_job
 from tests.unit.training.online.jobs import StopAfter, with_distill
@@ -37,29 +36,6 @@ def test_a_burst_that_was_stopped_is_gone_on_with_as_that_burst(config, buffer, 
     assert result.metrics["steps"] == 7
     params = open_client(config).get_run(result.run_id).data.params
     assert (params["max_steps"], params["window_requests"], params["mix_requests"]) == ("7", "12", "12")
-
-
-@pytest.mark.parametrize(("layers", "adapted"), [(0.5, {1}), (1.0, {0, 1})])
-def test_a_burst_adapts_the_upper_layers_and_a_job_all(config, make_llama, serve, disturb, layers, adapted):
-    target = make_llama(1, layers=2, scale=0.3)
-    disturb(target).save_pretrained(config.draft)
-    config = with_distill(config, burst_layers=layers)
-    buffer = ReplayBuffer(config.replay_url)
-    buffer.append([*serve(target, 40), *serve(target, 20, domain="new", prefix="n", seed=3)])
-    registry = AdapterRegistry(config)
-    draft = load_draft(config.draft, config)
-    assert draft.lower == 2 - len(adapted)
-    changed = []
-    for burst in (Burst(7, 12), None):
-        result = run_job(config, buffer=buffer, registry=registry, burst=burst)
-        assert result.promoted, result.verdict.reason
-        lora = load_version(draft, registry, result.version).lora
-        changed.append({number for number in (0, 1) if any(b.any() for _, b in of_layer(lora, number))})
-    assert changed == [adapted, {0, 1}]
-
-
-def of_layer(lora, number):
-    return [pair for name, pair in lora.items() if f".layers.{number}." in name]
 
 
 def test_a_burst_takes_larger_steps(config, buffer, target, serve):

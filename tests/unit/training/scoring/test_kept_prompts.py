@@ -97,14 +97,14 @@ def test_prompts_that_soon_will_be_asked_for_are_read_along_as_far_as_there_is_r
     asked = [np.arange(11) + 12 * turn for turn in range(3)]
     samples = [replace(one, prompt_ids=ids) for one, ids in zip(serve(make_llama(1), 3), asked, strict=True)]
     batches = [pack([sample], max_length=14) for sample in samples]
-    ahead = tuple(request for batch in batches for request in batch.requests)
+    ahead = tuple(prompt for batch in batches for prompt in batch.prompts)
     model, prompts, read = build("Llama"), KeptPrompts(8), []
     alone = [hidden_states(model, batch) for batch in batches]
     model.base_model.register_forward_pre_hook(
         lambda module, args, kwargs: read.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
     for prompts.step, (batch, expected_states) in enumerate(zip(batches, alone, strict=True)):
-        states = hidden_states(model, batch._replace(ahead=ahead), prompts)
+        states = hidden_states(model, batch._replace(prompts_ahead=ahead), prompts)
         torch.testing.assert_close(states, expected_states)
     assert read == expected
 

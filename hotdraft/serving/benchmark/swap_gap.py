@@ -71,18 +71,17 @@ def measure_swaps(engine: Engine, config: HotdraftConfig, scratch: Path) -> dict
     stream = _Stream(engine)
     if engine.decoder.graphed:
         stream.wait_for(RECURS * stream.length)  # a shape that is recorded holds rounds up as well
-    begun = stream.tokens
     stalls: list[float] = []
     staging: list[tuple[float, float]] = []
     swaps: list[tuple[float, float]] = []
     for number in range(SWAPS):
-        stream.wait_for(begun + number * TOKENS_PER_SWAP + TOKENS_PER_SWAP // 2)
+        stream.wait_for(stream.tokens + TOKENS_PER_SWAP)  # or the last swap's gap would hold this one's staging
         began = time.perf_counter()
         staged = swapper.stage(number + 1, folders[number % 2])
         staging.append((began, time.perf_counter()))
-        began = time.perf_counter()
         stalls.append(swapper.swap(staged, "promotion").stall_seconds)
-        swaps.append((began, time.perf_counter()))
+        ended = time.perf_counter()
+        swaps.append((ended - stalls[-1], ended))  # without the round that the swap waited for
     stream.stop()
     swapper.swap(swapper.stage(0, None), "rollback")
     gaps = list(zip(stream.times, stream.times[1:], strict=False))

@@ -28,6 +28,8 @@ CARD_FILE = "hotdraft_adapter.json"
 PROBE_FILE = "probe.safetensors"
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
+PROBE_TOKENS, PROBE_POSITIONS = 16, 8
+"""Of a probe: decoding waits for it at a swap."""
 PEFT_PREFIX = "base_model.model."
 UNKNOWN_FORMS = ("use_rslora", "use_dora", "fan_in_fan_out", "alpha_pattern", "rank_pattern", "modules_to_save")
 """Of PEFT's LoRA: another scale, or more than two factors."""

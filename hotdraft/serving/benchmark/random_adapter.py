@@ -11,6 +11,8 @@ from torch import nn
 from hotdraft.pipeline.models.adapter_folder import (
     CONFIG_FILE,
     PEFT_PREFIX,
+    PROBE_POSITIONS,
+    PROBE_TOKENS,
     WEIGHTS_FILE,
     AdapterCard,
     write_card,
@@ -19,8 +21,6 @@ from hotdraft.pipeline.models.adapter_folder import (
 from hotdraft.pipeline.models.hidden_state_draft import probe_inputs
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
 
-PROBE_TOKENS, PROBE_POSITIONS = 32, 8
-"""As the trainer's."""
 SCALE = 1e-3
 """Of B's entries: an update far below the weights, so that acceptance stays what it was."""
 

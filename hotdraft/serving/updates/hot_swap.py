@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from hotdraft.pipeline.models.adapter_folder import (
+    PROBE_POSITIONS,
+    PROBE_TOKENS,
     AdapterBase,
     AdapterError,
     LoadedAdapter,
@@ -49,8 +51,7 @@ class SwapError(RuntimeError):
 
 
 REHEARSED_RANK = 32
-REHEARSED_TOKENS = 32
-"""Of an adapter and of its probe, as trainers make them."""
+"""Of an adapter, as trainers make them."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,8 @@ class HotSwapper:
     @torch.inference_mode()
     def _rehearse_swap(self) -> None:
         self._copy(self._original)
-        ids = torch.zeros(1, REHEARSED_TOKENS, dtype=torch.int64, device=self._engine.decoder.device)
-        logits = self._draft.logits(ids, REHEARSED_TOKENS // 4)
+        ids = torch.zeros(1, PROBE_TOKENS, dtype=torch.int64, device=self._engine.decoder.device)
+        logits = self._draft.logits(ids, PROBE_POSITIONS)
         self._probe(replace(self._original, probe_ids=ids, probe_probs=logits.float().softmax(-1)))
 
     def _read(self, version: int, folder: Path) -> tuple[StagedDraft, LoadedAdapter]:

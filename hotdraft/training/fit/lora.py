@@ -17,6 +17,8 @@ from transformers import PreTrainedModel
 from hotdraft.pipeline.config.learning import LoraSection
 from hotdraft.pipeline.models.adapter_folder import (
     PEFT_PREFIX,
+    PROBE_POSITIONS,
+    PROBE_TOKENS,
     AdapterCard,
     LoadedAdapter,
     Quantization,
@@ -31,8 +33,6 @@ from hotdraft.pipeline.replay.sample import ReplaySample
 
 NF4_PARAMETERS = 500_000_000
 """Of a draft from which on `auto` quantises it on a GPU."""
-PROBE_TOKENS = 32
-PROBE_POSITIONS = 8
 
 
 class LoraError(ValueError):

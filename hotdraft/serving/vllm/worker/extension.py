@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.models.adapter_folder import AdapterError
+from hotdraft.pipeline.models.adapter_folder import PROBE_TOKENS, AdapterError
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.serving.engine.recorder import Recorder
 from hotdraft.serving.updates.hot_swap import PROBE_TOLERANCE
@@ -29,9 +29,6 @@ from hotdraft.serving.vllm.worker.staging import DraftFile, DraftVersion
 from hotdraft.serving.vllm.worker.temperatures import keep_temperatures
 
 logger = logging.getLogger(__name__)
-
-PROBE_TOKENS = 32
-"""About as many as a trainer's probe has."""
 
 
 class WorkerExtension:

@@ -102,7 +102,7 @@ class ChampionFollower:
             self._serve(last.version, last.folder, "startup")
 
     def _stand_in(self, reason: SwapReason) -> None:
-        """Serve the last good version rather than the draft as it is, and that rather than nobody knows what."""
+        """Serve the last good version rather than the draft as it is, and that rather than what nobody should."""
         if self._stand_ins is None:
             self._stand_ins = list(islice(self._find_stand_ins(), MAX_STAND_INS))
         live = self._swapper.live_version  # if it is one of them, it was taken back since
@@ -110,7 +110,7 @@ class ChampionFollower:
         for version, folder in self._stand_ins:
             if self._serve(version, folder, reason):
                 return
-        if self._swapper.live_version < 0:
+        if live:
             self._serve(0, None, reason)
 
     def _find_stand_ins(self) -> Iterator[tuple[int, Path | None]]:

@@ -192,8 +192,8 @@ class ShardFolder:
         sizes = {}
         for entry in entries:
             is_folder = entry["type"] == "directory"
-            size = self.fs.du(entry["name"]) if is_folder else entry["size"]
-            sizes[f"{QUARANTINE}/{entry['name'].rsplit('/', 1)[-1]}"] = size or 0
+            held = self.fs.find(entry["name"], detail=True).values() if is_folder else [entry]  # `du` follows links
+            sizes[f"{QUARANTINE}/{entry['name'].rsplit('/', 1)[-1]}"] = sum(file["size"] or 0 for file in held)
         return sizes | self._passed_over
 
     def delete_quarantined(self, name: str) -> None:

@@ -50,7 +50,7 @@ def whole() -> bytes:
     return file.getvalue()
 
 
-KINDS: dict[str, Callable[[Path], None]] = {
+KINDS: dict[str, Callable[[Path], object]] = {
     "garbage": content(b"not parquet at all" * 100),
     "garbage under the name of a checked shard": content(b"not parquet at all" * 100, NEW),
     "empty": content(b""),
@@ -74,6 +74,10 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "distributions of other lengths": with_column("target_top_ids", pa.array([[1], [2]], pa.list_(pa.int32()))),
     "a folder": lambda folder: (folder / OLD).mkdir(),
     "a folder with files": lambda folder: pq.write_to_dataset(TABLE, folder / OLD),
+    "a folder with a dangling link": lambda folder: [
+        (folder / OLD).mkdir(),
+        (folder / OLD / "part").symlink_to(folder / "nowhere"),
+    ],
     "a dangling link": lambda folder: (folder / OLD).symlink_to(folder / "nowhere"),
     "a link to itself": lambda folder: (folder / OLD).symlink_to(folder / OLD),
     "a pipe that nobody writes to": lambda folder: os.mkfifo(folder / OLD),

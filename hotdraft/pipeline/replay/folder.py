@@ -200,12 +200,15 @@ class ShardFolder:
         if name in self._passed_over:
             return
         try:
-            if self.is_local and os.path.islink(self.path(name)):
-                os.unlink(self.path(name))
-            else:
-                self.fs.rm(self.path(name), recursive=True)
+            with self._answering():
+                if self.is_local and os.path.islink(self.path(name)):
+                    os.unlink(self.path(name))
+                else:
+                    self.fs.rm(self.path(name), recursive=True)
         except FileNotFoundError:
             pass
+        except OSError as error:
+            self.note_failure(name, error)
 
     def note_failure(self, what: str, error: Exception) -> None:
         """Count it, and log the first in a row."""

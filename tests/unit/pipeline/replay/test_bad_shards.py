@@ -156,6 +156,19 @@ def test_the_quarantine_is_inside_the_bound(tmp_path):
     assert len(request_ids(buffer)) > 30
 
 
+def test_what_was_set_aside_and_cannot_be_deleted_keeps_no_shard_from_retention(tmp_path, monkeypatch, caplog):
+    buffer = ReplayBuffer(str(tmp_path), max_bytes=60_000)
+    (tmp_path / OLD).mkdir()
+    (tmp_path / OLD / "part").write_bytes(bytes(3000))
+    monkeypatch.setattr("fsspec.implementations.local.shutil.rmtree", _refuse)
+    for number in range(30):
+        buffer.append([make_sample(str(number), length=40)])
+    assert request_ids(buffer)[-1] == "29"
+    assert sum(path.stat().st_size for path in tmp_path.glob("*.parquet")) < 60_000
+    assert buffer.errors
+    assert sum("read-only" in record.message for record in caplog.records) == 1
+
+
 def test_a_store_that_is_away_for_a_while_sets_nothing_aside(tmp_path, monkeypatch):
     buffer = ReplayBuffer(str(tmp_path))
     buffer.append([make_sample("a")])

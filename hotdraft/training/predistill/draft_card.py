@@ -136,12 +136,12 @@ def front_matter(facts: CardFacts) -> str:
 def stated_licence(name: str) -> str | None:
     """`license` in the front matter of the README of the model `name`; None if nothing is stated."""
     path = local_folder(name) / "README.md"
-    parts = path.read_text(encoding="utf-8").split("---\n", 2) if path.is_file() else []
+    parts = path.read_text(encoding="utf-8", errors="replace").split("---\n", 2) if path.is_file() else []
     if len(parts) < 3 or parts[0]:
         return None
     try:
         fields = yaml.safe_load(parts[1])
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # the latter for a day that no month has
         return None
     licence = fields.get("license") if isinstance(fields, dict) else None
     return licence if isinstance(licence, str) else None

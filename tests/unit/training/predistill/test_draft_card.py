@@ -120,6 +120,18 @@ def test_a_licence_is_told_only_as_the_base_states_it(base, readme, expected):
     assert stated_licence(base) == expected
 
 
+@pytest.mark.parametrize(
+    ("readme", "expected"),
+    [
+        ("---\nlicense: mit\n---\nModèle".encode("latin-1"), "mit"),
+        (b"---\nlicense: mit\nreleased: 2024-02-30\n---\n", None),
+    ],
+)
+def test_an_odd_readme_of_the_base_does_not_cost_the_draft(base, readme, expected):
+    (Path(base) / "README.md").write_bytes(readme)
+    assert stated_licence(base) == expected
+
+
 def test_figures_by_output_position():
     agreement = [np.ones(10), np.zeros(70), np.ones(17)]
     table = figures_by_position({"greedy_agreement": agreement, "overlap": [score / 2 for score in agreement]})

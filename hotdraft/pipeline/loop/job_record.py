@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 Origin = Literal["loop", "command", "api"]
 """`distill --follow`, a command of a person or a scheduler, or a request to the server."""
 State = Literal["running", "cancelling", "accepted", "rejected", "failed", "interrupted", "cancelled", "died"]
+Seconds = Annotated[float, Field(ge=0, lt=2**33)]
+"""Unix time, before the year 2243."""
 UNDER_WAY = ("running", "cancelling")
 VERDICTS = ("accepted", "rejected")
 
@@ -70,9 +72,8 @@ class Job:
     id: str
     origin: Origin
     state: State
-    started_at: float
-    """Unix time, seconds."""
-    ended_at: float | None = None
+    started_at: Seconds
+    ended_at: Seconds | None = None
     version: int | None = None
     """The adapter version that it published."""
     promoted: bool = False

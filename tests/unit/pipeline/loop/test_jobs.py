@@ -253,6 +253,8 @@ def test_only_records_that_may_have_changed_are_read_again(records, monkeypatch)
         b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"id": "x"}', b"[" * 100_000, None,
         b'{"id": "ID", "origin": "loop", "state": "accepted", "started_at": "yesterday"}',
         b'{"id": "ID", "origin": "loop", "state": "paused", "started_at": 1.0}',
+        b'{"id": "ID", "origin": "loop", "state": "accepted", "started_at": 1e300}',
+        b'{"id": "ID", "origin": "loop", "state": "accepted", "started_at": 1.0, "ended_at": NaN}',
         b'{"id": "../other", "origin": "loop", "state": "running", "started_at": 1.0}',
     ],
     ids=lambda content: repr(content)[:40],

@@ -11,6 +11,7 @@ from typing import Protocol
 from fastapi import APIRouter, Request
 from starlette.convertors import register_url_convertor
 
+from hotdraft.pipeline.config.origins import without_password
 from hotdraft.pipeline.config.serving import KSetting
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import ControlError, ControlFile
@@ -18,7 +19,7 @@ from hotdraft.pipeline.loop.job_record import Job
 from hotdraft.pipeline.loop.jobs import JobEndedError, JobRecords, JobRunningError, UnknownJobError
 from hotdraft.pipeline.loop.next_job import NextJobFile
 from hotdraft.pipeline.processes.trainer import Trainer
-from hotdraft.pipeline.store.connection import STORE_ERRORS
+from hotdraft.pipeline.store.connection import STORE_ERRORS, in_one_line
 from hotdraft.pipeline.store.errors import RegistryError, UnknownVersionError
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.serving.http.admin.schema import (
@@ -222,4 +223,5 @@ def _answered(store: str) -> Iterator[None]:
     except (RegistryError, JobEndedError, JobRunningError, ControlError) as error:
         raise ApiError(409, str(error), code="conflict") from error
     except STORE_ERRORS as error:
-        raise ApiError(503, f"It failed, as {store} cannot be used: {error}", code="store_unavailable") from error
+        why = without_password(in_one_line(error))
+        raise ApiError(503, f"It failed, as {store} cannot be used: {why}", code="store_unavailable") from error

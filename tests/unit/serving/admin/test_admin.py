@@ -183,7 +183,7 @@ def test_a_decision_over_http_is_pinned_until_it_is_unpinned(client, registry):
 
 def test_a_store_that_is_away_is_said(make_client, registry, monkeypatch):
     def away(*_):
-        raise MlflowException("no route to the store")
+        raise MlflowException("no route\nto http://me:secret@the-store")
 
     client = make_client(registry)
     monkeypatch.setattr(registry, "versions", away)
@@ -191,7 +191,7 @@ def test_a_store_that_is_away_is_said(make_client, registry, monkeypatch):
     for response in (client.get("/admin/adapters"), client.post("/admin/adapters/1/promote")):
         status, message = error(response)
         assert status == 503
-        assert "the adapter registry cannot be used: no route to the store" in message
+        assert "the adapter registry cannot be used: no route to http://me:**********@the-store" in message
     assert client.get("/admin/status").status_code == 200
 
 

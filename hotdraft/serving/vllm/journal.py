@@ -32,9 +32,9 @@ class Journal:
                 self._file.write(line)
                 self._file.flush()
                 if self._file.tell() > SEGMENT_BYTES:
-                    self._file.close()
-                    self._file = self._next()
-            except (OSError, ValueError):  # the latter of a file that was closed by the former
+                    full, self._file = self._file, self._next()
+                    full.close()
+            except OSError:
                 self.lost += 1
 
     def _next(self) -> Any:

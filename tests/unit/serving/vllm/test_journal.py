@@ -56,7 +56,20 @@ def test_what_earlier_workers_told_is_forgotten(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_costs_lines_and_raises_nothing(tmp_path: Path) -> None:
+    (tmp_path / "w.000001.jsonl").symlink_to("/dev/full")
     writer = Journal(tmp_path, "w")
-    writer._file.close()
     writer.tell("finished")
     assert writer.lost == 1
+
+
+def test_a_segment_that_cannot_be_begun_for_a_while_costs_nothing_that_is_told_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "SEGMENT_BYTES", 1)
+    folder = tmp_path / "journal"
+    writer, follower = Journal(folder, "w"), JournalFollower(folder)
+    folder.rename(tmp_path / "away")
+    writer.tell("staged")
+    (tmp_path / "away").rename(folder)
+    writer.tell("swapped")
+    assert [event["event"] for event in follower.news()] == ["staged", "swapped"]

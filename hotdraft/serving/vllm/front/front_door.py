@@ -13,7 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hotdraft.serving.vllm.worker.requests import CLIENT, DOMAIN, STORE
+from hotdraft.serving.vllm.worker.requests import CLIENT, DOMAIN, NOT_KEPT, STORE
 
 OURS = "/hotdraft"
 TAGGED = (
@@ -100,6 +100,6 @@ def tagged(body: bytes, domain_header: str | None, client: str) -> bytes:
     extra = {**(told.get("vllm_xargs") or {}), CLIENT: client}
     if isinstance(domain, str):
         extra[DOMAIN] = domain[:MAX_DOMAIN]
-    if told.get("store") is False:
+    if str(told.get("store")).lower() in NOT_KEPT:
         extra[STORE] = 0
     return json.dumps({**told, "vllm_xargs": extra}).encode()

@@ -12,6 +12,8 @@ from hotdraft.serving.messages.request import DEFAULT_DOMAIN, UNRECORDED_DOMAIN
 
 DOMAIN, STORE, CLIENT = "hotdraft_domain", "hotdraft_store", "hotdraft_client"
 """Keys of `extra_args`: the traffic's tag, 0 where nothing is to be kept, a digest of who asks."""
+NOT_KEPT = ("0", "false")
+"""In small letters, what clients write for no."""
 
 _NEUTRAL = {
     "presence_penalty": 0.0,
@@ -59,7 +61,7 @@ class ServedRequest:
         if len(getattr(new, "prefill_token_ids", None) or prompt_ids) != len(prompt_ids):
             return None
         extra = params.extra_args or {}
-        is_kept = CLIENT in extra and str(extra.get(STORE, 1)).lower() not in ("0", "false")
+        is_kept = CLIENT in extra and str(extra.get(STORE, 1)).lower() not in NOT_KEPT
         left_out = _left_out(params, new) if is_kept else "store"
         return cls(
             request_id=new.req_id,

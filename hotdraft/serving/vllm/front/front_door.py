@@ -11,6 +11,7 @@ from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotdraft.serving.vllm.worker.requests import CLIENT, DOMAIN, NOT_KEPT, STORE
@@ -43,8 +44,10 @@ class FrontDoor:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
-        if scope["type"] == "http" and (path == OURS or path.startswith(f"{OURS}/")):
-            rest = path.removeprefix(OURS) or "/"
+        if scope["type"] == "http" and path == OURS:  # what pages below it link to begins behind the slash
+            await RedirectResponse(f"{OURS[1:]}/")(scope, receive, send)
+        elif scope["type"] == "http" and path.startswith(f"{OURS}/"):
+            rest = path.removeprefix(OURS)
             await self._ours()({**scope, "path": rest, "raw_path": rest.encode(), "root_path": ""}, receive, send)
         elif scope["type"] == "http" and scope["method"] == "POST" and path in TAGGED:
             await self._tagged(scope, receive, send)

@@ -53,6 +53,7 @@ def vllm() -> tuple[FastAPI, list[str]]:
     async def health() -> str:
         return "vllm"
 
+    @ours.get("/")
     @ours.get("/status")
     async def status() -> str:
         return "hotdraft"
@@ -98,3 +99,4 @@ def test_behind_a_proxy_that_leaves_its_prefix_the_door_knows_the_same_paths(
             said = client.post(f"{prefix}/v1/chat/completions", json=CHAT).json()["said"]
             assert said["vllm_xargs"] == {"hotdraft_client": "client"}
             assert client.get(f"{prefix}/hotdraft/status").json() == "hotdraft"
+            assert client.get(f"{prefix}/hotdraft").url.path == f"{prefix}/hotdraft/"

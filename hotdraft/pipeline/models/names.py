@@ -73,7 +73,7 @@ def cache_folder() -> Path:
 
 def is_to_be_fetched(name: str) -> bool:
     """Whether `name` is a model that `hotdraft models fetch` obtains and that is not here yet."""
-    return name in FETCHABLE and not Path(name).is_dir() and not (cache_folder() / name).is_dir()
+    return name in FETCHABLE and not _is_folder_here(name) and not (cache_folder() / name).is_dir()
 
 
 def resolve(name: str) -> str:
@@ -81,7 +81,7 @@ def resolve(name: str) -> str:
 
     Raises `ModelError` for a folder that does not exist and a known model not yet fetched.
     """
-    if Path(name).is_dir():
+    if _is_folder_here(name):
         return name
     if (SHIPPED_DRAFTS / name).is_dir():
         return str(SHIPPED_DRAFTS / name)
@@ -92,6 +92,12 @@ def resolve(name: str) -> str:
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelError(f"no model folder at {name!r}")
     return name
+
+
+def _is_folder_here(name: str) -> bool:
+    """Whether `name` is a local folder; of a model that is known by that name only one that holds a model."""
+    known = name in FETCHABLE or name in {path.name for path in SHIPPED_DRAFTS.glob("*")}
+    return Path(name, "config.json").is_file() if known else Path(name).is_dir()
 
 
 def public_name(name: str) -> str:

@@ -49,6 +49,19 @@ def test_names_are_folders_shipped_drafts_fetched_models_or_hub_ids(tmp_path, mo
             resolve(missing)
 
 
+def test_a_folder_that_is_no_model_hides_no_known_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("smollm2", "smollm2-draft"):  # a run's folder, for one
+        (tmp_path / name / "replay").mkdir(parents=True)
+    assert names.is_to_be_fetched("smollm2")
+    (tmp_path / "cache" / "smollm2").mkdir(parents=True)
+    assert resolve("smollm2") == str(tmp_path / "cache" / "smollm2")
+    assert resolve("smollm2-draft") == str(names.SHIPPED_DRAFTS / "smollm2-draft")
+    (tmp_path / "smollm2" / "config.json").write_text("{}")
+    assert resolve("smollm2") == "smollm2"
+    assert resolve(".") == "."
+
+
 def test_a_name_that_nothing_stands_for_says_what_was_tried():
     with pytest.raises(ModelError, match=r"'not a model!' is neither a local folder, nor one of smollm2"):
         load_causal_lm("not a model!")

@@ -89,6 +89,7 @@ def completed(table: pa.Table) -> pa.Table:
         raise ValueError(f"it has other columns than a shard: {', '.join(differing) or 'some of them twice'}")
     for name in expected:
         column, wanted = table[name], SCHEMA.field(name).type
+        column.validate(full=True)  # text is not looked at when it is read
         if _kind(column.type) != _kind(wanted):
             raise ValueError(f"{name} is {column.type} and not {wanted}")
         if column.null_count or (pa.types.is_list(wanted) and any(c.flatten().null_count for c in column.chunks)):

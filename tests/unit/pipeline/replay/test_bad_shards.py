@@ -65,6 +65,7 @@ KINDS: dict[str, Callable[[Path], object]] = {
     "a column too many": parquet(TABLE.append_column("note", pa.array(["a", "b"]))),
     "a column too few": parquet(TABLE.drop_columns(["accepted"])),
     "a column twice": parquet(pa.table([*TABLE.columns, TABLE["domain"]], [*TABLE.column_names, "domain"])),
+    "text that is none": with_column("domain", pa.array([b"a", b"\xff"]).view(pa.string())),
     "null strings": with_column("domain", pa.array(["a", None])),
     "null lists": with_column("prompt_ids", pa.array([[1], None], pa.list_(pa.int32()))),
     "null tokens": with_column("prompt_ids", pa.array([[1], [None]], pa.list_(pa.int32()))),

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -44,9 +45,10 @@ def write_json(path: Path, content: Mapping[str, object]) -> None:
 
 
 def sync_folder(folder: str | Path) -> None:
-    """Have the names in `folder` on the disk: a rename is lost with the power until then."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Have the names in `folder` on the disk, if it can: a rename is lost with the power until then."""
+    with suppress(OSError):  # not every file system can, and what was renamed is there
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

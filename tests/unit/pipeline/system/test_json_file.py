@@ -1,5 +1,6 @@
 """Small files and shards are on the disk before they have their name, and their name soon after."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -38,3 +39,16 @@ def test_a_file_appears_once_it_is_on_the_disk(tmp_path, calls):
 def test_a_shard_appears_once_it_is_on_the_disk(tmp_path, calls):
     ReplayBuffer(str(tmp_path)).append([make_sample("a")])
     assert calls == ["file", "rename", "folder"]
+
+
+def test_where_folders_cannot_be_synced_a_shard_is_written_once(tmp_path, monkeypatch):
+    """As on some network file systems."""
+
+    def refuse(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").resolve().is_dir():
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    buffer = ReplayBuffer(tmp_path)
+    buffer.append([make_sample("a")])
+    assert list(buffer.rows()["request_id"]) == ["a"]

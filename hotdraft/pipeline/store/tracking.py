@@ -12,7 +12,6 @@ from mlflow import MlflowClient
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store.connection import (
-    STORE_ERRORS,
     create_run,
     experiment_id,
     has_run,
@@ -97,7 +96,7 @@ class ServingTracker:
     def _try_to_send(self, *, last: bool = False) -> None:
         try:
             self._send(last)
-        except STORE_ERRORS as error:
+        except Exception as error:  # noqa: BLE001 -- whatever it is, points wait and the thread goes on
             if not self._retry_delay:
                 logger.warning("MLflow cannot be used, points of the curves wait: %s", in_one_line(error))
             self._retry_delay = min(max(2 * self._retry_delay, self._interval), LONGEST_RETRY_SECONDS)
@@ -118,7 +117,7 @@ class ServingTracker:
         while batch := self.curves.take_unsent():
             try:
                 client.log_batch(run_id, metrics=[metric for point in batch for metric in point])
-            except STORE_ERRORS:
+            except BaseException:
                 self.curves.put_back(batch)
                 raise
         self._tell(client, run_id, self._first_run_id, last)

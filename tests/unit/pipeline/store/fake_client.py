@@ -17,6 +17,7 @@ class FakeClient:
 
     def __init__(self) -> None:
         self.down = False
+        self.failure: Exception = MlflowException("the store is away")
         self.metrics: list = []
         self.tags: dict[str, str] = {}
         self.params: dict[str, str] = {}
@@ -62,7 +63,7 @@ class FakeClient:
     def _reach(self):
         self.attempts += 1
         if self.down:
-            raise MlflowException("the store is away")
+            raise self.failure
 
     def values(self, key: str) -> list[float]:
         return [metric.value for metric in self.metrics if metric.key == key]

@@ -3,16 +3,20 @@
 import threading
 import time
 
+import pytest
+from mlflow.exceptions import MlflowException
+
 from hotdraft.pipeline.store.tracking import ServingTracker
 from tests.unit.pipeline.store.fake_client import every, wait_until
 
 
-def test_an_outage_delays_points_and_loses_none(fake, config, caplog):
+@pytest.mark.parametrize("failure", [MlflowException("away"), KeyError("of another program's answer")], ids=str)
+def test_an_outage_delays_points_and_loses_none(fake, config, caplog, failure):
     tracker = ServingTracker(config, connect=fake.connect)
     tracker.start()
     tracker.curves.count(requests=1, rounds=1, drafted=2, accepted=1, tokens=2)
     wait_until(lambda: fake.metrics)
-    fake.down = True
+    fake.failure, fake.down = failure, True
     for _ in range(5):
         tracker.curves.count(requests=1, rounds=1, drafted=2, accepted=1, tokens=2)
         time.sleep(0.05)

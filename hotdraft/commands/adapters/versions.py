@@ -250,5 +250,5 @@ def _formatted(number: str | float | None, style: str) -> str:
 def _time(seconds: str) -> str:
     try:
         return local_time(float(seconds))
-    except (ValueError, OverflowError, OSError):
+    except ValueError:
         return seconds

@@ -152,10 +152,10 @@ def window_tags(rows: ReplayRows) -> dict[str, str]:
 
 
 def gain_metrics(verdict: Verdict) -> dict[str, float]:
-    """What the verdict rests on, by the names it has in MLflow."""
+    """What the verdict rests on, as far as it was measured, by the names it has in MLflow."""
     by_domain = {f"gain/{name_part(domain)}": gain for domain, gain in verdict.by_domain.items()}
     figures = {name: getattr(verdict, name) for name in ("gain", "gain_low", "gain_high", "loss_high")}
-    return {**figures, **by_domain}
+    return {name: value for name, value in {**figures, **by_domain}.items() if not math.isnan(value)}
 
 
 def gate_tags(names: np.ndarray, champion: np.ndarray, candidate: np.ndarray) -> dict[str, str]:

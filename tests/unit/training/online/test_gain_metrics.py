@@ -1,3 +1,5 @@
+"""What the registry is told of a verdict."""
+
 from hotdraft.training.judging.gate import refused
 from hotdraft.training.online.publish import gain_metrics
 

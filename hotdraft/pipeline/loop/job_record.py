@@ -14,6 +14,7 @@ from pydantic import Field
 
 from hotdraft.pipeline.loop.job_progress import JobProgress
 from hotdraft.pipeline.system.json_file import write_json
+from hotdraft.pipeline.system.local_time import Seconds
 from hotdraft.pipeline.system.log_tail import LOG_FORMAT
 
 logger = logging.getLogger(__name__)
@@ -21,8 +22,6 @@ logger = logging.getLogger(__name__)
 Origin = Literal["loop", "command", "api"]
 """`distill --follow`, a command of a person or a scheduler, or a request to the server."""
 State = Literal["running", "cancelling", "accepted", "rejected", "failed", "interrupted", "cancelled", "died"]
-Seconds = Annotated[float, Field(ge=0, lt=2**33)]
-"""Unix time, before the year 2243."""
 UNDER_WAY = ("running", "cancelling")
 VERDICTS = ("accepted", "rejected")
 

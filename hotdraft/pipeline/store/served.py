@@ -13,12 +13,12 @@ from typing import Annotated, Self
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from hotdraft.pipeline.system.local_time import Seconds
+
 TAG = "served/"
 MAX_DOMAINS_IN_TAG = 24  # some databases hold 5000 characters of a tag
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
-Seconds = Annotated[float, Field(ge=0, lt=2**33)]
-"""Unix time, before the year 2243."""
 
 
 @dataclass(frozen=True)

@@ -156,10 +156,15 @@ class ShardFolder:
         return name
 
     def remove(self, name: str) -> None:
-        """Another server may have done so."""
+        with self._removing(name):
+            self.fs.rm_file(self.path(name))
+
+    @contextmanager
+    def _removing(self, name: str) -> Iterator[None]:
+        """Another server may have done so; that it cannot be done is counted, and said once."""
         try:
             with self._answering():
-                self.fs.rm_file(self.path(name))
+                yield
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -199,16 +204,11 @@ class ShardFolder:
     def delete_quarantined(self, name: str) -> None:
         if name in self._passed_over:
             return
-        try:
-            with self._answering():
-                if self.is_local and os.path.islink(self.path(name)):
-                    os.unlink(self.path(name))
-                else:
-                    self.fs.rm(self.path(name), recursive=True)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            self.note_failure(name, error)
+        with self._removing(name):
+            if self.is_local and os.path.islink(self.path(name)):
+                os.unlink(self.path(name))
+            else:
+                self.fs.rm(self.path(name), recursive=True)
 
     def note_failure(self, what: str, error: Exception) -> None:
         """Count it, and log the first in a row."""

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hotdraft.serving.vllm.worker.requests import CLIENT, DOMAIN, NOT_KEPT, STORE
+from hotdraft.serving.vllm.worker.requests import CLIENT, DOMAIN, STORE, says_no
 
 OURS = "/hotdraft"
 TAGGED = (
@@ -103,6 +103,6 @@ def tagged(body: bytes, domain_header: str | None, client: str) -> bytes:
     extra = {**(told.get("vllm_xargs") or {}), CLIENT: client}
     if isinstance(domain, str):
         extra[DOMAIN] = domain[:MAX_DOMAIN]
-    if str(told.get("store")).lower() in NOT_KEPT:
+    if says_no(told.get("store")):
         extra[STORE] = 0
     return json.dumps({**told, "vllm_xargs": extra}).encode()

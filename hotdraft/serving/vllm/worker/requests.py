@@ -12,8 +12,6 @@ from hotdraft.serving.messages.request import DEFAULT_DOMAIN, UNRECORDED_DOMAIN
 
 DOMAIN, STORE, CLIENT = "hotdraft_domain", "hotdraft_store", "hotdraft_client"
 """Keys of `extra_args`: the traffic's tag, 0 where nothing is to be kept, a digest of who asks."""
-NOT_KEPT = ("0", "false")
-"""In small letters, what clients write for no."""
 
 _NEUTRAL = {
     "presence_penalty": 0.0,
@@ -61,7 +59,7 @@ class ServedRequest:
         if len(getattr(new, "prefill_token_ids", None) or prompt_ids) != len(prompt_ids):
             return None
         extra = params.extra_args or {}
-        is_kept = CLIENT in extra and str(extra.get(STORE, 1)).lower() not in NOT_KEPT
+        is_kept = CLIENT in extra and not says_no(extra.get(STORE, 1))
         left_out = _left_out(params, new) if is_kept else "store"
         return cls(
             request_id=new.req_id,
@@ -83,6 +81,11 @@ class ServedRequest:
         """Of the answer in `output_ids`: a pass gives tokens beyond the end too."""
         ends = (place + 1 for place, token in enumerate(output_ids) if token in self.stop_ids)
         return min(next(ends, len(output_ids)), self.max_tokens or len(output_ids))
+
+
+def says_no(store: object) -> bool:
+    """Whether a client wrote, in a way that our own server takes as well, that nothing is to be kept."""
+    return str(store).lower() in ("0", "false")
 
 
 def _left_out(params: Any, new: Any) -> str | None:

@@ -11,7 +11,7 @@ from hotdraft.pipeline.config.learning import WatchdogConfig
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store.connection import experiment_id, open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry
-from tests.unit.serving.updates.watching.servers import Server
+from tests.unit.serving.updates.watching.servers import Server, promote
 
 
 @pytest.fixture
@@ -44,3 +44,12 @@ def registry(config: HotdraftConfig, client: MlflowClient, tmp_path: Path) -> Ad
 @pytest.fixture
 def server(config: HotdraftConfig, registry: AdapterRegistry) -> Callable[[str], Server]:
     return lambda name: Server(name, config, registry)
+
+
+@pytest.fixture
+def one(server: Callable[[str], Server], registry: AdapterRegistry) -> Server:
+    """A server that had 0.6 of its drafts accepted, and tries version 2 now."""
+    one = server("one")
+    one.serve(0.6, 30)
+    promote(registry, 2, one)
+    return one

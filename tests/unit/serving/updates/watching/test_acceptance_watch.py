@@ -8,10 +8,7 @@ from hotdraft.pipeline.watch.trial import Trials
 from tests.unit.serving.updates.watching.servers import promote, watch_tags
 
 
-def test_a_real_fall_rolls_back(server, registry):
-    one = server("one")
-    one.serve(0.6, 30)
-    promote(registry, 2, one)
+def test_a_real_fall_rolls_back(one, registry):
     one.serve(0.1, 40, seconds=3600)  # began on version 1: not its successor's fault
     one.watch.turn()
     assert registry.champion() == 2
@@ -103,10 +100,7 @@ def test_a_store_that_is_away_is_waited_for(server, registry, monkeypatch):
     assert registry.champion() == 1
 
 
-def test_a_version_rolled_back_is_tried_anew_when_someone_promotes_it_again(server, registry):
-    one = server("one")
-    one.serve(0.6, 30)
-    promote(registry, 2, one)
+def test_a_version_rolled_back_is_tried_anew_when_someone_promotes_it_again(one, registry):
     one.serve(0.2, 20)
     one.watch.turn()
     one.follow()

@@ -71,10 +71,7 @@ def test_looks_are_the_planned_ones_however_many_servers_look(server, registry, 
     assert done == ["0", "1", "2", "2", "3", "3"]
 
 
-def test_a_server_that_starts_meanwhile_takes_part_in_the_trial(server, registry):
-    one = server("one")
-    one.serve(0.6, 30)
-    promote(registry, 2, one)
+def test_a_server_that_starts_meanwhile_takes_part_in_the_trial(one, server, registry):
     two = server("two")
     two.watch.turn()
     two.serve(0.2, 20)
@@ -82,10 +79,7 @@ def test_a_server_that_starts_meanwhile_takes_part_in_the_trial(server, registry
     assert registry.champion() == 1
 
 
-def test_workers_that_come_back_to_the_version_on_trial_end_no_trial(server, registry):
-    one = server("one")
-    one.serve(0.6, 30)
-    promote(registry, 2, one)
+def test_workers_that_come_back_to_the_version_on_trial_end_no_trial(one, registry):
     one.watch.on_swap(SwapEvent(2, 2, "promotion", 0.0))
     one.serve(0.2, 20)
     one.watch.turn()
@@ -105,10 +99,7 @@ def test_a_server_that_knows_nothing_of_before_waits_for_one_that_does(server, r
     assert registry.champion() == 1
 
 
-def test_tags_of_somebody_else_stop_nothing(server, registry, client):
-    one = server("one")
-    one.serve(0.6, 30)
-    promote(registry, 2, one)
+def test_tags_of_somebody_else_stop_nothing(one, registry, client):
     for key in ("watch/x/before", "watch/x/after", "watch/odd"):
         client.set_model_version_tag("hotdraft-draft", "2", key, "an odd thing")
     one.serve(0.2, 20)
@@ -128,10 +119,7 @@ def test_a_trial_of_which_nobody_can_read_how_it_stands_is_opened_anew(server, r
     assert registry.champion() == 1
 
 
-def test_a_version_that_was_deleted_ends_its_trial(server, registry, client):
-    one = server("one")
-    one.serve(0.6, 30)
-    promote(registry, 2, one)
+def test_a_version_that_was_deleted_ends_its_trial(one, registry, client):
     client.delete_model_version("hotdraft-draft", "2")
     one.serve(0.2, 20)
     one.watch.turn()

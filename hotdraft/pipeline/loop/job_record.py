@@ -13,8 +13,7 @@ from typing import IO, Annotated, Literal, Self
 from pydantic import Field
 
 from hotdraft.pipeline.loop.job_progress import JobProgress
-from hotdraft.pipeline.system.json_file import write_json
-from hotdraft.pipeline.system.local_time import Seconds
+from hotdraft.pipeline.system.json_file import Seconds, write_json
 from hotdraft.pipeline.system.log_tail import LOG_FORMAT
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from hotdraft.pipeline.system.local_time import Seconds
+from hotdraft.pipeline.system.json_file import Seconds
 
 TAG = "served/"
 MAX_DOMAINS_IN_TAG = 24  # some databases hold 5000 characters of a tag

@@ -5,13 +5,16 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from hotdraft.pipeline.system.whole_file import appearing
 
 T = TypeVar("T")
+
+Seconds = Annotated[float, Field(ge=0, lt=2**33)]
+"""Unix time, before the year 2243."""
 
 
 class BrokenFileError(ValueError):

@@ -1,12 +1,6 @@
-"""Times as they may stand in files, and as tables show them."""
+"""Times as tables show them."""
 
 from datetime import datetime
-from typing import Annotated
-
-from pydantic import Field
-
-Seconds = Annotated[float, Field(ge=0, lt=2**33)]
-"""Unix time, before the year 2243."""
 
 MINUTES = "%m-%d %H:%M"
 

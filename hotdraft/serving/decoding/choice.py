@@ -13,7 +13,7 @@ import numpy as np
 
 from hotdraft.serving.decoding.costs import RoundCosts
 from hotdraft.serving.decoding.learned_costs import LearnedCosts, RoundSetting
-from hotdraft.serving.decoding.round_time import PaddedTime, RaggedTime, RoundTime
+from hotdraft.serving.decoding.round_time import PaddedTime, RaggedTime, RoundTime, total
 from hotdraft.serving.decoding.rounds import RoundSeconds
 
 MIN_GAIN = 1.02
@@ -93,34 +93,39 @@ class ProposalChoice:
         tokens = _tokens(rows, self._max_k, self.most_proposed, reading)
         time = self._time(len(rows), tokens.shape[1] - 1, verifying, drafting)
         guessed, drafted, speed, costs = time.best(tokens, plain)
-        worth, everybody = tokens - speed * costs, np.arange(len(rows))
-        seconds = time.seconds(guessed, drafted)
-        without, drafts = worth[:, :, 0].argmax(1), drafted > 0
-        more = tokens[everybody, guessed, drafted] - tokens[everybody, without, 0]
-        longer = costs[guessed, drafted] - costs[without, 0] + time.steps[drafted.max()] / max(drafts.sum(), 1)
-        undrafted = self._without(
-            len(rows), tokens[everybody, without, 0].sum(), time.seconds(without, np.zeros_like(without))
-        )
-        saved = drafts * (more / undrafted - longer)
-        alone = np.array([row.draft_alone and len(row.drafted) > 0 and row.most > 0 for row in rows])
+        seconds, num_drafting = time.seconds(guessed, drafted), sum(map(bool, drafted))
+        without = (tokens[:, :, 0] - speed * costs[:, 0]).argmax(1).tolist()
+        none = [0] * len(rows)
+        undrafted = self._without(len(rows), total(tokens, without, none), time.seconds(without, none))
+        step = time.steps.item(max(drafted)) / max(num_drafting, 1)
+        saved = []
+        for row, (m, j, other) in enumerate(zip(guessed, drafted, without, strict=True)):
+            more = tokens.item(row, m, j) - tokens.item(row, other, 0)
+            longer = costs.item(m, j) - costs.item(other, 0) + step
+            saved.append(more / undrafted - longer if j else 0.0)
         self._for_alone = min(self._for_alone + ALONE * seconds, MOST_SAVED)
-        if alone.any():
-            before = worth[everybody, guessed, drafted].sum() - speed * time.steps[drafted.max()]
-            guessed = np.where(alone, 0, guessed)
-            drafted = np.where(alone, 1 + worth[:, 0, 1:].argmax(1), drafted)
-            after = worth[everybody, guessed, drafted].sum() - speed * time.steps[drafted.max()]
-            self._for_alone -= float(max(before - after, 0.0) / speed)
+        alone = [row.draft_alone and len(row.drafted) > 0 and row.most > 0 for row in rows]
+        if any(alone):
+            worth = tokens - speed * costs
+            before = total(worth, guessed, drafted) - speed * time.steps.item(max(drafted))
+            most_first = (1 + worth[:, 0, 1:].argmax(1)).tolist()
+            guessed = [0 if is_alone else m for is_alone, m in zip(alone, guessed, strict=True)]
+            drafted = [
+                ahead if is_alone else j for is_alone, ahead, j in zip(alone, most_first, drafted, strict=True)
+            ]
+            after = total(worth, guessed, drafted) - speed * time.steps.item(max(drafted))
+            self._for_alone -= max(before - after, 0.0) / speed
         # bounded: what a long good spell saves up must not be lost at once when acceptance falls
-        most = float(time.steps[-1] + costs[0, -1])
+        most = time.steps.item(-1) + costs.item(0, -1)
         self._allowance = min(self._allowance + EXPLORATION * seconds, most)
         explored = self._explored(tokens, time, guessed, drafted, speed)
-        self._is_trial = max(explored) > 0 == drafted.max()
+        self._is_trial = max(explored) > 0 == max(drafted)
         return Choice(
-            guessed.tolist(),
+            guessed,
             explored,
             _floors(rows, guessed, speed * self._seconds_of_one_more(setting)),
             self._alternatives(rows, guessed, explored, speed * verifying / len(rows), seconds * speed),
-            saved.tolist(),
+            saved,
         )
 
     def rested(self, setting: RoundSetting) -> None:
@@ -161,7 +166,7 @@ class ProposalChoice:
     def _alternatives(
         self,
         rows: Sequence[Outlook],
-        guessed: np.ndarray,
+        guessed: Sequence[int],
         drafted: Sequence[int],
         prices: np.ndarray,
         tokens: float,
@@ -174,7 +179,7 @@ class ProposalChoice:
             return None
         counts = []
         self._for_more = min(self._for_more + EXPLORATION * tokens, float(prices[-1]))
-        for row, before, behind in zip(rows, guessed.tolist(), drafted, strict=True):
+        for row, before, behind in zip(rows, guessed, drafted, strict=True):
             most = min(len(row.alternatives), self.costs.most - before - behind) if behind else 0
             gains = row.guessed[:before].prod() * row.alternatives[: max(most, 0)].cumsum()
             worth = gains - (prices[before + behind + 1 :][: len(gains)] - prices[before + behind])
@@ -201,27 +206,28 @@ class ProposalChoice:
         self,
         tokens: np.ndarray,
         time: RoundTime,
-        guessed: np.ndarray,
-        drafted: np.ndarray,
+        guessed: list[int],
+        drafted: list[int],
         speed: float,
     ) -> list[int]:
         """`drafted`, now and then with one token more in the rows that draft most."""
-        most = drafted.max()
+        most = max(drafted)
         if most == self._max_k:
-            return drafted.tolist()
-        everybody = np.arange(len(drafted))
-        further = drafted + (drafted == most)
-        further = np.where(np.isfinite(tokens[everybody, guessed, further]), further, drafted)
-        if (further == drafted).all():
-            return drafted.tolist()
-        loss = time.seconds(guessed, further) - float(tokens[everybody, guessed, further].sum() / speed)
+            return drafted
+        further = [
+            j + (j == most and tokens.item(row, m, j + 1) > -np.inf)
+            for row, (m, j) in enumerate(zip(guessed, drafted, strict=True))
+        ]
+        if further == drafted:
+            return drafted
+        loss = time.seconds(guessed, further) - total(tokens, guessed, further) / speed
         if loss > self._allowance:
-            return drafted.tolist()
+            return drafted
         self._allowance -= max(loss, 0.0)
-        return further.tolist()
+        return further
 
 
-def _floors(rows: Sequence[Outlook], guessed: np.ndarray, price: float) -> list[float]:
+def _floors(rows: Sequence[Outlook], guessed: Sequence[int], price: float) -> list[float]:
     """See `ProposalPlan.floors`, where another drafted token costs as much time as `price` tokens take."""
     floors = []
     for row, count in zip(rows, guessed, strict=True):
@@ -250,9 +256,11 @@ def _tokens(rows: Sequence[Outlook], max_k: int, most: int, reading: float) -> n
     yields = reached.cumsum(1)[:, :, None] + reached[:, :, None] * drafts[:, None]
     if others.shape[1]:
         yields[:, :, 1:] += (reached[:, :, None] * others[:, None] - reading).clip(0).sum(2)[:, :, None]
-    may = [(len(row.guessed), len(row.drafted), min(row.most, most)) for row in rows]
-    if any(guess < longest or draft < max_k or both < longest + max_k for guess, draft, both in may):
-        guessed, drafted = np.arange(longest + 1)[:, None], np.arange(max_k + 1)
-        may_guess, may_draft, may_both = np.array(may).T[:, :, None, None]
-        yields[(guessed > may_guess) | (drafted > may_draft) | (guessed + drafted > may_both)] = -np.inf
+    for index, row in enumerate(rows):
+        yields[index, len(row.guessed) + 1 :] = -np.inf
+        yields[index, :, len(row.drafted) + 1 :] = -np.inf
+    mays = [min(row.most, most) for row in rows]
+    if min(mays) < longest + max_k:
+        lengths = np.add.outer(np.arange(longest + 1), np.arange(max_k + 1))
+        yields[lengths > np.array(mays)[:, None, None]] = -np.inf
     return yields

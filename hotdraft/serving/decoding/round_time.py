@@ -1,9 +1,11 @@
 """What a round takes by what its rows propose, and what they best propose.
 
 `tokens` [B, M+1, K+1] are what each of B rows yields with m tokens guessed and j drafted behind them, -inf where it
-may not. What is guessed and drafted are int [B].
+may not. What is guessed and drafted are numbers by row, in lists: between two passes over a model's weights Python
+has to be read anew from memory, of which NumPy's calls take several times as much as plain numbers do.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -13,8 +15,8 @@ SEARCHES = 4
 
 
 class Best(NamedTuple):
-    guessed: np.ndarray
-    drafted: np.ndarray
+    guessed: list[int]
+    drafted: list[int]
     speed: float
     """Tokens a second."""
     costs: np.ndarray
@@ -29,7 +31,7 @@ class RoundTime(Protocol):
         """Of the most tokens a second; nothing where `speed` is no less."""
         ...
 
-    def seconds(self, guessed: np.ndarray, drafted: np.ndarray) -> float:
+    def seconds(self, guessed: Sequence[int], drafted: Sequence[int]) -> float:
         """What such a round takes."""
         ...
 
@@ -51,23 +53,24 @@ class RaggedTime:
     def best(self, tokens: np.ndarray, speed: float) -> Best:
         """As Dinkelbach does: what is best at a speed promises a higher one, until it promises the same."""
         plain, everybody = speed, np.arange(len(tokens))
-        guessed = drafted = np.zeros(len(tokens), int)
+        guessed = drafted = [0] * len(tokens)
         for _ in range(SEARCHES):
             worth = tokens - speed * self._costs
             by_drafted = worth.max(1)
             gains = np.maximum.accumulate(by_drafted, 1).sum(0) - speed * self.steps
-            drafted = by_drafted[:, : gains.argmax() + 1].argmax(1)
-            guessed = worth[everybody, :, drafted].argmax(1)
-            found = tokens[everybody, guessed, drafted].sum() / self.seconds(guessed, drafted)
+            most_first = by_drafted[:, : gains.argmax() + 1].argmax(1)
+            guessed, drafted = worth[everybody, :, most_first].argmax(1).tolist(), most_first.tolist()
+            found = total(tokens, guessed, drafted) / self.seconds(guessed, drafted)
             if found <= speed * 1.001:
                 break
             speed = found
         if speed == plain:
-            guessed, drafted = np.zeros_like(guessed), np.zeros_like(drafted)
+            guessed = drafted = [0] * len(tokens)
         return Best(guessed, drafted, speed, self._costs)
 
-    def seconds(self, guessed: np.ndarray, drafted: np.ndarray) -> float:
-        return float(self._plain + self.steps[drafted.max()] + self._costs[guessed, drafted].sum())
+    def seconds(self, guessed: Sequence[int], drafted: Sequence[int]) -> float:
+        rows = sum(map(self._costs.item, guessed, drafted))
+        return self._plain + self.steps.item(max(drafted)) + rows
 
 
 class PaddedTime:
@@ -90,16 +93,22 @@ class PaddedTime:
         length, steps = divmod(int(speeds.argmax()), most)
         verifying = self._verifying[self._lengths]
         if speeds[length, steps] <= speed:
-            return Best(np.zeros(rows, int), np.zeros(rows, int), speed, verifying - self._verifying[0])
+            return Best([0] * rows, [0] * rows, speed, verifying - self._verifying[0])
         allowed = np.where(self._lengths[:, : steps + 1] <= length, tokens[:, :, : steps + 1], -np.inf)
         guessed, drafted = np.divmod(allowed.reshape(rows, -1).argmax(1), steps + 1)
         longer = (verifying - self._verifying[length]).clip(0)
-        return Best(guessed, drafted, float(speeds[length, steps]), longer)
+        return Best(guessed.tolist(), drafted.tolist(), float(speeds[length, steps]), longer)
 
-    def seconds(self, guessed: np.ndarray, drafted: np.ndarray) -> float:
-        return float(self._verifying[self._lengths[guessed, drafted].max()] + self.steps[drafted.max()])
+    def seconds(self, guessed: Sequence[int], drafted: Sequence[int]) -> float:
+        length = max(map(self._lengths.item, guessed, drafted))
+        return self._verifying.item(length) + self.steps.item(max(drafted))
+
+
+def total(of_rows: np.ndarray, guessed: Sequence[int], drafted: Sequence[int]) -> float:
+    """Of what is said of each row [B, M+1, K+1]."""
+    return sum(map(of_rows.item, range(len(guessed)), guessed, drafted))
 
 
 def _lengths(longest: int, drafting: np.ndarray, verifying: np.ndarray) -> np.ndarray:
     """Tokens [M+1, K+1] of proposals."""
-    return np.add.outer(np.arange(longest + 1), np.arange(len(drafting))).clip(max=len(verifying) - 1)
+    return np.minimum(np.add.outer(np.arange(longest + 1), np.arange(len(drafting))), len(verifying) - 1)

@@ -15,6 +15,7 @@ from hotdraft.outputs import Answer, RequestOutput, check_finished
 from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.config.serving import RecorderConfig
 from hotdraft.pipeline.config.settings import given, load_config
+from hotdraft.pipeline.models.adapter_folder import AdapterError
 from hotdraft.pipeline.models.loading import fingerprint
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.serving.engine.load import build_engine, draft_ranking
@@ -166,6 +167,8 @@ class LLM:
                 self._swapper = HotSwapper(self._engine, fingerprint(self._config.draft), ranking)
             if adapter is None:
                 return self._swapper.swap(self._swapper.stage(0, None), "rollback")
+            if not Path(adapter).is_dir():
+                raise AdapterError(f"no adapter at {adapter}: there is no such folder")
             staged = self._swapper.stage(version or self._newest_version + 1, Path(adapter))
             event = self._swapper.swap(staged, "promotion")
             self._newest_version = max(self._newest_version, event.version)

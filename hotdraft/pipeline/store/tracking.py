@@ -102,6 +102,8 @@ class ServingTracker:
             self._retry_delay = min(max(2 * self._retry_delay, self._interval), LONGEST_RETRY_SECONDS)
             self._retry_at = time.monotonic() + self._retry_delay
             return
+        if self._retry_delay:
+            logger.info("MLflow can be used again, points that waited are on their way")
         self._retry_delay = 0.0
 
     def _send(self, last: bool) -> None:

@@ -97,6 +97,8 @@ class AdapterSync:
             if not self._do(part):
                 return False
         if is_told:
+            if self._store_is_down:
+                logger.info("the adapter registry can be used again")
             self._store_is_down = False
         else:
             self.errors += 1

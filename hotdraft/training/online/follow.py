@@ -59,6 +59,8 @@ def follow(config: HotdraftConfig, stop: StopEvent) -> None:
                 logger.warning("%s; jobs wait for it", error)
             retry_delay = min(max(2 * retry_delay, poll), LONGEST_RETRY_SECONDS)
         else:
+            if retry_delay:
+                logger.info("jobs wait no more: what they waited for is back")
             retry_delay = 0.0
         if not at_once:
             stop.wait(max(poll, retry_delay))

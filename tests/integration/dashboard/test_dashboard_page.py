@@ -120,6 +120,15 @@ def test_a_running_job_has_a_bar(browser: Any, admin: FakeAdmin, url: str) -> No
         assert page.locator("#jobs progress").evaluate("bar => bar.position") == 0.25
 
 
+def test_the_choice_of_k_names_what_is_configured_after_a_restart_with_another(
+    browser: Any, admin: FakeAdmin, url: str
+) -> None:
+    with opened(browser, url) as page:
+        until(page, "#k-select", f"as configured ({admin.status['k']})")
+        admin.status["k"] = 3
+        until(page, "#k-select", "as configured (3)")
+
+
 def test_what_clients_wrote_is_text(browser: Any, admin: FakeAdmin, url: str) -> None:
     admin.fill()
     admin.history = traffic(30, domains=(EVIL, "plain", "other"))

@@ -93,6 +93,8 @@ def test_an_adapter_changes_what_is_drafted_and_nothing_that_is_answered(
     swapped = llm.generate(PROMPTS, GREEDY)
     with pytest.raises(AdapterError):
         llm.swap(tmp_path)
+    with pytest.raises(AdapterError, match="no adapter at nowhere"):
+        llm.swap("nowhere")
     assert llm.generate(PROMPTS, GREEDY)[0].stats.draft_version == 1
     assert llm.swap(None).version == 0
     after = llm.generate(PROMPTS, GREEDY)

@@ -11,6 +11,7 @@ from tests.unit.serving.updates.followed import BROKEN, count, eventually
 
 
 def test_a_store_that_is_down_changes_nothing_until_it_is_back(engine, sync, registry, caplog):
+    caplog.set_level("INFO")
     registry.promote(1)
     sync.start()
     registry.down = True
@@ -21,6 +22,7 @@ def test_a_store_that_is_down_changes_nothing_until_it_is_back(engine, sync, reg
     assert caplog.text.count("registry cannot be used") == 1, "said once, not every second"
     registry.down = False
     assert eventually(lambda: engine.draft_version == 2)
+    assert eventually(lambda: caplog.text.count("registry can be used again") == 1)
 
 
 def test_a_version_whose_files_are_kept_back_waits_for_them(engine, sync, registry, caplog, monkeypatch):

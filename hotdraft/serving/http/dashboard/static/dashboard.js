@@ -61,8 +61,9 @@ function showK({ k_override, configured_k, max_k }) {
   const select = byId("k-select");
   const auto = max_k > 0 || configured_k === "auto" ? ["auto"] : [];
   const values = ["", ...auto, ...Array.from({ length: max_k + 1 }, (_, k) => `${k}`)];
-  if (select.options.length !== values.length)
-    select.replaceChildren(...values.map((value) => new Option(value || `as configured (${configured_k})`, value)));
+  const configured = `as configured (${configured_k})`;
+  if (select.options.length !== values.length || select.options[0].text !== configured)  // a restart may have another
+    select.replaceChildren(...values.map((value) => new Option(value || configured, value)));
   select.disabled = max_k === 0 && configured_k !== "auto";
   if (document.activeElement !== select) select.value = k_override === null ? "" : `${k_override}`;
 }

@@ -53,7 +53,8 @@ def test_a_trainer_that_cannot_warm_up_goes_on(config, jobs, make_llama, serve, 
     assert jobs.count == 1
 
 
-def test_warming_up_begins_anew_once_the_store_is_back_and_not_while_the_loop_is_off(config, monkeypatch):
+def test_warming_up_begins_anew_once_the_store_is_back_and_not_while_the_loop_is_off(config, monkeypatch, caplog):
+    caplog.set_level("INFO")
     begun, outages = [], [StoreError("the store is away")]
 
     def warm(*_):
@@ -69,6 +70,7 @@ def test_warming_up_begins_anew_once_the_store_is_back_and_not_while_the_loop_is
     ControlFile(config.run_dir).switch_loop(on=True)
     follow(config, StopAfterPolls(3))
     assert len(begun) == 2
+    assert caplog.text.count("what they waited for is back") == 1
 
 
 def test_a_job_that_is_due_does_not_wait_for_the_rest_of_warming_up(config, jobs, make_llama, serve, monkeypatch):

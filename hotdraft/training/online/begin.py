@@ -1,6 +1,7 @@
 """The second stage of a job: begin it, or go on with one that was not finished; and its run in MLflow."""
 
 import logging
+import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,10 @@ from hotdraft.pipeline.store.connection import (
     has_run,
     open_client,
 )
+from hotdraft.training.batches.mixture import served
+from hotdraft.training.batches.pools import mix_of
 from hotdraft.training.fit.resume import JobInterruptedError
+from hotdraft.training.judging.gate import effective_prompts
 from hotdraft.training.online.context import JobContext
 from hotdraft.training.online.recorded import Recorded
 from hotdraft.training.online.unfinished import recipe
@@ -42,10 +46,20 @@ def begin(context: JobContext, recorded: Recorded, burst: Burst | None) -> None:
             end_run(client, left_running)
         shutil.rmtree(folder)
     job.note(replace(work, attempts=work.attempts + 1), standing_run(context, work.id))
+    rows = recorded.data.train_rows
     logger.info(
-        "job %s: %d requests to learn from, %d to be judged by, version %d to be beaten",
-        work.id, len(recorded.data.train_rows), len(recorded.held_out), work.parent_version,
+        "job %s: %d requests to learn from, %d of them brought by the draft, %d to be judged by, "
+        "version %d to be beaten",
+        work.id, len(rows), len(rows) - len(served(rows)), len(recorded.held_out), work.parent_version,
     )  # fmt: skip
+    mix = mix_of(recorded.data.domains, context.being(burst).config.distill)
+    prompts = effective_prompts([sample.domain for sample in recorded.held_out], mix)
+    if prompts < config.gate.min_prompts:
+        logger.info(
+            "job %s: what it is judged by is worth %.1f prompts of today's traffic so far, and the gate needs %d: "
+            "it is rejected unless more come while it trains",
+            work.id, math.floor(10 * prompts) / 10, config.gate.min_prompts,
+        )  # fmt: skip
 
 
 @contextmanager

@@ -167,7 +167,10 @@ def test_requests_that_come_while_a_job_trains_judge_it_and_those_it_learned_fro
     assert JobRecords(config.run_dir).last_job().request == "r39", "they are the next job's to learn from"
 
 
-def test_a_job_waits_for_prompts_of_todays_traffic_but_not_for_ever(config, buffer, target, serve, monkeypatch):
+def test_a_job_waits_for_prompts_of_todays_traffic_but_not_for_ever(
+    config, buffer, target, serve, monkeypatch, caplog
+):
+    caplog.set_level("INFO")
     waits = []
 
     def arrive(seconds):
@@ -188,6 +191,7 @@ def test_a_job_waits_for_prompts_of_todays_traffic_but_not_for_ever(config, buff
     result = run_job(none, buffer=buffer, registry=AdapterRegistry(config))
     assert len(waits) == 2
     assert "500 are needed" in result.verdict.reason
+    assert "and the gate needs 500: it is rejected unless more come" in caplog.text, "before it trains"
 
 
 def test_no_job_is_judged_by_what_is_all_but_what_it_learned_from(config, target, serve):

@@ -123,10 +123,15 @@ def _try_step(planned: Any, available: Any, items: Any) -> Any:
 
 def _make_alone(planned: Any, available: Any, items: Any, out: Path, *, slim: bool) -> None:
     from hotdraft.pipeline.store.connection import STORE_ONLY_ERRORS, store_errors
-    from hotdraft.pipeline.system.run_lock import run_lock
+    from hotdraft.pipeline.system.run_lock import RunInUseError, run_lock
     from hotdraft.training.fit.resume import JobInterruptedError
 
     settings = planned.run.config
+    if (settings.run_dir / "server.lock").exists():
+        raise RunInUseError(
+            f"a server has recorded traffic in {settings.run_dir}: what a draft is made from would be taken for "
+            "traffic there; give predistill a run_dir of its own"
+        )
     with run_lock(settings.run_dir, "trainer"), store_errors(settings, STORE_ONLY_ERRORS):
         try:
             _make(planned, available, items, out, slim=slim)

@@ -15,7 +15,7 @@ TRIES = 5
 
 
 class RunInUseError(ValueError):
-    """Another process holds the run directory."""
+    """A run directory that another process holds, or has used for what does not go with this."""
 
 
 class RunLock:

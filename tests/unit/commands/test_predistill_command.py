@@ -40,3 +40,10 @@ def test_a_store_that_is_away_is_told_in_a_line(tmp_path: Path, monkeypatch: pyt
 def test_two_do_not_work_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with run_lock(tmp_path, "trainer"), pytest.raises(RunInUseError):
         make(tmp_path, monkeypatch, AssertionError("began"))
+
+
+def test_it_does_not_record_among_a_servers_traffic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with run_lock(tmp_path, "server"):
+        pass
+    with pytest.raises(RunInUseError, match="a run_dir of its own"):
+        make(tmp_path, monkeypatch, AssertionError("began"))

@@ -52,6 +52,7 @@ def experiment(
         from hotdraft.training.experiment.streams import read_streams
         from hotdraft.training.experiment.suite import read_suite
         from hotdraft.training.fit.progress_bar import quiet_trainer
+        from hotdraft.training.fit.resume import JobInterruptedError
 
     protocol = {} if suite is None else read_suite(suite)
     settings = load_config(config, protocol)
@@ -70,7 +71,11 @@ def experiment(
     console = Console(markup=False)
     for name, seeds in streams.items():
         folder = out if len(known) == 1 else out / name  # whichever of them are played now
-        results, reached = _play(console, config, folder, seeds, answers, policies, ceilings)
+        try:
+            results, reached = _play(console, config, folder, seeds, answers, policies, ceilings)
+        except JobInterruptedError as interruption:
+            typer.echo(f"hotdraft: {interruption}; the same command plays what is not finished", err=True)
+            raise typer.Exit(1) from None
         console.print(f"Stream: {name}", style="bold")
         show(console, results, seconds, settings.experiment.baseline, reached)
         draw(results, folder / "acceptance.png")

@@ -125,6 +125,7 @@ def run(
     import asyncio
     import json
     from contextlib import ExitStack, nullcontext
+    from functools import partial
 
     import httpx
     from rich.console import Console
@@ -152,7 +153,8 @@ def run(
         with ExitStack() as running:
             with waiting("waiting for the server"):
                 base_url = running.enter_context(server)
-            progress = running.enter_context(SimulationProgress(len(prompts), console, lambda: latest_job(jobs)))
+            trainer_state = partial(latest_job, jobs, since=time.time())
+            progress = running.enter_context(SimulationProgress(len(prompts), console, trainer_state))
             key = api_key or next(iter(read_api_keys(settings.server)), None)
             playback = asyncio.run(
                 play(

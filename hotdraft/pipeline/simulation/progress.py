@@ -19,10 +19,10 @@ PLAIN_LINES = 20
 """Lines that a whole simulation prints where there is no terminal, about."""
 
 
-def latest_job(records: JobRecords) -> str:
-    """One line on what the trainer does, or did last; nothing before its first job."""
+def latest_job(records: JobRecords, since: float) -> str:
+    """One line on what the trainer does, or did last; nothing before its first job `since` that Unix time."""
     job = next(iter(records.jobs()), None)
-    if job is None:
+    if job is None or (job.ended_at is not None and job.ended_at < since):
         return ""
     verdict = job.state if job.version is None else f"v{job.version} {job.state}"
     told = job.reason or job.progress

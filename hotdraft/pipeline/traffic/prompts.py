@@ -49,6 +49,8 @@ def read_traffic(path: str | Path) -> list[Prompt]:
                 row = json.loads(line.decode())
                 json.dumps(row, ensure_ascii=False).encode()  # JSON can spell half of a surrogate pair
                 prompts.append(_prompt(row))
+            except json.JSONDecodeError as error:
+                raise TrafficError(f"{path}:{number}: a line must be a JSON object: {error}") from error
             except ValueError as error:
                 raise TrafficError(f"{path}:{number}: {error}") from error
     if not prompts:

@@ -33,7 +33,7 @@ def test_written_traffic_reads_back(tmp_path):
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
-        ("{", "Expecting property name"),
+        ("{", "a line must be a JSON object: Expecting property name"),
         ("[1]", "expected a JSON object, got list"),
         ('{"prompt": "x"}', '"domain" must be'),
         ('{"domain": "", "prompt": "x"}', '"domain" must be'),

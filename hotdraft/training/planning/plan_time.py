@@ -16,7 +16,7 @@ class Step:
 
 
 def describe_time(plan: MemoryPlan, step: Step | None = None, answer_tokens_per_second: float | None = None) -> str:
-    """Hours from the start to the end of what was measured, every answer as long as it may be; a line."""
+    """How long it is from the start to the end of what was measured, every answer as long as it may be; a line."""
     run, hours = plan.run, {}
     if answer_tokens_per_second is not None:
         stage = f"for the answers at {answer_tokens_per_second:,.0f} tokens/s"
@@ -25,8 +25,8 @@ def describe_time(plan: MemoryPlan, step: Step | None = None, answer_tokens_per_
         seconds = run.train_tokens / step.tokens_per_second
         stage = f"for training at {step.tokens_per_second:,.0f} tokens/s, {step.peak / 1e9:.2f} GB at its peak"
         hours[stage] = min(seconds, run.settings.max_seconds or seconds) / 3600
-    total = f"{sum(hours.values()):.1f} h: " if len(hours) > 1 else ""
-    told = ", ".join(f"{number:.1f} h {stage}" for stage, number in hours.items())
+    total = f"{_long(sum(hours.values()))}: " if len(hours) > 1 else ""
+    told = ", ".join(f"{_long(number)} {stage}" for stage, number in hours.items())
     told = f"{total}{told}" if told else "not measured, which takes the device and the weights"
     tokens = f"{millions(run.recorded_tokens)} tokens to record at most, {millions(run.train_tokens)} to train on"
     return f"Time: {told}; {tokens}"
@@ -34,3 +34,7 @@ def describe_time(plan: MemoryPlan, step: Step | None = None, answer_tokens_per_
 
 def millions(number: int) -> str:
     return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.1f} M"
+
+
+def _long(hours: float) -> str:
+    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.1f} min"

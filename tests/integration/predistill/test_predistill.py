@@ -63,7 +63,7 @@ def test_a_draft_that_transformers_loads(folder: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "60/60" in done.stdout
     step, _, recording = done.stdout.partition("target answers")
-    assert re.search(r"Time: \d+\.\d h for training at [\d,]+ tokens/s, \d+\.\d\d GB at its peak", step)
+    assert re.search(r"Time: \d+\.\d min for training at [\d,]+ tokens/s, \d+\.\d\d GB at its peak", step)
     assert recording
     assert "The draft is in draft: `hotdraft serve " in done.stdout
     assert "Speed-up over plain decoding" in done.stdout

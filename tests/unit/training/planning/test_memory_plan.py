@@ -180,6 +180,8 @@ def test_hours_at_a_measured_speed(target):
     assert "Time: 1.0 h for training at 8,192 tokens/s, 30.00 GB at its peak; " in describe_time(plan, step)
     limited = plan_of(settings(target, max_steps=9000, max_seconds=7200))
     assert "Time: 2.0 h for training" in describe_time(limited, Step(8192, 1))
+    short = plan_of(settings(target, max_steps=9000, max_seconds=90))
+    assert "Time: 1.5 min for training" in describe_time(short, Step(8192, 1))
     assert "Time: not measured" in describe_time(plan)
 
 

@@ -42,8 +42,9 @@ def predistill(
     """Make a draft from a target: cut some of its layers, or take a smaller model, and distil it.
 
     It learns from the target's own answers, which are kept in the run folder,
-    and training writes checkpoints: started again, the command goes on where it
-    was stopped. What the draft is to be is said under `predistill:`.
+    and training writes a checkpoint every `predistill.checkpoint_steps`: started
+    again, the command goes on from there. What the draft is to be is said under
+    `predistill:`.
 
     Examples:
     $ hotdraft predistill --config configs/predistill-smollm2.yaml --plan
@@ -130,13 +131,13 @@ def _make_alone(planned: Any, available: Any, items: Any, out: Path, *, slim: bo
     if (settings.run_dir / "server.lock").exists():
         raise RunInUseError(
             f"a server has recorded traffic in {settings.run_dir}: what a draft is made from would be taken for "
-            "traffic there; give predistill a run_dir of its own"
+            "traffic there; give predistill a run_dir of its own, as by HOTDRAFT_RUN_DIR"
         )
     with run_lock(settings.run_dir, "trainer"), store_errors(settings, STORE_ONLY_ERRORS):
         try:
             _make(planned, available, items, out, slim=slim)
         except JobInterruptedError as interruption:
-            typer.echo(f"hotdraft: {interruption}; the same command goes on from there", err=True)
+            typer.echo(f"hotdraft: {interruption}; the same command goes on from its last checkpoint", err=True)
             raise typer.Exit(1) from None
 
 

@@ -37,7 +37,8 @@ def _facts(config: HotdraftConfig, path: Path, url: str, trainer_log: Path | Non
     yield "dashboard", f"{url}/"
     yield "API docs", f"{url}/docs"
     if config.draft is None:
-        make = f"hotdraft predistill --config {path} --out {config.run_dir / 'draft'}"
+        apart_from_traffic = f"HOTDRAFT_RUN_DIR={config.run_dir / 'predistill'}"
+        make = f"{apart_from_traffic} hotdraft predistill --config {path} --out {config.run_dir / 'draft'}"
         yield "draft", f"none: tokens are guessed from text alone; `{make}` makes one"
     else:
         yield "draft", f"{config.draft}, k {config.engine.k}"

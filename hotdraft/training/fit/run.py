@@ -83,7 +83,7 @@ def train(
 
     Goes on from `last.ckpt` in `place.checkpoints` if there is one; without `max_seconds` it ends where it would
     have ended unbroken, or about there where prompts are kept. Raises `NonFiniteLossError`, and
-    `JobInterruptedError` once `place.stop` is set, with a checkpoint written, or the process gets SIGTERM.
+    `JobInterruptedError` once `place.stop` is set, with a checkpoint written, or at SIGTERM or SIGINT.
     """
     device = next(model.parameters()).device
     last, validation = place.checkpoints / "last.ckpt", options.validation
@@ -141,6 +141,8 @@ def train(
         trainer.fit(module.train(), data, ckpt_path=last if last.is_file() else None, weights_only=True)
     except SIGTERMException as error:
         raise JobInterruptedError("the job got SIGTERM") from error
+    except SystemExit as error:  # without a word, is what Lightning makes of Ctrl-C
+        raise JobInterruptedError("the job got SIGINT") from error
     module.to(device)  # the trainer moves a model off the GPU when it ends
     loss = trainer.callback_metrics.get("loss", torch.tensor(torch.nan))
     seconds = timer.time_elapsed()

@@ -12,6 +12,7 @@ from hotdraft.commands import predistill as command
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store.connection import StoreError
 from hotdraft.pipeline.system.run_lock import RunInUseError, run_lock
+from hotdraft.serving.http.banner import banner
 from hotdraft.training.fit.resume import JobInterruptedError
 
 
@@ -29,7 +30,7 @@ def test_one_that_was_asked_to_stop_ends_with_a_line(
 ) -> None:
     with pytest.raises(typer.Exit):
         make(tmp_path, monkeypatch, JobInterruptedError("the job got SIGTERM"))
-    assert "the job got SIGTERM; the same command goes on from there" in capsys.readouterr().err
+    assert "the job got SIGTERM; the same command goes on from its last checkpoint" in capsys.readouterr().err
 
 
 def test_a_store_that_is_away_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,3 +48,9 @@ def test_it_does_not_record_among_a_servers_traffic(tmp_path: Path, monkeypatch:
         pass
     with pytest.raises(RunInUseError, match="a run_dir of its own"):
         make(tmp_path, monkeypatch, AssertionError("began"))
+
+
+def test_a_server_without_a_draft_names_the_command_with_a_run_folder_of_its_own() -> None:
+    config = HotdraftConfig(target="t", run_dir=Path("runs/t"))
+    says = banner(config, Path("my.yaml"), port=8000, trainer_log=None, computations={})
+    assert "`HOTDRAFT_RUN_DIR=runs/t/predistill hotdraft predistill --config my.yaml --out runs/t/draft`" in says

@@ -2,6 +2,7 @@
 
 import copy
 import shutil
+import signal
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from hotdraft.training.batches.replay_data import ReplayDataModule
 from hotdraft.training.drafts.draft_init import freeze_shared
 from hotdraft.training.fit import validation
 from hotdraft.training.fit.processes import DeviceError, check_devices
+from hotdraft.training.fit.resume import JobInterruptedError, ResumePoint
 from hotdraft.training.fit.run import RunPlace
 from hotdraft.training.predistill.train_draft import train_draft
 from hotdraft.training.scoring.evaluate import by_request, expected_acceptance_by_position
@@ -143,6 +145,20 @@ def test_a_run_broken_within_a_look_takes_it_again(target, disturb, rows, client
     whole, _ = go()
     for name, tensor in whole.state_dict().items():
         torch.testing.assert_close(broken.state_dict()[name], tensor, msg=name, rtol=0, atol=0)
+
+
+def test_ctrl_c_interrupts_a_run_and_does_not_end_the_process_without_a_word(target, rows, place, monkeypatch):
+    def press(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ResumePoint, "on_train_batch_end", press)
+    settings = PredistillConfig(**SETTINGS, method="full")
+    data, before = ReplayDataModule.for_predistill(rows, settings, 0.3), signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(JobInterruptedError, match="the job got SIGINT"):
+            train_draft(target, data, settings, tiny_tokenizer(), place)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_what_the_machine_or_the_method_does_not_allow_is_refused():

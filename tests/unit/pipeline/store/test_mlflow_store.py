@@ -1,5 +1,6 @@
 """Stores that are away or broken, as a person at the command line meets them."""
 
+import os
 import socket
 import sys
 from pathlib import Path
@@ -41,6 +42,7 @@ def hotdraft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
         monkeypatch.setenv(name, cli.MLFLOW_DEFAULTS[name])
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setattr(os, "umask", lambda mask: mask)  # it would stay for the tests to come
 
     def run(uri: str | None, *arguments: str) -> tuple[object, str, str]:
         path = tmp_path / "config.yaml"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from filelock import FileLock
 from mlflow import MlflowClient
-from mlflow.entities import LifecycleStage, Param
+from mlflow.entities import Experiment, LifecycleStage, Param
 from mlflow.entities.model_registry import RegisteredModel
 from mlflow.exceptions import MlflowException
 from mlflow.tracking.context.registry import resolve_tags
@@ -67,6 +67,7 @@ def experiment_id(client: MlflowClient, config: HotdraftConfig, name: str) -> st
     location = None if config.has_remote_store else f"{config.artifact_root}/{name}"
     found = client.get_experiment_by_name(name)
     if found is not None:
+        _check_named(found, name)
         if found.lifecycle_stage == LifecycleStage.DELETED:
             client.restore_experiment(found.experiment_id)
         return found.experiment_id
@@ -82,16 +83,24 @@ def experiment_id(client: MlflowClient, config: HotdraftConfig, name: str) -> st
 def registered_model(client: MlflowClient, name: str) -> RegisteredModel:
     """The one of this name, created if absent, which it is again where somebody deleted it."""
     try:
-        return client.get_registered_model(name)
+        found = client.get_registered_model(name)
     except MlflowException as error:
         if error.error_code not in ABSENT:
             raise
+    else:
+        _check_named(found, name)
+        return found
     try:
         client.create_registered_model(name)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another process may have been first
             raise
     return client.get_registered_model(name)
+
+
+def _check_named(found: Experiment | RegisteredModel, name: str) -> None:
+    if found.name != name:  # MLflow's client takes any JSON for what it asked for
+        raise MlflowException("what answers there is no MLflow server")
 
 
 @contextmanager

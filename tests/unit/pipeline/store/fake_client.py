@@ -29,7 +29,7 @@ class FakeClient:
         return self
 
     def get_experiment_by_name(self, name):
-        return type("Experiment", (), {"experiment_id": "1", "lifecycle_stage": "active"})
+        return type("Experiment", (), {"experiment_id": "1", "name": name, "lifecycle_stage": "active"})
 
     def create_run(self, experiment, start_time, tags, run_name):
         self._reach()

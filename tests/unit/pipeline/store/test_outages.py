@@ -2,10 +2,14 @@
 
 import threading
 import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from mlflow.exceptions import MlflowException
 
+from hotdraft.pipeline.config.settings import TrackingConfig
+from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.store.tracking import ServingTracker
 from tests.unit.pipeline.store.fake_client import every, wait_until
 
@@ -47,6 +51,48 @@ def test_a_store_that_is_away_from_the_start_is_found_later(fake, config):
     fake.down = False
     wait_until(lambda: fake.values("requests") == [1])
     tracker.stop()
+
+
+class Foreign(BaseHTTPRequestHandler):
+    """Answers anything with an empty object."""
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+
+@pytest.fixture
+def foreign_uri() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Foreign)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_another_program_at_the_address_is_told_of_once_and_takes_no_points(config, foreign_uri, caplog):
+    tracking = TrackingConfig(uri=foreign_uri, interval_seconds=0.02)
+    tracker = ServingTracker(config.model_copy(update={"tracking": tracking}))
+    tracker.curves.count(requests=1, rounds=1, drafted=2, accepted=1, tokens=2)
+    tracker.curves.end_interval()
+    tracker.start()
+    wait_until(lambda: caplog.records)
+    tracker.stop()
+    assert tracker.curves.unsent == 1
+    assert [record.message for record in caplog.records] == [
+        "MLflow cannot be used, points of the curves wait: what answers there is no MLflow server"
+    ]
+
+
+def test_another_program_at_the_address_is_no_registry_without_a_champion(config, foreign_uri):
+    config = config.model_copy(update={"tracking": TrackingConfig(uri=foreign_uri)})
+    with pytest.raises(MlflowException, match="what answers there is no MLflow server"):
+        AdapterRegistry(config).champion()
 
 
 def test_unsent_points_are_bounded_and_losses_counted_and_told_once(fake, config, caplog):

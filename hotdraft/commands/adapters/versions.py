@@ -41,7 +41,16 @@ PINNED = "*"
 PINNED_WORDS = "pinned by hand until `hotdraft adapters unpin`"
 NONE_PINNED = f"no adapter serves, {PINNED_WORDS}"
 
-ReasonOption = Annotated[str, typer.Option(help="Kept with the version.")]
+
+def _few_words(reason: str) -> str:
+    from hotdraft.pipeline.store.pin import MAX_REASON
+
+    if len(reason) > MAX_REASON:
+        raise typer.BadParameter(f"has {len(reason)} characters, of at most {MAX_REASON}")
+    return reason
+
+
+ReasonOption = Annotated[str, typer.Option(help="Kept with the version.", callback=_few_words)]
 
 
 @app.command("list")

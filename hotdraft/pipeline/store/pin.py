@@ -12,6 +12,8 @@ from hotdraft.pipeline.store.adapter_version import CHAMPION
 PIN = "pinned_champion"
 BY_HAND = "by_hand"
 """Tag of a version: what a person last decided about it, beside the gate's or the watchdog's `reason`."""
+MAX_REASON = 1000
+"""Characters of a person's words; some databases hold no more than 5000 of a tag."""
 
 
 def is_pinned(model: RegisteredModel) -> bool:

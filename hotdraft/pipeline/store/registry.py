@@ -138,7 +138,8 @@ class AdapterRegistry:
             self._check_movable(by_hand)
             good = next(self.champions_before(bad), 0)
             check()
-            self._tag(bad, status=ROLLED_BACK, **said("rolled back", reason, by_hand))
+            # the reason first: where the store refuses it, nothing has changed
+            self._tag(bad, **said("rolled back", reason, by_hand), status=ROLLED_BACK)
             if by_hand:
                 pin(self._client, self._name, good)
             if good:

@@ -66,6 +66,9 @@ MISTAKES = {
         "my.yaml:2: tracking.uri: must be of a database (sqlite:///…, postgresql://…) or of an MLflow",
         "target: m\ntracking: {uri: 'foo://x'}\n",
     ),
+    "a rollback for a reason without end": Mistake(
+        ("adapters", "rollback", "-c", "my.yaml", "--reason", "x" * 1001), "has 1001 characters, of at most 1000"
+    ),
     "a replay buffer on the web": Mistake(
         SHOW,
         "my.yaml:2: replay.url: must be of a folder or a bucket",

@@ -12,6 +12,7 @@ from hotdraft.pipeline.loop.controls import k_setting
 from hotdraft.pipeline.loop.job_record import Job
 from hotdraft.pipeline.processes.trainer import TrainerState
 from hotdraft.pipeline.store.adapter_version import AdapterVersion
+from hotdraft.pipeline.store.pin import MAX_REASON
 from hotdraft.serving.http.openai.fields import UnicodeText
 
 Version = Annotated[int, Path(ge=1, le=2**31 - 1, description="adapter version")]
@@ -29,7 +30,7 @@ class Body(BaseModel):
 
 
 class ChampionChange(Body):
-    reason: Annotated[UnicodeText, Field(max_length=1000)] = Field("", description="kept with the version")
+    reason: Annotated[UnicodeText, Field(max_length=MAX_REASON)] = Field("", description="kept with the version")
 
 
 class LoopSwitch(Body):

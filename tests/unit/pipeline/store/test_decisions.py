@@ -4,6 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
 
 from hotdraft.pipeline.store.errors import ChampionMovedError, ChampionPinnedError, RegistryError
 from hotdraft.pipeline.store.pin import PIN
@@ -147,6 +148,18 @@ def test_rollback_passes_over_what_was_rolled_back(publisher):
     assert registry.champion() == 0
     with pytest.raises(RegistryError, match="no champion"):
         registry.rollback(reason="again")
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_a_rollback_whose_reason_the_store_refuses_changes_nothing(publisher, by_hand):
+    first, second = publisher.publish(), publisher.publish()
+    publisher.registry.promote(first, reason="gate")
+    publisher.registry.promote(second, reason="gate")
+    with pytest.raises(MlflowException, match="exceeds the maximum length"):
+        publisher.registry.rollback(reason="x" * 1_000_000, by_hand=by_hand)
+    assert publisher.registry.champion() == second
+    assert publisher.registry.refused() == set()
+    assert not publisher.registry.is_pinned()
 
 
 def test_rollback_ends_when_promotions_went_in_a_circle(publisher):

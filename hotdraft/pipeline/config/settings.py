@@ -41,6 +41,12 @@ def _has_a_registry(uri: str) -> str:
     return uri
 
 
+def _fits_a_filter(name: str) -> str:
+    if found := re.search("['/:]", name):
+        raise ValueError(f"must not have {found[0]!r} in it: MLflow could not make it, or find it again")
+    return name
+
+
 class TrackingConfig(Section):
     uri: Annotated[str, AfterValidator(_has_a_registry)] | None = None
     """MLflow store; ``sqlite:///<run_dir>/mlflow.db`` by default."""
@@ -48,7 +54,7 @@ class TrackingConfig(Section):
     served_seconds: float = Field(
         30.0, gt=0, description="time between two updates of what an adapter version did in service"
     )
-    registered_model: Name = "hotdraft-draft"
+    registered_model: Annotated[Name, AfterValidator(_fits_a_filter)] = "hotdraft-draft"
     """Name of the adapter versions in MLflow's registry; servers that share it share a champion."""
     serving_experiment: Name = "hotdraft-serving"
     """MLflow experiment of the serving runs."""

@@ -66,6 +66,11 @@ MISTAKES = {
         "my.yaml:2: tracking.uri: must be of a database (sqlite:///…, postgresql://…) or of an MLflow",
         "target: m\ntracking: {uri: 'foo://x'}\n",
     ),
+    "a name that MLflow cannot look for": Mistake(
+        SHOW,
+        """my.yaml:2: tracking.registered_model: must not have "'" in it""",
+        "target: m\ntracking: {registered_model: it's}\n",
+    ),
     "a rollback for a reason without end": Mistake(
         ("adapters", "rollback", "-c", "my.yaml", "--reason", "x" * 1001), "has 1001 characters, of at most 1000"
     ),

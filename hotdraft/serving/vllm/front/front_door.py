@@ -66,16 +66,16 @@ class FrontDoor:
         return told
 
     async def _tagged(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = b""
+        parts = []
         while True:
             message = await receive()
             if message["type"] != "http.request":  # the client is gone
                 return
-            body += message.get("body", b"")
+            parts.append(message.get("body", b""))
             if not message.get("more_body", False):
                 break
         headers = Headers(scope=scope)
-        body = tagged(body, headers.get("x-hotdraft-domain"), self._client_identity(Request(scope)))
+        body = tagged(b"".join(parts), headers.get("x-hotdraft-domain"), self._client_identity(Request(scope)))
         scope = {**scope, "headers": list(scope["headers"])}
         MutableHeaders(scope=scope)["content-length"] = str(len(body))
         told = False

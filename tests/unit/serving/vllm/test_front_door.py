@@ -80,6 +80,14 @@ def test_requests_pass_the_door_whole(vllm: tuple[FastAPI, list[str]]) -> None:
     assert ended == ["ended"]
 
 
+def test_a_body_that_comes_in_pieces_is_one(vllm: tuple[FastAPI, list[str]]) -> None:
+    body = json.dumps(CHAT).encode()
+    with TestClient(vllm[0]) as client:
+        pieces = iter([body[:5], b"", body[5:]])
+        said = client.post("/v1/chat/completions", content=pieces).json()["said"]
+    assert said == {**CHAT, "vllm_xargs": {"hotdraft_client": "client"}}
+
+
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/v1/chat/completions/batch"])
 def test_what_is_not_to_be_stored_is_not_recorded_by_whatever_path_it_comes(
     vllm: tuple[FastAPI, list[str]], path: str

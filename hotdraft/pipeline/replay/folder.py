@@ -67,13 +67,12 @@ class ShardFolder:
             if self.is_local:
                 raise
             entries = []
+        by_name = {entry["name"].rsplit("/", 1)[-1]: entry for entry in entries}
+        still = (name for name in self._passed_over if name in by_name)
+        self._passed_over = {name: by_name[name]["size"] or 0 for name in still}
         found = {}
-        for entry in entries:
-            name = entry["name"].rsplit("/", 1)[-1]
-            if not name.endswith(suffix):
-                continue
-            if name in self._passed_over:
-                self._passed_over[name] = entry["size"] or 0
+        for name, entry in by_name.items():
+            if not name.endswith(suffix) or name in self._passed_over:
                 continue
             if entry["type"] == "file" or (self.is_local and os.path.isfile(entry["name"])):
                 found[name] = entry["size"]

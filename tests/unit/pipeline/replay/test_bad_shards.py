@@ -140,6 +140,9 @@ def test_what_cannot_be_moved_is_passed_over_and_retention_goes_on(tmp_path, mon
     assert buffer.size().quarantined == 1
     assert sum(path.stat().st_size for path in tmp_path.glob("*.parquet")) < 60_000
     assert sum("passed over" in record.message for record in caplog.records) == 1
+    (passed_over,) = buffer.stats().quarantined
+    (tmp_path / passed_over).unlink()
+    assert buffer.size().quarantined == 0, "somebody deleted it"
 
 
 def _refuse(*_: object) -> None:

@@ -164,6 +164,8 @@ async def counts_beside(client: httpx.AsyncClient, request_id: str) -> dict[str,
             response = await client.get(f"/hotdraft/requests/{request_id}")
             if response.status_code == 200:
                 return response.json()
+            if response.status_code == 404 and "not_found" not in response.text:  # hotdraft's may yet come
+                return None
         await asyncio.sleep(0.05)
     return None
 

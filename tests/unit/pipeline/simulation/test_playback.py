@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Any
 
+import httpx
 import pytest
 
 from hotdraft.pipeline.simulation import playback
@@ -63,3 +64,23 @@ def test_a_server_that_began_anew_meanwhile_is_told_of_from_there(monkeypatch: p
             play("http://x", PROMPTS, concurrency=1, defaults=Defaults(), on_outcome=lambda _: None)
         )
         assert (found.swaps, found.adapters_rejected, found.speedup) == told
+
+
+PLAIN = httpx.Response(404, json={"detail": "Not Found"})
+EARLY = httpx.Response(404, json={"error": {"message": "No finished request r is known.", "code": "not_found"}})
+
+
+@pytest.mark.parametrize(
+    ("answers", "counts"), [([PLAIN], None), ([EARLY, httpx.Response(200, json={"rounds": 1})], {"rounds": 1})]
+)
+def test_counts_are_waited_for_where_hotdraft_runs_and_not_at_a_plain_vllm(
+    answers: list[httpx.Response], counts: dict[str, int] | None
+) -> None:
+    told = iter(answers)
+
+    async def ask() -> dict[str, Any] | None:
+        transport = httpx.MockTransport(lambda _: next(told))
+        async with httpx.AsyncClient(base_url="http://x", transport=transport) as client:
+            return await playback.counts_beside(client, "r")
+
+    assert asyncio.run(ask()) == counts

@@ -106,7 +106,7 @@ class Output:
         Where the client's `on_delta` raises, the request ends: `finish_reason` is "error" if it had none.
         """
         if reason and not self._is_cut:
-            self._held += self._detokenizer.finish()
+            self._hold(self._detokenizer.finish())
         text = self._held if reason else self._held[: len(self._held) - self._stops.possible]
         if not (text or reason):
             return

@@ -52,6 +52,14 @@ def test_a_stop_string_across_rounds_is_never_seen() -> None:
     assert spoken.output.output_ids == TOKENIZER("so <end>").input_ids
 
 
+def test_a_stop_string_that_the_last_unfinished_character_completes_is_cut_off_too() -> None:
+    spoken = Spoken(stop=("b\ufffd",))
+    spoken.say("ab", *TOKENIZER("é").input_ids[:1])
+    assert spoken.texts == ["a"], "the character may go on"
+    spoken.say("", EOS)
+    assert "".join(spoken.texts) == "a"
+
+
 def test_text_held_in_vain_is_sent_after_all() -> None:
     spoken = Spoken(stop=("<end>",))
     spoken.say("a <e")

@@ -227,8 +227,12 @@ def _log_figures(client: MlflowClient, outcome: PredistillResult) -> None:
     for positions, values in by_position.items():
         for name in ("greedy_agreement", "overlap"):
             client.log_metric(run_id, f"{name}/position_{name_part(positions)}", values[name])
+    logged = {file.path for file in client.list_artifacts(run_id)}
     for where, found in (("domain", figures), ("position", by_position)):
+        name = f"figures_by_{where}.json"
+        if name in logged:  # by one that was killed before it ended: its rows would be there twice
+            continue
         columns = [where, *next(iter(found.values()))]
         rows = [[place, *values.values()] for place, values in found.items()]
         table = {column: [row[index] for row in rows] for index, column in enumerate(columns)}
-        client.log_table(run_id, table, f"figures_by_{where}.json")
+        client.log_table(run_id, table, name)

@@ -56,6 +56,8 @@ class ReplaySample:
     """Filters of the request, as in its sampling parameters; these values filter nothing."""
     top_k: int = 0
     min_p: float = 0.0
+    salted: bool = False
+    """Whether the request had a `cache_salt`: nobody else's tokens are guessed from its answer."""
 
     @property
     def nbytes(self) -> int:

@@ -25,9 +25,10 @@ SCHEMA = pa.schema(
         ("top_p", pa.float32()),
         ("top_k", pa.int32()),
         ("min_p", pa.float32()),
+        ("salted", pa.bool_()),
     ]
 )
-ADDED = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+ADDED = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "salted": False}
 """Columns that older shards lack, and what their rows have there."""
 BY_TOP_TOKEN = ("target_top_ids", "target_top_logprobs")
 """Columns [N, K], row-major."""
@@ -69,6 +70,7 @@ def sample_from_row(row: dict) -> ReplaySample:
         top_p=row["top_p"],
         top_k=row["top_k"],
         min_p=row["min_p"],
+        salted=row["salted"],
     )
 
 
@@ -101,11 +103,16 @@ def completed(table: pa.Table) -> pa.Table:
     top, count = lengths["target_top_ids"], lengths["output_ids"]
     if not np.array_equal(top, lengths["target_top_logprobs"]) or (top % np.maximum(count, 1)).any():
         raise ValueError("target_top_ids, target_top_logprobs and output_ids differ in length")
+    return with_added(table).select(SCHEMA.names).cast(SCHEMA).replace_schema_metadata(None)
+
+
+def with_added(table: pa.Table) -> pa.Table:
+    """`table` with the columns that it lacks behind those that it has."""
     for name, value in ADDED.items():
         if name not in table.column_names:
             column = pa.repeat(pa.scalar(value, SCHEMA.field(name).type), len(table))
             table = table.append_column(SCHEMA.field(name), column)
-    return table.select(SCHEMA.names).cast(SCHEMA).replace_schema_metadata(None)
+    return table
 
 
 def _kind(type_: pa.DataType) -> tuple[bool, pa.DataType]:

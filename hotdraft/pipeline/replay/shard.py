@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hotdraft.pipeline.replay.index import index_of
-from hotdraft.pipeline.replay.schema import completed
+from hotdraft.pipeline.replay.schema import completed, with_added
 
 TAIL_BYTES = 65_536
 """Read at once from a file's end, in the hope that it is all of the footer."""
@@ -127,7 +127,7 @@ def read_rows(shard: Shard, read: Read, rows: Sequence[int] | np.ndarray | None 
             raise ShardError(f"its bytes {begin} to {end} are not those that were written")
         with _parsing():
             file = pq.ParquetFile(_Excerpt(data, begin, shard.size), metadata=metadata)
-            table = file.read_row_group(number, use_threads=False).replace_schema_metadata(None)
+            table = with_added(file.read_row_group(number, use_threads=False).replace_schema_metadata(None))
         rows_of = wanted[group_of == number] - (ends[number] - groups.rows[number])
         yield table if len(rows_of) == groups.rows[number] else table.take(rows_of)
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 
 import numpy as np
+import pyarrow.compute as pc
 
 from hotdraft.pipeline.config.serving import EngineConfig
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
@@ -45,14 +46,17 @@ class Guessing:
         self.memory.remember(scope, answer)
 
     def recall(self, buffer: ReplayBuffer, vocab_size: int) -> None:
-        """Remember the newest recorded answers, whose owners nobody knows; none where the buffer cannot be read."""
+        """Remember the newest recorded answers, whose owners nobody knows, without those of a salt's.
+
+        None where the buffer cannot be read.
+        """
         rows = buffer.rows()
         try:
             newest = rows.table(range(max(0, len(rows) - RECALLED), len(rows)))
         except OSError as error:
             logger.warning("recorded answers are not guessed from, the replay buffer cannot be read: %s", error)
             return
-        for answer in pieces(newest["output_ids"]):
+        for answer in pieces(newest.filter(pc.invert(newest["salted"]))["output_ids"]):
             if len(answer) and answer.max() < vocab_size:  # another model's may have more tokens
                 self.remember("", answer)
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hotdraft.serving.vllm.worker.requests import CLIENT, DOMAIN, STORE, says_no
+from hotdraft.serving.vllm.worker.requests import CLIENT, DOMAIN, SALTED, STORE, says_no
 
 OURS = "/hotdraft"
 TAGGED = (
@@ -105,4 +105,6 @@ def tagged(body: bytes, domain_header: str | None, client: str) -> bytes:
         extra[DOMAIN] = domain[:MAX_DOMAIN]
     if says_no(told.get("store")):
         extra[STORE] = 0
+    if told.get("cache_salt"):
+        extra[SALTED] = 1
     return json.dumps({**told, "vllm_xargs": extra}).encode()

@@ -126,6 +126,7 @@ class RequestLog:
             top_p=request.top_p,
             top_k=request.top_k,
             min_p=request.min_p,
+            salted=request.salted,
         )
 
 

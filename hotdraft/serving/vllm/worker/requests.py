@@ -10,8 +10,8 @@ from typing import Any, Self
 
 from hotdraft.serving.messages.request import DEFAULT_DOMAIN, UNRECORDED_DOMAIN
 
-DOMAIN, STORE, CLIENT = "hotdraft_domain", "hotdraft_store", "hotdraft_client"
-"""Keys of `extra_args`: the traffic's tag, 0 where nothing is to be kept, a digest of who asks."""
+DOMAIN, STORE, CLIENT, SALTED = "hotdraft_domain", "hotdraft_store", "hotdraft_client", "hotdraft_salted"
+"""Keys of `extra_args`: the traffic's tag, 0 where nothing is to be kept, a digest of who asks, 1 for a salt."""
 
 _NEUTRAL = {
     "presence_penalty": 0.0,
@@ -45,6 +45,7 @@ class ServedRequest:
     stop_ids: frozenset[int]
     left_out: str | None
     """Why its tokens are not recorded; None if they are."""
+    salted: bool
 
     @classmethod
     def of(cls, new: Any) -> Self | None:
@@ -75,6 +76,7 @@ class ServedRequest:
             # not `all_stop_token_ids`, which has ends of text that `ignore_eos` goes past
             stop_ids=frozenset({*(params.stop_token_ids or ()), params.eos_token_id} - {None}),
             left_out=left_out,
+            salted=bool(extra.get(SALTED)),
         )
 
     def length(self, output_ids: Sequence[int]) -> int:

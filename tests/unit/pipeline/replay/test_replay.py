@@ -16,6 +16,7 @@ import pytest
 
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, ReplaySize, is_held_out, sample_from_row
 from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample
+from hotdraft.pipeline.replay.schema import SCHEMA
 from hotdraft.pipeline.replay.shard import Shard, open_shard
 from hotdraft.pipeline.replay.stats import DraftedCounts
 
@@ -59,6 +60,18 @@ def test_shards_from_before_the_filters_were_recorded_say_that_nothing_was_filte
     old, new = (sample_from_row(row) for row in buffer.load())
     assert (old.top_p, old.top_k, old.min_p) == (1.0, 0, 0.0)
     assert (new.top_p, new.top_k, new.min_p) == (0.5, 20, 0.25)
+
+
+def test_shards_from_before_salts_were_recorded_say_that_there_was_none(tmp_path, monkeypatch):
+    schema = SCHEMA.remove(SCHEMA.get_field_index("salted"))
+    with monkeypatch.context() as before:
+        for module in ("schema", "shard_writer"):
+            before.setattr(f"hotdraft.pipeline.replay.{module}.SCHEMA", schema)
+        ReplayBuffer(str(tmp_path)).append([make_sample("old")])
+    buffer = ReplayBuffer(str(tmp_path))
+    buffer.append([replace(make_sample("new"), salted=True)])
+    old, new = (sample_from_row(row) for row in buffer.load())
+    assert (old.salted, new.salted) == (False, True)
 
 
 def test_round_trip_keeps_values_types_and_shapes(tmp_path):

@@ -78,13 +78,17 @@ def test_an_answer_that_is_not_to_be_kept_or_is_anothers_helps_nobody(
     assert (answered(engine, tiny_target).rounds < alone) == helps
 
 
-@pytest.mark.parametrize(("vocab_size", "helps"), [(257, True), (2, False)], ids=["same", "another model's"])
+@pytest.mark.parametrize(
+    ("vocab_size", "scope", "helps"),
+    [(257, "", True), (2, "", False), (257, ":a salt", False)],
+    ids=["same", "another model's", "salted"],
+)
 def test_a_restarted_server_begins_with_what_was_recorded(
-    config: HotdraftConfig, tiny_target: str, tmp_path: object, vocab_size: int, helps: bool
+    config: HotdraftConfig, tiny_target: str, tmp_path: object, vocab_size: int, scope: str, helps: bool
 ) -> None:
     buffer = ReplayBuffer(str(tmp_path))
     engine = build(config, buffer)
-    alone = answered(engine, tiny_target).rounds
+    alone = answered(engine, tiny_target, scope=scope).rounds
     engine.stop()
     assert engine.recorder is not None
     engine.recorder.close()

@@ -32,6 +32,10 @@ def test_what_is_not_to_be_stored_says_so_to_the_workers_and_nobody_speaks_for_a
     assert told == {"hotdraft_client": "client", "mine": 1}
 
 
+def test_a_salt_is_told_to_the_workers_as_such_and_not_what_it_is() -> None:
+    assert xargs({**CHAT, "cache_salt": "mine"}) == {"hotdraft_client": "client", "hotdraft_salted": 1}
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"3", b'{"vllm_xargs": 4}', b"[" * 100_000, b"\xff"])
 def test_what_is_no_request_goes_on_as_it_came(body: bytes) -> None:
     assert tagged(body, "sql", "client") == body

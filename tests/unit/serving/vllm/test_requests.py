@@ -46,6 +46,11 @@ def test_other_weights_and_other_inputs_than_the_drafts_are_left_out() -> None:
         assert request.left_out == reason
 
 
+def test_a_salt_comes_with_the_request() -> None:
+    assert served(extra_args={"hotdraft_client": "c", "hotdraft_salted": 1}).salted
+    assert not served(extra_args={"hotdraft_client": "c"}).salted
+
+
 def test_the_domain_comes_with_the_request_and_of_unstored_ones_nothing_is_told() -> None:
     told = {"hotdraft_domain": "sql", "hotdraft_client": "c"}
     assert served(extra_args=told).domain == "sql"

@@ -85,11 +85,8 @@ def pieces(column: pa.ChunkedArray) -> list:
 
 def completed(table: pa.Table) -> pa.Table:
     """`table` of an older shard in the present schema, with what `ADDED` says; ValueError if it is none."""
-    expected = [name for name in SCHEMA.names if name not in ADDED or name in table.column_names]
-    if sorted(table.column_names) != sorted(expected):
-        differing = sorted(set(table.column_names) ^ set(expected))
-        raise ValueError(f"it has other columns than a shard: {', '.join(differing) or 'some of them twice'}")
-    for name in expected:
+    check_columns(table.column_names)
+    for name in table.column_names:
         column, wanted = table[name], SCHEMA.field(name).type
         column.validate(full=True)  # text is not looked at when it is read
         if _kind(column.type) != _kind(wanted):
@@ -104,6 +101,14 @@ def completed(table: pa.Table) -> pa.Table:
     if not np.array_equal(top, lengths["target_top_logprobs"]) or (top % np.maximum(count, 1)).any():
         raise ValueError("target_top_ids, target_top_logprobs and output_ids differ in length")
     return with_added(table).select(SCHEMA.names).cast(SCHEMA).replace_schema_metadata(None)
+
+
+def check_columns(names: Sequence[str]) -> None:
+    """ValueError if they are not those of a shard, an older one or not."""
+    expected = [name for name in SCHEMA.names if name not in ADDED or name in names]
+    if sorted(names) != sorted(expected):
+        differing = sorted(set(names) ^ set(expected))
+        raise ValueError(f"it has other columns than a shard: {', '.join(differing) or 'some of them twice'}")
 
 
 def with_added(table: pa.Table) -> pa.Table:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hotdraft.pipeline.replay.index import index_of
-from hotdraft.pipeline.replay.schema import completed, with_added
+from hotdraft.pipeline.replay.schema import check_columns, completed, with_added
 
 TAIL_BYTES = 65_536
 """Read at once from a file's end, in the hope that it is all of the footer."""
@@ -96,7 +96,7 @@ def open_shard(name: str, size: int, read: Read) -> Shard:
     """The shard of this name and size in bytes. Raises `ShardError`, and what `read` raises."""
     named = NAME_CRC.search(name)
     if named is None:
-        index = index_of(_old_table(read(0, size)))
+        index = index_of(_old_table(size, read))
         return Shard(name, size, len(index), (name,), (len(index),), None, index)
     about, packed, _ = _end(name, size, read)
     with _parsing():
@@ -114,7 +114,7 @@ def read_rows(shard: Shard, read: Read, rows: Sequence[int] | np.ndarray | None 
     """
     wanted = np.arange(shard.rows) if rows is None else np.asarray(rows, np.int64)
     if shard.groups is None:
-        yield _old_table(read(0, shard.size)).take(wanted)
+        yield _old_table(shard.size, read).take(wanted)
         return
     metadata = shard.metadata(read)
     groups = shard.groups
@@ -140,16 +140,8 @@ def _end(name: str, size: int, read: Read) -> tuple[bytes, bytes, bytes]:
     """What stands before the footer, in its two parts, and the footer."""
     named = NAME_CRC.search(name)
     assert named is not None
-    start = max(0, size - TAIL_BYTES)
-    tail = read(start, size)
-    if tail[-4:] != MAGIC:
-        raise ShardError("it does not end as Parquet does")
-    footer = int.from_bytes(tail[-8:-4], "little") + 8
-    if footer + LENGTHS.size > size:
-        raise ShardError("its footer is cut off")
-    if footer + LENGTHS.size > len(tail):
-        tail = read(size - footer - LENGTHS.size, start) + tail
-        start = size - len(tail)
+    tail, footer = _tail(size, read, LENGTHS.size)
+    start = size - len(tail)
     about, index = LENGTHS.unpack_from(tail, len(tail) - footer - LENGTHS.size)
     needed = about + index + LENGTHS.size + footer
     if needed > size:
@@ -162,8 +154,26 @@ def _end(name: str, size: int, read: Read) -> tuple[bytes, bytes, bytes]:
     return tail[:about], tail[about : about + index], tail[-footer:]
 
 
-def _old_table(data: bytes) -> pa.Table:
+def _tail(size: int, read: Read, before: int = 0) -> tuple[bytes, int]:
+    """The end of a file with the footer and `before` bytes at least before it, and the bytes of the footer."""
+    start = max(0, size - TAIL_BYTES)
+    tail = read(start, size)
+    if tail[-4:] != MAGIC:
+        raise ShardError("it does not end as Parquet does")
+    footer = int.from_bytes(tail[-8:-4], "little") + 8
+    if footer + before > size:
+        raise ShardError("its footer is cut off")
+    if footer + before > len(tail):
+        tail = read(size - footer - before, start) + tail
+    return tail, footer
+
+
+def _old_table(size: int, read: Read) -> pa.Table:
+    tail, footer = _tail(size, read)
     try:
+        with _parsing():  # what is none of ours may be larger than memory
+            check_columns(pq.read_schema(pa.BufferReader(tail[-footer:])).names)
+        data = read(0, size)
         with _parsing():
             return completed(pq.read_table(pa.BufferReader(data)))
     except MemoryError as error:  # there is no CRC to tell, and Arrow says so of sizes in broken bytes

@@ -129,6 +129,20 @@ def test_the_command_names_it(config, tmp_path):
     assert "of the examined tokens" in done.output, "a request's own counts are larger"
 
 
+def test_of_a_file_with_other_columns_the_end_alone_is_read():
+    file = io.BytesIO()
+    pq.write_table(pa.table({"noise": [os.urandom(1_000_000)]}), file)
+    data, ranges = file.getvalue(), []
+
+    def read(start: int, end: int) -> bytes:
+        ranges.append(end - start)
+        return data[start:end]
+
+    with pytest.raises(ShardError, match="it has other columns than a shard"):
+        open_shard(OLD, len(data), read)
+    assert sum(ranges) < 100_000
+
+
 def test_what_cannot_be_moved_is_passed_over_and_retention_goes_on(tmp_path, monkeypatch, caplog):
     buffer = ReplayBuffer(str(tmp_path), max_bytes=60_000)
     KINDS["garbage"](tmp_path)

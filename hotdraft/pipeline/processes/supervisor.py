@@ -15,6 +15,7 @@ from typing import Any
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.processes.command_line import hotdraft_command, on_leash
 from hotdraft.pipeline.processes.trainer import TrainerState
+from hotdraft.pipeline.system.log_tail import log_tail
 
 logger = logging.getLogger(__name__)
 
@@ -127,12 +128,19 @@ class TrainerSupervisor:
             if time.monotonic() - started >= self._healthy:
                 delay = self._first_delay
             logger.warning(
-                "the trainer ended with %s, see %s; starting it again in %g s", code, self.log_path, delay
-            )
+                "the trainer ended with %s, see %s; starting it again in %g s; it said last: %s",
+                code, self.log_path, delay, self._last_words(),
+            )  # fmt: skip
             if self._stopping.wait(delay):
                 return
             delay = min(2 * delay, self._longest_delay)
             self._restarts += 1
+
+    def _last_words(self) -> str:
+        try:
+            return log_tail(self.log_path, 1).strip() or "nothing"
+        except OSError as error:
+            return f"what cannot be read: {error}"
 
     def _spawn(self) -> subprocess.Popen[bytes] | None:
         try:

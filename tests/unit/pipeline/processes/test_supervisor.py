@@ -105,6 +105,14 @@ def test_restarts_back_off_up_to_a_limit(supervise, caplog):
     assert caplog.records[0].args[0] == 3
 
 
+def test_why_it_ended_stands_in_the_servers_log_too(supervise, caplog):
+    why = "another trainer, process 7, works in runs/a"
+    supervisor = supervise([sys.executable, "-S", "-c", f"raise SystemExit({why!r})"], first_delay=0.05)
+    wait_until(lambda: supervisor.restarts >= 1)
+    supervisor.stop()
+    assert caplog.messages[0].endswith(f"it said last: {why}")
+
+
 def test_a_healthy_life_resets_the_delay(supervise, caplog):
     command = [sys.executable, "-S", "-c", "import time; time.sleep(0.1)"]
     supervisor = supervise(command, first_delay=0.05, longest_delay=0.2, healthy=0.05)

@@ -70,7 +70,7 @@ def sample_from_row(row: dict) -> ReplaySample:
         top_p=row["top_p"],
         top_k=row["top_k"],
         min_p=row["min_p"],
-        salted=row["salted"],
+        salted=bool(row["salted"]),  # of `datasets` in NumPy's format it is an array of one
     )
 
 

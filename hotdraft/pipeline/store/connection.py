@@ -8,10 +8,12 @@ appears by rename.
 import logging
 import os
 import re
+import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 from mlflow import MlflowClient
@@ -19,8 +21,10 @@ from mlflow.entities import Experiment, LifecycleStage, Param
 from mlflow.entities.model_registry import RegisteredModel
 from mlflow.exceptions import MlflowException
 from mlflow.tracking.context.registry import resolve_tags
+from sqlalchemy import event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DisconnectionError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry, Pool
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store.lock import StoreLock
@@ -50,6 +54,23 @@ def open_client(config: HotdraftConfig) -> MlflowClient:
 
         utils.MAX_RETRY_COUNT = OPENING_TRIES
     return MlflowClient(tracking_uri=config.tracking_uri, registry_uri=config.tracking_uri)
+
+
+@event.listens_for(Pool, "checkout")
+def _look_at_file(connection: Any, record: ConnectionPoolEntry, *_: object) -> None:
+    """Has a SQLite store opened anew whose file was replaced, and one away whose file is gone.
+
+    A connection that is kept would go on with the deleted file, as if nothing were amiss.
+    """
+    if not isinstance(connection, sqlite3.Connection):
+        return
+    path, opened = record.info.get("file", (None, None))
+    if path is None:
+        path = connection.execute("PRAGMA database_list").fetchone()[2]
+        opened = path and os.stat(path)
+        record.info["file"] = path, opened
+    if path and not os.path.samestat(os.stat(path), opened):
+        raise DisconnectionError(f"{path} is another file than when it was opened")
 
 
 def require_store(config: HotdraftConfig) -> None:

@@ -1,5 +1,6 @@
 """A store that is away or hangs: points wait, counting does not."""
 
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 
 from hotdraft.pipeline.config.settings import TrackingConfig
+from hotdraft.pipeline.store.connection import in_one_line
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.store.tracking import ServingTracker
 from tests.unit.pipeline.store.fake_client import every, wait_until
@@ -170,3 +172,20 @@ def test_what_was_served_during_an_outage_is_told_after_it(fake, config):
     tracker.stop()
     assert told["served_requests"] == "5"
     assert told["served_acceptance_rate"] == "0.6"
+
+
+def test_a_store_whose_file_is_gone_is_away_and_one_put_in_its_place_is_taken_up(publisher, tmp_path):
+    registry, path, backup = publisher.registry, publisher.config.run_dir / "mlflow.db", tmp_path / "backup.db"
+    first, second = publisher.publish(), publisher.publish()
+    registry.promote(first, reason="test", by_hand=True)
+    shutil.copy(path, backup)
+    registry.promote(second, reason="test", by_hand=True)
+    path.unlink()
+    with pytest.raises(MlflowException) as caught:
+        registry.champion()
+    assert str(path) in in_one_line(caught.value)
+    assert not path.exists(), "to look makes none"
+    backup.rename(path)
+    assert registry.champion() == first
+    registry.unpin()
+    assert not AdapterRegistry(publisher.config).is_pinned(), "what is written is in the file that is there"

@@ -195,6 +195,17 @@ def test_a_request_that_crosses_with_the_servers_end_is_told_so() -> None:
     assert b"shutting down" in answer
 
 
+def test_a_request_that_is_still_on_its_way_at_the_servers_end_is_told_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with guarded(limit=2) as server, server.connect(HEAD + b"Content-Length: 100\r\n\r\n{") as client:
+        server.until(lambda: server.connections.bytes > 0)
+        server.runner.should_exit = True
+        assert rest(client).startswith(b"HTTP/1.1 503 ")
+        server.until(lambda: server.connections.open == 0)
+    assert "Traceback" not in caplog.text
+
+
 def test_the_log_says_a_thing_five_times_and_then_for_a_while_no_more(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("tests.throttled")
     throttle = Throttle(burst=3, seconds=1000)

@@ -1,7 +1,7 @@
 """What would keep `hotdraft serve` from serving, found in a second, before torch is imported."""
 
 from hotdraft.doctor.model_files import examine_configured
-from hotdraft.doctor.run_dir import examine_run_dir
+from hotdraft.doctor.run_dir import examine_place
 from hotdraft.doctor.server import examine_access, examine_port
 from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.config.settings import HotdraftConfig
@@ -16,7 +16,7 @@ def check_ready_to_serve(config: HotdraftConfig) -> None:
     findings = [
         *examine_port(config, to_serve=True),
         *examine_access(config),
-        *examine_run_dir(config),
+        *examine_place(config),
         *(() if is_to_be_fetched(config.target) else examine_configured(config)),
     ]
     problems = [finding for finding in findings if finding.state == "problem"]

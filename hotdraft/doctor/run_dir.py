@@ -14,14 +14,22 @@ MIN_FREE_BYTES = 1_000_000_000
 
 
 def examine_run_dir(config: HotdraftConfig) -> Iterator[Finding]:
-    place, free = nearest_folder(config.run_dir), free_bytes(config.run_dir)
+    place = [*examine_place(config)]
+    yield from place or [*_room(config), *_privacy(config)]
+
+
+def examine_place(config: HotdraftConfig) -> Iterator[Finding]:
+    """What is wrong with it, a full disk left out: that keeps no server from serving."""
+    place = nearest_folder(config.run_dir)
     if not place.is_dir():
         yield problem("run_dir", f"{place} is no folder", "set `run_dir:` to one that is, or is to be made")
-        return
-    if not os.access(place, os.W_OK | os.X_OK):
+    elif not os.access(place, os.W_OK | os.X_OK):
         mend = f"`chown` {place} to the user that serves, or set `run_dir:` to a folder that it owns"
         yield problem("run_dir", f"{config.run_dir} cannot be written", mend)
-        return
+
+
+def _room(config: HotdraftConfig) -> Iterator[Finding]:
+    free = free_bytes(config.run_dir)
     says = f"{config.run_dir}, {free / 1e9:.1f} GB free"
     held = recorded_bytes(config)
     needed = MIN_FREE_BYTES + config.replay.max_bytes - held
@@ -34,7 +42,6 @@ def examine_run_dir(config: HotdraftConfig) -> Iterator[Finding]:
         )
     else:
         yield ok("run_dir", says)
-    yield from _privacy(config)
 
 
 def _privacy(config: HotdraftConfig) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from typing import ClassVar
 import fsspec
 import pytest
 
-from hotdraft.doctor import run_dir
+from hotdraft.doctor import preflight, run_dir
 from hotdraft.doctor.finding import Finding, ok, within
 from hotdraft.doctor.run_dir import examine_run_dir
 from hotdraft.doctor.server import examine_access, examine_port
@@ -60,6 +60,12 @@ def test_recorded_prompts_that_other_users_can_read_are_told_of(tmp_path):
     assert (found.state, str(replay) in found.says) == ("warning", True)
     settings.run_dir.chmod(0o700)
     assert only(examine_run_dir(settings)).about == "run_dir"
+
+
+def test_a_full_disk_keeps_no_server_from_starting(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_dir, "free_bytes", lambda _: 0)
+    monkeypatch.setattr(preflight, "examine_configured", lambda _: ())
+    preflight.check_ready_to_serve(config_of(tmp_path, server={"port": 0}))
 
 
 def test_room_on_the_disk(tmp_path, monkeypatch):

@@ -13,7 +13,8 @@ import numpy as np
 
 from hotdraft.serving.decoding.costs import RoundCosts
 from hotdraft.serving.decoding.learned_costs import LearnedCosts, RoundSetting
-from hotdraft.serving.decoding.round_time import PaddedTime, RaggedTime, RoundTime, total
+from hotdraft.serving.decoding.outlook import Outlook, tokens_of
+from hotdraft.serving.decoding.round_time import Best, PaddedTime, RaggedTime, RoundTime, total
 from hotdraft.serving.decoding.rounds import RoundSeconds
 
 MIN_GAIN = 1.02
@@ -26,21 +27,6 @@ MOST_SAVED = 1.0
 """Seconds of it that are saved up."""
 RECENT = 0.95
 """Weight of the past, by round, in the speed that time saved is worth."""
-
-
-class Outlook(NamedTuple):
-    """What a row could propose."""
-
-    guessed: np.ndarray
-    """The chance of each token guessed from text."""
-    drafted: np.ndarray
-    """Likewise of each that the draft model would propose, [max_k]."""
-    most: int
-    """Tokens that it may propose at most."""
-    draft_alone: bool = False
-    """Whether the draft is to propose in every round, and nothing else does."""
-    alternatives: np.ndarray = np.empty(0)
-    """The chance of each second choice to come in the place of a refused drafted token, likeliest first."""
 
 
 class Choice(NamedTuple):
@@ -90,7 +76,7 @@ class ProposalChoice:
         verifying = least if len(rows) == 1 else self._learned.verifying(setting)
         plain = MIN_GAIN * len(rows) / least[0]
         reading = plain * (verifying[-1] - verifying[0]) / len(rows) / max(self.costs.most, 1)
-        tokens = _tokens(rows, self._max_k, self.most_proposed, reading)
+        tokens = tokens_of(rows, self._max_k, self.most_proposed, reading)
         time = self._time(len(rows), tokens.shape[1] - 1, verifying, drafting)
         guessed, drafted, speed, costs = time.best(tokens, plain)
         seconds, num_drafting = time.seconds(guessed, drafted), sum(map(bool, drafted))
@@ -104,17 +90,7 @@ class ProposalChoice:
             longer = costs.item(m, j) - costs.item(other, 0) + step
             saved.append(more / undrafted - longer if j else 0.0)
         self._for_alone = min(self._for_alone + ALONE * seconds, MOST_SAVED)
-        alone = [row.draft_alone and len(row.drafted) > 0 and row.most > 0 for row in rows]
-        if any(alone):
-            worth = tokens - speed * costs
-            before = total(worth, guessed, drafted) - speed * time.steps.item(max(drafted))
-            most_first = (1 + worth[:, 0, 1:].argmax(1)).tolist()
-            guessed = [0 if is_alone else m for is_alone, m in zip(alone, guessed, strict=True)]
-            drafted = [
-                ahead if is_alone else j for is_alone, ahead, j in zip(alone, most_first, drafted, strict=True)
-            ]
-            after = total(worth, guessed, drafted) - speed * time.steps.item(max(drafted))
-            self._for_alone -= max(before - after, 0.0) / speed
+        guessed, drafted = self._drafting_alone(rows, tokens, time, Best(guessed, drafted, speed, costs))
         # bounded: what a long good spell saves up must not be lost at once when acceptance falls
         most = time.steps.item(-1) + costs.item(0, -1)
         self._allowance = min(self._allowance + EXPLORATION * seconds, most)
@@ -162,6 +138,25 @@ class ProposalChoice:
         before = self._recent.get(rows, (0.0, 0.0))
         after = self._recent[rows] = (RECENT * before[0] + tokens, RECENT * before[1] + seconds)
         return after[0] / after[1]
+
+    def _drafting_alone(
+        self, rows: Sequence[Outlook], tokens: np.ndarray, time: RoundTime, best: Best
+    ) -> tuple[list[int], list[int]]:
+        """What is guessed and drafted where the rows with `draft_alone` do no more than that."""
+        guessed, drafted, speed, costs = best
+        alone = [row.draft_alone and len(row.drafted) > 0 and row.most > 0 for row in rows]
+        if not any(alone):
+            return guessed, drafted
+        worth = tokens - speed * costs
+        likeliest = (1 + worth[:, 0, 1:].argmax(1)).tolist()
+        mixed = zip(alone, guessed, drafted, likeliest, strict=True)
+        plans = [(0, most) if is_alone else (m, j) for is_alone, m, j, most in mixed]
+        apart = [m for m, _ in plans], [j for _, j in plans]
+        before, after = (
+            total(worth, m, j) - speed * time.steps.item(max(j)) for m, j in ((guessed, drafted), apart)
+        )
+        self._for_alone -= max(before - after, 0.0) / speed
+        return apart
 
     def _alternatives(
         self,
@@ -235,32 +230,3 @@ def _floors(rows: Sequence[Outlook], guessed: Sequence[int], price: float) -> li
         worth = row.guessed[:count].prod() * row.drafted[0] if len(row.drafted) else 0.0
         floors.append(float(price / worth) if worth > 0 else np.inf)
     return floors
-
-
-def _tokens(rows: Sequence[Outlook], max_k: int, most: int, reading: float) -> np.ndarray:
-    """Tokens [B, M+1, max_k+1] that a row yields with m guessed and j drafted; -inf where it may not.
-
-    With those by second choices beside drafted ones, less what to read one of them costs: as much as takes to give
-    `reading` tokens.
-    """
-    longest = max(len(row.guessed) for row in rows)
-    reached = np.ones((len(rows), longest + 1))
-    drafts = np.zeros((len(rows), max_k + 1))
-    others = np.zeros((len(rows), max(len(row.alternatives) for row in rows)))
-    for index, row in enumerate(rows):
-        reached[index, 1 : len(row.guessed) + 1] = row.guessed
-        drafts[index, 1 : len(row.drafted) + 1] = row.drafted
-        others[index, : len(row.alternatives)] = row.alternatives
-    reached = reached.cumprod(1)
-    drafts[:, 1:] = drafts[:, 1:].cumprod(1).cumsum(1)
-    yields = reached.cumsum(1)[:, :, None] + reached[:, :, None] * drafts[:, None]
-    if others.shape[1]:
-        yields[:, :, 1:] += (reached[:, :, None] * others[:, None] - reading).clip(0).sum(2)[:, :, None]
-    for index, row in enumerate(rows):
-        yields[index, len(row.guessed) + 1 :] = -np.inf
-        yields[index, :, len(row.drafted) + 1 :] = -np.inf
-    mays = [min(row.most, most) for row in rows]
-    if min(mays) < longest + max_k:
-        lengths = np.add.outer(np.arange(longest + 1), np.arange(max_k + 1))
-        yields[lengths > np.array(mays)[:, None, None]] = -np.inf
-    return yields

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from hotdraft.serving.decoding.choice import Outlook, ProposalChoice
+from hotdraft.serving.decoding.choice import ProposalChoice
 from hotdraft.serving.decoding.costs import RoundCosts, profile_costs, rows_to_measure
 from hotdraft.serving.decoding.decoder import SpeculativeDecoder
 from hotdraft.serving.decoding.guessing import Guessing
 from hotdraft.serving.decoding.learned_costs import RoundSetting
+from hotdraft.serving.decoding.outlook import Outlook
 from hotdraft.serving.decoding.prompt_reading import PromptReading
 from hotdraft.serving.decoding.rounds import Round
 from hotdraft.serving.proposers.acceptance import Estimates, TrafficEstimate, by_position, of_alternatives

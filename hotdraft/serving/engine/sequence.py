@@ -5,8 +5,8 @@ from functools import cached_property
 
 import numpy as np
 
-from hotdraft.serving.decoding.choice import Outlook
 from hotdraft.serving.decoding.guessing import matched
+from hotdraft.serving.decoding.outlook import Outlook
 from hotdraft.serving.decoding.rounds import Round
 from hotdraft.serving.engine.output import Output
 from hotdraft.serving.messages.request import FinishReason, GenerationRequest

@@ -27,8 +27,9 @@ from hotdraft.pipeline.traffic.generators.text_to_sql import text_to_sql
 from hotdraft.pipeline.traffic.generators.varied import varied
 from hotdraft.pipeline.traffic.prompts import Prompt, read_traffic
 from hotdraft.serving.benchmark.plan import unseen
-from hotdraft.serving.decoding.choice import Choice, Outlook, ProposalChoice
+from hotdraft.serving.decoding.choice import Choice, ProposalChoice
 from hotdraft.serving.decoding.learned_costs import RoundSetting
+from hotdraft.serving.decoding.outlook import Outlook
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.messages.prompt_encoder import encode_chat

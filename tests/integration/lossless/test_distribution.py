@@ -14,10 +14,11 @@ from torch.nn.functional import one_hot
 from hotdraft.pipeline.config.learning import PredistillConfig
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
 from hotdraft.serving.decoding.build import build_decoder
-from hotdraft.serving.decoding.choice import Choice, Outlook, ProposalChoice
+from hotdraft.serving.decoding.choice import Choice, ProposalChoice
 from hotdraft.serving.decoding.costs import RoundCosts
 from hotdraft.serving.decoding.guessing import Guessing
 from hotdraft.serving.decoding.learned_costs import RoundSetting
+from hotdraft.serving.decoding.outlook import Outlook
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.messages.events import RoundStats
 from hotdraft.serving.messages.request import GenerationRequest, SamplingParams

@@ -5,8 +5,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from hotdraft.serving.decoding.choice import ALONE, Choice, Outlook, ProposalChoice
+from hotdraft.serving.decoding.choice import ALONE, Choice, ProposalChoice
 from hotdraft.serving.decoding.costs import RoundCosts
+from hotdraft.serving.decoding.outlook import Outlook
 from hotdraft.serving.proposers.acceptance import AcceptanceEstimate, TrafficEstimate, by_position
 
 MAX_K = 4

@@ -5,9 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from hotdraft.serving.decoding.choice import Outlook, ProposalChoice
+from hotdraft.serving.decoding.choice import ProposalChoice
 from hotdraft.serving.decoding.costs import RoundCosts
 from hotdraft.serving.decoding.learned_costs import LearnedCosts, RoundSetting
+from hotdraft.serving.decoding.outlook import Outlook
 from hotdraft.serving.decoding.rounds import RoundSeconds
 
 MAX_K = 4

@@ -5,9 +5,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from hotdraft.serving.decoding.choice import Outlook, ProposalChoice
+from hotdraft.serving.decoding.choice import ProposalChoice
 from hotdraft.serving.decoding.costs import RoundCosts
 from hotdraft.serving.decoding.learned_costs import RoundSetting
+from hotdraft.serving.decoding.outlook import Outlook
 from hotdraft.serving.decoding.round_time import PaddedTime, RaggedTime, RoundTime
 from hotdraft.serving.decoding.rounds import RoundSeconds
 

@@ -8,9 +8,10 @@ import torch
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.loading import load_causal_lm
-from hotdraft.serving.decoding.choice import Choice, Outlook, ProposalChoice
+from hotdraft.serving.decoding.choice import Choice, ProposalChoice
 from hotdraft.serving.decoding.costs import RoundCosts
 from hotdraft.serving.decoding.learned_costs import RoundSetting
+from hotdraft.serving.decoding.outlook import Outlook
 from hotdraft.serving.decoding.rounds import RoundSeconds
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.messages.events import RoundStats

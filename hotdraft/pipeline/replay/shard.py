@@ -96,7 +96,8 @@ def open_shard(name: str, size: int, read: Read) -> Shard:
     """The shard of this name and size in bytes. Raises `ShardError`, and what `read` raises."""
     named = NAME_CRC.search(name)
     if named is None:
-        index = index_of(_old_table(size, read))
+        _check_old(size, read)
+        index = index_of(_old_table(read(0, size)))
         return Shard(name, size, len(index), (name,), (len(index),), None, index)
     about, packed, _ = _end(name, size, read)
     with _parsing():
@@ -114,7 +115,7 @@ def read_rows(shard: Shard, read: Read, rows: Sequence[int] | np.ndarray | None 
     """
     wanted = np.arange(shard.rows) if rows is None else np.asarray(rows, np.int64)
     if shard.groups is None:
-        yield _old_table(shard.size, read).take(wanted)
+        yield _old_table(read(0, shard.size)).take(wanted)
         return
     metadata = shard.metadata(read)
     groups = shard.groups
@@ -168,30 +169,33 @@ def _tail(size: int, read: Read, before: int = 0) -> tuple[bytes, int]:
     return tail, footer
 
 
-def _old_table(size: int, read: Read) -> pa.Table:
+def _check_old(size: int, read: Read) -> None:
+    """By its end alone: what is none of ours may be larger than memory."""
     tail, footer = _tail(size, read)
-    try:
-        with _parsing():  # what is none of ours may be larger than memory
-            check_columns(pq.read_schema(pa.BufferReader(tail[-footer:])).names)
-        data = read(0, size)
-        with _parsing():
-            return completed(pq.read_table(pa.BufferReader(data)))
-    except MemoryError as error:  # there is no CRC to tell, and Arrow says so of sizes in broken bytes
-        raise ShardError(str(error)) from error
+    with _parsing(has_crc=False):
+        check_columns(pq.read_schema(pa.BufferReader(tail[-footer:])).names)
+
+
+def _old_table(data: bytes) -> pa.Table:
+    with _parsing(has_crc=False):
+        return completed(pq.read_table(pa.BufferReader(data)))
 
 
 class _parsing:  # noqa: N801  # read as a statement
     """Whatever comes of bytes that are no shard is a `ShardError`; nothing is read in here that may be away.
 
-    That memory is short says nothing of bytes that match their CRC.
+    That memory is short says nothing of bytes that match their CRC; of broken ones without Arrow says so, too.
     """
+
+    def __init__(self, *, has_crc: bool = True) -> None:
+        self._ours = ShardError if not has_crc else (ShardError, MemoryError)
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # Arrow says of broken bytes that they are an OSError
-        if isinstance(error, Exception) and not isinstance(error, (ShardError, MemoryError)):
+        if isinstance(error, Exception) and not isinstance(error, self._ours):
             raise ShardError(str(error).partition("\n")[0] or type(error).__name__) from error
 
 

@@ -78,19 +78,19 @@ class ProposalChoice:
         reading = plain * (verifying[-1] - verifying[0]) / len(rows) / max(self.costs.most, 1)
         tokens = tokens_of(rows, self._max_k, self.most_proposed, reading)
         time = self._time(len(rows), tokens.shape[1] - 1, verifying, drafting)
-        guessed, drafted, speed, costs = time.best(tokens, plain)
-        seconds, num_drafting = time.seconds(guessed, drafted), sum(map(bool, drafted))
+        guessed, drafted, speed, costs = best = time.best(tokens, plain)
+        seconds = time.seconds(guessed, drafted)
         without = (tokens[:, :, 0] - speed * costs[:, 0]).argmax(1).tolist()
         none = [0] * len(rows)
         undrafted = self._without(len(rows), total(tokens, without, none), time.seconds(without, none))
-        step = time.steps.item(max(drafted)) / max(num_drafting, 1)
+        step = time.steps.item(max(drafted)) / max(sum(map(bool, drafted)), 1)
         saved = []
         for row, (m, j, other) in enumerate(zip(guessed, drafted, without, strict=True)):
             more = tokens.item(row, m, j) - tokens.item(row, other, 0)
             longer = costs.item(m, j) - costs.item(other, 0) + step
             saved.append(more / undrafted - longer if j else 0.0)
         self._for_alone = min(self._for_alone + ALONE * seconds, MOST_SAVED)
-        guessed, drafted = self._drafting_alone(rows, tokens, time, Best(guessed, drafted, speed, costs))
+        guessed, drafted = self._drafting_alone(rows, tokens, time, best)
         # bounded: what a long good spell saves up must not be lost at once when acceptance falls
         most = time.steps.item(-1) + costs.item(0, -1)
         self._allowance = min(self._allowance + EXPLORATION * seconds, most)

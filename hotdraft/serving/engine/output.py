@@ -172,7 +172,7 @@ class Output:
             top_p=self.request.params.top_p,
             top_k=self.request.params.top_k,
             min_p=self.request.params.min_p,
-            salted=":" in self.request.scope,
+            salted=self.request.is_salted,
         )
 
     def _take_prompt_logprobs(self) -> tuple[TokenLogprob, ...] | None:

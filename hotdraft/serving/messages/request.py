@@ -149,6 +149,10 @@ class GenerationRequest:
 
     Their owner, then a colon and a salt if any."""
 
+    @property
+    def is_salted(self) -> bool:
+        return ":" in self.scope
+
 
 @dataclass(frozen=True)
 class TokenLogprob:

@@ -144,8 +144,8 @@ def judge(
         )
     elif prompts < config.min_prompts:
         too_few = True
-        worth = math.floor(10 * prompts) / 10  # what is too little is not to look like enough
-        reason = f"worth {worth:.1f} unseen prompts of today's traffic, at least {config.min_prompts} are needed"
+        worth = shown_worth(prompts)
+        reason = f"worth {worth} unseen prompts of today's traffic, at least {config.min_prompts} are needed"
     elif low <= config.min_gain:
         reason = f"{gained} is not above {config.min_gain:+.3f}"
     else:
@@ -224,6 +224,11 @@ def guards_of(names: np.ndarray, mix: Mapping[str, float], allowed: float, tail:
 def tail_of(config: GateConfig, offered: int) -> float:
     """Chance to err that each of `offered` candidates has, on either side of its interval."""
     return (1 - config.confidence) / 2 / offered
+
+
+def shown_worth(prompts: float) -> str:
+    """Rounded down: what is too little is not to look like enough."""
+    return f"{math.floor(10 * prompts) / 10:.1f}"
 
 
 def effective_prompts(names: Sequence[str] | np.ndarray, mix: Mapping[str, float] | None) -> float:

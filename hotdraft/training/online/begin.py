@@ -1,7 +1,6 @@
 """The second stage of a job: begin it, or go on with one that was not finished; and its run in MLflow."""
 
 import logging
-import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from hotdraft.pipeline.store.connection import (
 from hotdraft.training.batches.mixture import served
 from hotdraft.training.batches.pools import mix_of
 from hotdraft.training.fit.resume import JobInterruptedError
-from hotdraft.training.judging.gate import effective_prompts
+from hotdraft.training.judging.gate import effective_prompts, shown_worth
 from hotdraft.training.online.context import JobContext
 from hotdraft.training.online.recorded import Recorded
 from hotdraft.training.online.unfinished import recipe
@@ -56,9 +55,9 @@ def begin(context: JobContext, recorded: Recorded, burst: Burst | None) -> None:
     prompts = effective_prompts([sample.domain for sample in recorded.held_out], mix)
     if prompts < config.gate.min_prompts:
         logger.info(
-            "job %s: what it is judged by is worth %.1f prompts of today's traffic so far, and the gate needs %d: "
+            "job %s: what it is judged by is worth %s prompts of today's traffic so far, and the gate needs %d: "
             "it is rejected unless more come while it trains",
-            work.id, math.floor(10 * prompts) / 10, config.gate.min_prompts,
+            work.id, shown_worth(prompts), config.gate.min_prompts,
         )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from hotdraft.pipeline.config.origins import without_password
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.replay.folder import QUARANTINE
 from hotdraft.pipeline.store.adapter_version import UNKNOWN
-from hotdraft.pipeline.store.connection import STORE_ERRORS, sqlite_path
+from hotdraft.pipeline.store.connection import STORE_ERRORS, lost, sqlite_path
 from hotdraft.pipeline.system.disk import nearest_folder
 
 HEALTH_SECONDS = 5.0
@@ -73,6 +73,9 @@ def examine_mlflow(config: HotdraftConfig) -> Iterator[Finding]:
     uri = config.tracking_uri
     shown = without_password(uri)
     path = sqlite_path(uri)
+    if path is not None and (missed := lost(path)):
+        yield problem("MLflow store", missed, "see a backup; until then serving goes on with what served last")
+        return
     if path is not None and not path.exists():
         yield ok("MLflow store", f"{shown} is created when it is first used")
         return

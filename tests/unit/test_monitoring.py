@@ -67,7 +67,7 @@ def exported() -> dict[str, set[str]]:
         stalls=0,
         graphs=GraphCounts(),
     )
-    adapters = SimpleNamespace(refused=0, unusable={2: "out of memory"}, swap_failures=0, errors=0)
+    adapters = SimpleNamespace(refused=0, unusable={2: "out of memory"}, problem=None, swap_failures=0, errors=0)
     metrics = ServingMetrics(engine, "tiny", Sources(adapters=adapters))
     metrics.on_round(RoundStats(2, 1, 2, 1, (1, 0), 1, 1, 2, 0.1, 1, 0.15, (0.1,)))
     request = GenerationRequest("r", (1,), SamplingParams())

@@ -32,6 +32,8 @@ from hotdraft.pipeline.config.section import ConfigError, Dtype, Section
 from hotdraft.pipeline.config.serving import EngineConfig, RecorderConfig, ServerConfig, VllmConfig
 from hotdraft.pipeline.config.sources import Sources
 
+ARTIFACTS = "mlartifacts"
+"""Folder of a run in which MLflow keeps the files of runs and versions, beside its store."""
 Name = Annotated[str, StringConstraints(min_length=1)]
 
 
@@ -113,7 +115,7 @@ class HotdraftConfig(BaseSettings):
 
     @property
     def artifact_root(self) -> str:
-        return str((self.run_dir / "mlartifacts").absolute())
+        return str((self.run_dir / ARTIFACTS).absolute())
 
     @property
     def served_model_name(self) -> str:

@@ -26,7 +26,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DisconnectionError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, Pool
 
-from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.config.settings import ARTIFACTS, HotdraftConfig
 from hotdraft.pipeline.store.lock import StoreLock
 
 STORE_ONLY_ERRORS = (MlflowException, SQLAlchemyError)
@@ -45,7 +45,10 @@ class StoreError(ValueError):
 
 
 def open_client(config: HotdraftConfig) -> MlflowClient:
-    """A client of the tracking store and model registry at `config.tracking_uri`, created if absent."""
+    """A client of the tracking store and model registry at `config.tracking_uri`, created if absent.
+
+    Raises `MlflowException` where it is absent and was not always, see `lost`.
+    """
     path = sqlite_path(config.tracking_uri)
     if path is not None:
         _create_sqlite(path)
@@ -77,7 +80,20 @@ def require_store(config: HotdraftConfig) -> None:
     """Raises `StoreError` where a SQLite store has no file: to look must not make one."""
     path = sqlite_path(config.tracking_uri)
     if path is not None and not path.exists():
-        raise StoreError(f"there is no store of adapters at {path.absolute()}: nothing has run with it yet")
+        raise StoreError(
+            lost(path) or f"there is no store of adapters at {path.absolute()}: nothing has run with it yet"
+        )
+
+
+def lost(path: Path) -> str | None:
+    """What is wrong where a SQLite store is not there but files of its runs are; None where it has yet to be made.
+
+    A new one in its place would name no version, and what took service from then on would be lost with the old one.
+    """
+    files = path.absolute().parent / ARTIFACTS
+    if path.exists() or not files.is_dir() or not any(files.iterdir()):
+        return None
+    return f"{path.absolute()} is gone, to which {files} belongs: put it back, or move both away to begin anew"
 
 
 def experiment_id(client: MlflowClient, config: HotdraftConfig, name: str) -> str:
@@ -217,6 +233,8 @@ def _create_sqlite(path: Path) -> None:
     with FileLock(f"{path}.lock"):
         if path.exists():
             return
+        if missed := lost(path):
+            raise MlflowException(missed)
         with tempfile.TemporaryDirectory(prefix=".mlflow-", dir=path.parent) as folder, _quiet():
             temporary = Path(folder).absolute() / path.name
             uri = f"sqlite:///{temporary}"

@@ -74,6 +74,7 @@ def create_app(
         sources = metrics.sources
         amiss = {
             "unusable_adapters": sources.adapters.unusable if sources.adapters else None,
+            "adapter_registry": sources.adapters.problem if sources.adapters else None,
             "recording": sources.recorder.problem if sources.recorder else None,
             "run_dir": sources.lock.problem if sources.lock else None,
         }

@@ -70,6 +70,11 @@ class AdapterCounts(Protocol):
         ...
 
     @property
+    def problem(self) -> str | None:
+        """Why the registry cannot be used, while that is so."""
+        ...
+
+    @property
     def swap_failures(self) -> int: ...
     @property
     def errors(self) -> int:

@@ -51,7 +51,8 @@ class AdapterSync:
         self._watch = watch
         self.errors = 0
         """Failures in following the registry."""
-        self._store_is_down = False
+        self.problem: str | None = None
+        """Why the registry cannot be used, while that is so."""
         self._refused: set[int] = set()
         self._counted: tuple[int | None, float] | None = None
         """With which champion, and when, all refused versions were counted last."""
@@ -97,9 +98,9 @@ class AdapterSync:
             if not self._do(part):
                 return False
         if is_told:
-            if self._store_is_down:
+            if self.problem is not None:
                 logger.info("the adapter registry can be used again")
-            self._store_is_down = False
+            self.problem = None
         else:
             self.errors += 1
         return True
@@ -109,10 +110,10 @@ class AdapterSync:
         try:
             part()
         except (StoreError, *STORE_ERRORS) as error:
-            if not self._store_is_down:
+            known, self.problem = self.problem, without_password(in_one_line(error))
+            if known is None:
                 logger.warning("the adapter registry cannot be used, version %d serves on: %s",
-                               self._swapper.live_version, without_password(in_one_line(error)))  # fmt: skip
-            self._store_is_down = True
+                               self._swapper.live_version, self.problem)  # fmt: skip
             return False
         except CancelledError:  # the engine ends
             return False

@@ -127,6 +127,13 @@ def test_an_mlflow_store_that_is_there_or_comes_to_be(tmp_path, empty_mlflow_db)
     assert (found.state, "0 adapter versions" in found.says) == ("ok", True)
 
 
+def test_an_mlflow_store_that_is_gone(tmp_path):
+    settings = config_of(tmp_path)
+    (settings.run_dir / "mlartifacts" / "hotdraft-training").mkdir(parents=True)
+    found = only(examine_mlflow(settings))
+    assert (found.state, "mlflow.db is gone, to which" in found.says) == ("problem", True)
+
+
 def test_versions_that_others_made_are_told(tmp_path, empty_mlflow_db):
     settings = config_of(tmp_path)
     settings.run_dir.mkdir()

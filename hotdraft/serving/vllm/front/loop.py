@@ -222,6 +222,7 @@ def _application(config: HotdraftConfig, engine: FollowedEngine, metrics: Servin
             "draft_version": engine.draft_version,
             "workers": list(engine.workers.values()),
             "unusable_adapters": adapters.unusable if adapters else {},
+            "adapter_registry": adapters.problem if adapters else None,
         }
 
     @app.get("/requests/{request_id}", responses=error_responses(404))

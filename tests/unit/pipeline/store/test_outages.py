@@ -185,6 +185,9 @@ def test_a_store_whose_file_is_gone_is_away_and_one_put_in_its_place_is_taken_up
         registry.champion()
     assert str(path) in in_one_line(caught.value)
     assert not path.exists(), "to look makes none"
+    with pytest.raises(MlflowException, match=r"is gone, to which .*mlartifacts belongs: put it back"):
+        AdapterRegistry(publisher.config).champion()
+    assert not path.exists(), "a new one would be filled, and no version serve"
     backup.rename(path)
     assert registry.champion() == first
     registry.unpin()

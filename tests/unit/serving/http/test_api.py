@@ -241,7 +241,7 @@ def test_a_finished_request_is_not_cancelled(client: openai.OpenAI, engine: Scri
 def test_a_version_that_cannot_serve_here_is_told_and_does_not_make_the_process_ill(
     engine: ScriptedEngine,
 ) -> None:
-    adapters = Mock(refused=0, unusable={}, swap_failures=0, errors=0)
+    adapters = Mock(refused=0, unusable={}, problem=None, swap_failures=0, errors=0)
     with watched(engine, Sources(adapters=adapters)) as url:
         assert httpx.get(f"{url}/health").json() == {"status": "ok"}
         adapters.unusable = {5: "out of memory"}
@@ -249,6 +249,13 @@ def test_a_version_that_cannot_serve_here_is_told_and_does_not_make_the_process_
         text = httpx.get(f"{url}/metrics").text
     assert (reply.status_code, reply.json()) == (200, {"status": "ok", "unusable_adapters": {"5": "out of memory"}})
     assert 'hotdraft_adapter_unusable{model_name="tiny-chat",version="5"} 1.0' in text
+
+
+def test_a_registry_that_is_away_is_told_and_does_not_make_the_process_ill(engine: ScriptedEngine) -> None:
+    adapters = Mock(refused=0, unusable={}, problem="no route to host", swap_failures=0, errors=0)
+    with watched(engine, Sources(adapters=adapters)) as url:
+        reply = httpx.get(f"{url}/health")
+    assert (reply.status_code, reply.json()) == (200, {"status": "ok", "adapter_registry": "no route to host"})
 
 
 def test_shards_that_cannot_be_written_are_told_and_do_not_make_the_process_ill(engine: ScriptedEngine) -> None:

@@ -19,10 +19,12 @@ def test_a_store_that_is_down_changes_nothing_until_it_is_back(engine, sync, reg
     assert eventually(lambda: "version 1 serves on" in caplog.text)
     time.sleep(0.1)
     assert engine.draft_version == 1
+    assert sync.problem
     assert caplog.text.count("registry cannot be used") == 1, "said once, not every second"
     registry.down = False
     assert eventually(lambda: engine.draft_version == 2)
     assert eventually(lambda: caplog.text.count("registry can be used again") == 1)
+    assert sync.problem is None
 
 
 def test_a_version_whose_files_are_kept_back_waits_for_them(engine, sync, registry, caplog, monkeypatch):

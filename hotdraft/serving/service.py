@@ -116,13 +116,21 @@ def serve(
     routers = [admin, history_router(tracker.curves.history), dashboard_router()]
     app = create_app(engine, config, metrics=metrics, api_keys=api_keys, admin_keys=admin_keys, routers=routers)
     trainer_log = supervisor.log_path if supervisor else None
-    show = partial(banner, config, config_path, trainer_log=trainer_log, computations=engine.computations)
     server = DrainingServer(
         app,
         config.server,
         engine,
         connections,
-        on_listening=lambda port: on_listening(show(port=port)),
+        on_listening=lambda port: on_listening(
+            banner(
+                config,
+                config_path,
+                controls=controls.read(),
+                port=port,
+                trainer_log=trainer_log,
+                computations=engine.computations,
+            )
+        ),
     )
 
     recorder = nullcontext() if engine.recorder is None else closing(engine.recorder)

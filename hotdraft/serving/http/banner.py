@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hotdraft.pipeline.config.origins import without_password
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.loop.controls import Controls
 from hotdraft.pipeline.system.version import installed_version
 from hotdraft.serving.models.runner import Computation
 
@@ -14,12 +15,14 @@ def banner(
     config: HotdraftConfig,
     config_path: Path,
     *,
+    controls: Controls,
     port: int,
     trainer_log: Path | None,
     computations: Mapping[str, Computation],
 ) -> str:
     """Some ten lines; `trainer_log` is None where no trainer runs beside the server."""
-    facts = list(_facts(config, config_path, f"http://{_host(config.server.host)}:{port}", trainer_log))
+    url = f"http://{_host(config.server.host)}:{port}"
+    facts = list(_facts(config, config_path, controls, url, trainer_log))
     facts[-2:-2] = [("computed by", "; ".join(f"{model}: {by}" for model, by in computations.items()))]
     width = max(len(name) for name, _ in facts)
     head = f"hotdraft {installed_version()} serves {config.served_model_name}"
@@ -32,7 +35,9 @@ def _host(host: str) -> str:
     return f"[{shown}]" if ":" in shown else shown
 
 
-def _facts(config: HotdraftConfig, path: Path, url: str, trainer_log: Path | None) -> Iterator[tuple[str, str]]:
+def _facts(
+    config: HotdraftConfig, path: Path, controls: Controls, url: str, trainer_log: Path | None
+) -> Iterator[tuple[str, str]]:
     yield "API", f"{url}/v1"
     yield "dashboard", f"{url}/"
     yield "API docs", f"{url}/docs"
@@ -41,9 +46,12 @@ def _facts(config: HotdraftConfig, path: Path, url: str, trainer_log: Path | Non
         make = f"{apart_from_traffic} hotdraft predistill --config {path} --out {config.run_dir / 'draft'}"
         yield "draft", f"none: tokens are guessed from text alone; `{make}` makes one"
     else:
-        yield "draft", f"{config.draft}, k {config.engine.k}"
+        k = config.engine.k if controls.k is None else f"{controls.k} by `hotdraft k`, not {config.engine.k}"
+        yield "draft", f"{config.draft}, k {k}"
         apart = f"none: `hotdraft distill --config {path} --follow`, or serve with --self-improve"
         yield "trainer", apart if trainer_log is None else f"beside it, log in {trainer_log}"
+        if not controls.loop_enabled:
+            yield "loop", f"off: no job begins by itself until `hotdraft loop on --config {path}`"
     if config.recorder.enabled:
         most = f"{config.replay.max_bytes / 1e9:g} GB at most"
         yield "recorded", f"prompts and answers, in {without_password(config.replay_url)} ({most})"

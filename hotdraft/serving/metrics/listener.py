@@ -69,7 +69,7 @@ class ServingMetrics:
         self._swaps = counter_by("reason", "hotdraft_swaps", "Draft weights exchanged while serving.")
         for reason in get_args(SwapReason):
             self._swaps(reason=reason)  # exported as 0 from the start, so that the first of each is an increase
-        self._rollbacks = counter("hotdraft_rollbacks", "Swaps back to an older draft version.")
+        self._rollbacks = counter("hotdraft_rollbacks", "Swaps away from a draft version that was taken back.")
         self._swap_stall = families.histogram(
             "hotdraft_swap_stall_seconds", "Time decoding stood still for a swap.", _STALL_BUCKETS
         )
@@ -110,6 +110,6 @@ class ServingMetrics:
     def on_swap(self, event: SwapEvent) -> None:
         """Count a swap; its reason is a label, so it must be a fixed word, not a sentence."""
         self._swaps(reason=event.reason).inc()
-        if event.version < event.previous_version:
+        if event.reason == "rollback":
             self._rollbacks.inc()
         self._swap_stall.observe(event.stall_seconds)

@@ -89,9 +89,10 @@ class ChampionFollower:
         if champion == live:
             if not champion:
                 self._last_served.write(0, None)
-        elif not self._serve(champion, None, "rollback" if champion < live else reason) and (
-            live <= 0 or self._was_taken_back(live)
-        ):
+            return
+        if taken_back := live > 0 and self._was_taken_back(live):
+            reason = "rollback"
+        if not self._serve(champion, None, reason) and (live <= 0 or taken_back):
             self._stand_in(reason)
 
     def take_up_last_served(self) -> None:

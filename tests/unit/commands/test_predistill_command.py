@@ -12,7 +12,6 @@ from hotdraft.commands import predistill as command
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store.connection import StoreError
 from hotdraft.pipeline.system.run_lock import RunInUseError, run_lock
-from hotdraft.serving.http.banner import banner
 from hotdraft.training.fit.resume import JobInterruptedError
 
 
@@ -48,9 +47,3 @@ def test_it_does_not_record_among_a_servers_traffic(tmp_path: Path, monkeypatch:
         pass
     with pytest.raises(RunInUseError, match="a run_dir of its own"):
         make(tmp_path, monkeypatch, AssertionError("began"))
-
-
-def test_a_server_without_a_draft_names_the_command_with_a_run_folder_of_its_own() -> None:
-    config = HotdraftConfig(target="t", run_dir=Path("runs/t"))
-    says = banner(config, Path("my.yaml"), port=8000, trainer_log=None, computations={})
-    assert "`HOTDRAFT_RUN_DIR=runs/t/predistill hotdraft predistill --config my.yaml --out runs/t/draft`" in says

@@ -77,6 +77,20 @@ def beside_a_spoiled_copy(tmp_path: Path) -> tuple[Swapper, ChampionFollower]:
     return swapper, follower
 
 
+def test_an_older_version_that_a_person_promotes_is_no_rollback(tmp_path: Path, caplog: Any) -> None:
+    caplog.set_level("INFO")
+    registry, swapper = Registry(), Swapper(0)
+    unchecked: Any = registry, LastServedFile(tmp_path)
+    follower = ChampionFollower(swapper, *unchecked)
+    for version in (1, 2, 1):
+        registry.promote(version)
+        follower.follow("promotion")
+    registry.rollback(reason="by hand")
+    follower.follow("promotion")
+    reasons = [record.message.rpartition(" ")[2] for record in caplog.records]
+    assert reasons == ["(promotion)", "(promotion)", "(promotion)", "(rollback)"]
+
+
 def test_a_copy_that_came_spoiled_is_fetched_again_after_a_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

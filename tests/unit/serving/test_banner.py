@@ -1,0 +1,24 @@
+"""What a server says of itself once it listens."""
+
+from pathlib import Path
+
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.loop.controls import Controls
+from hotdraft.serving.http.banner import banner
+
+
+def said(controls: Controls, draft: str | None = None) -> str:
+    config = HotdraftConfig(target="t", draft=draft, run_dir=Path("runs/t"))
+    return banner(config, Path("my.yaml"), controls=controls, port=8000, trainer_log=None, computations={})
+
+
+def test_a_server_without_a_draft_names_the_command_with_a_run_folder_of_its_own() -> None:
+    says = said(Controls())
+    assert "`HOTDRAFT_RUN_DIR=runs/t/predistill hotdraft predistill --config my.yaml --out runs/t/draft`" in says
+
+
+def test_what_an_operator_changed_before_the_start_is_told() -> None:
+    assert "d, k auto\n" in said(Controls(), "d")
+    changed = said(Controls(loop_enabled=False, k=2), "d")
+    assert "d, k 2 by `hotdraft k`, not auto\n" in changed
+    assert "off: no job begins by itself until `hotdraft loop on --config my.yaml`" in changed

@@ -37,7 +37,7 @@ async def unless_gone(client: Request, work: Coroutine[None, None, T]) -> T:
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if gone.done() or not task.done():
-            raise ApiError(CLIENT_GONE, "The client is gone.")
+            raise _client_gone()
         return task.result()
     finally:
         task.cancel()
@@ -50,8 +50,8 @@ class TokenStream:
     What comes of a request before it is asked for joins what waits of it: of a client that reads slowly, or not at
     all, text is kept and no queue of pieces. The last delta of each has a finish reason. All are cancelled when
     `client` disconnects, whether or not anything is being sent to it, when the iteration is abandoned, and when one
-    of them cannot be submitted; after a cancellation the engine's own last deltas end the iteration. Raises what
-    `Engine.submit` raises. Must be made in a running event loop.
+    of them cannot be submitted; after a cancellation the engine's own last deltas end the iteration, or where
+    `client` is gone an `ApiError`. Raises what `Engine.submit` raises. Must be made in a running event loop.
     """
 
     def __init__(
@@ -69,6 +69,8 @@ class TokenStream:
         """Request ids by index."""
         self._request_id = requests[0].request_id
         self._is_read = True
+        self._is_gone = False
+        """Whether `client` is."""
         engine.check_room(requests[0].client, len(requests))  # before any is made: a refusal is to cost nobody
         with contextlib.ExitStack() as on_refusal:
             on_refusal.callback(self._cancel)
@@ -91,6 +93,8 @@ class TokenStream:
                 if delta.finish_reason is not None:
                     del self._unfinished[index]
                     ended.append((delta.finish_reason, delta.stats))
+                if self._is_gone and delta.finish_reason == "cancelled":
+                    raise _client_gone()
                 yield index, _without_answer(delta) if self._only_prompts else delta
         finally:
             self._is_read = False
@@ -124,6 +128,7 @@ class TokenStream:
 
     async def _cancel_on_disconnect(self, client: Request) -> None:
         await _disconnected(client)
+        self._is_gone = True
         self._cancel()
 
     def _cancel(self) -> None:
@@ -135,6 +140,10 @@ def _without_answer(delta: OutputDelta) -> OutputDelta:
     reason = "length" if delta.finish_reason == "stop" else delta.finish_reason
     stats = replace(delta.stats, completion_tokens=0)
     return replace(delta, text="", token_ids=(), logprobs=(), finish_reason=reason, stats=stats)
+
+
+def _client_gone() -> ApiError:
+    return ApiError(CLIENT_GONE, "The client is gone.")
 
 
 async def _disconnected(client: Request) -> None:

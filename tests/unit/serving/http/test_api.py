@@ -227,6 +227,10 @@ def test_disconnect_cancels_a_whole_response(url: str, engine: ScriptedEngine, p
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(url + path, json={"model": "tiny-chat", "messages": USER, "prompt": "hello"}, timeout=0.3)
     assert engine.wait_for_cancel()
+    told, deadline = f'handler="{path}",method="POST",status="499"', time.monotonic() + 5
+    while told not in httpx.get(f"{url}/metrics").text and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert told in httpx.get(f"{url}/metrics").text, "who leaves is no failure of the server"
 
 
 def test_a_finished_request_is_not_cancelled(client: openai.OpenAI, engine: ScriptedEngine) -> None:

@@ -80,9 +80,11 @@ class Connections:
             oldest.make_room()
 
     def refuse(self, newcomer: "Connection") -> None:
+        if len(self.refused) == ACCEPTS_A_TURN:
+            oldest = next(iter(self.refused))
+            del self.refused[oldest]  # now: of its end it hears a turn later, when more have come
+            oldest.transport.abort()
         self.refused[newcomer] = None
-        if len(self.refused) > ACCEPTS_A_TURN:
-            next(iter(self.refused)).transport.abort()
         newcomer.end(503, "All connections are in use.")
 
     def count(self, reason: CloseReason) -> None:

@@ -7,14 +7,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from unittest.mock import Mock
 
 import httpx
 import pytest
 from uvicorn import Config, Server
 
+from hotdraft.pipeline.config.serving import ServerConfig
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.serving.http.app import create_app
-from hotdraft.serving.http.connections import Connections
+from hotdraft.serving.http.connections import ACCEPTS_A_TURN, Connections
 from hotdraft.serving.http.logs import Throttle
 from hotdraft.serving.metrics.listener import ServingMetrics
 from hotdraft.serving.metrics.state_metrics import Sources
@@ -144,6 +146,14 @@ def test_those_that_ask_for_nothing_make_room_for_those_that_do() -> None:
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"] == "All connections are in use."
         assert server.connections.closed == {"crowded": 3, "full": 1}
         assert not any(event.is_set() for event in server.engine.cancelled.values())
+
+
+def test_of_a_crowd_that_is_sent_away_in_one_turn_few_stay_to_read_why() -> None:
+    connections = Connections(ServerConfig(), limit=0)
+    crowd = [Mock() for _ in range(3 * ACCEPTS_A_TURN)]
+    for newcomer in crowd:
+        connections.refuse(newcomer)
+    assert [one for one in crowd if one.transport.abort.called] == crowd[:-ACCEPTS_A_TURN]
 
 
 @pytest.mark.slow

@@ -145,6 +145,8 @@ class Connection(H11Protocol):
 
     def shutdown(self) -> None:
         """At the server's end. Closing an idle connection would cut off a request that is on its way on it."""
+        if self._is_ended:
+            return
         is_answering = self.cycle is not None and not self.cycle.response_complete
         if not is_answering or (self._phase == "body" and self.conn.our_state is h11.SEND_RESPONSE):
             self._expect(None)

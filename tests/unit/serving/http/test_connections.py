@@ -216,6 +216,17 @@ def test_a_request_that_is_still_on_its_way_at_the_servers_end_is_told_so(
     assert "Traceback" not in caplog.text
 
 
+def test_who_was_just_told_why_it_is_left_keeps_no_server_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    with ExitStack() as clients:
+        with guarded(limit=2, header_seconds=0.2) as server:
+            client = clients.enter_context(server.connect(b"GET /health HT"))
+            server.until(lambda: server.connections.closed == {"headers": 1})
+        assert rest(client).startswith(b"HTTP/1.1 408 ")
+    assert not raised
+
+
 def test_the_log_says_a_thing_five_times_and_then_for_a_while_no_more(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("tests.throttled")
     throttle = Throttle(burst=3, seconds=1000)

@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from pydantic import TypeAdapter, ValidationError
+
 from hotdraft.serving.messages.request import DEFAULT_DOMAIN, UNRECORDED_DOMAIN
 
 DOMAIN, STORE, CLIENT, SALTED = "hotdraft_domain", "hotdraft_store", "hotdraft_client", "hotdraft_salted"
 """Keys of `extra_args`: the traffic's tag, 0 where nothing is to be kept, a digest of who asks, 1 for a salt."""
+_SWITCH = TypeAdapter(bool)
 
 _NEUTRAL = {
     "presence_penalty": 0.0,
@@ -87,7 +90,10 @@ class ServedRequest:
 
 def says_no(store: object) -> bool:
     """Whether a client wrote, in a way that our own server takes as well, that nothing is to be kept."""
-    return str(store).lower() in ("0", "false")
+    try:
+        return not _SWITCH.validate_python(store)
+    except ValidationError:
+        return False
 
 
 def _left_out(params: Any, new: Any) -> str | None:

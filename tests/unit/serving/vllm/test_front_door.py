@@ -25,9 +25,10 @@ def test_the_domain_is_the_bodys_before_the_headers() -> None:
 
 
 def test_what_is_not_to_be_stored_says_so_to_the_workers_and_nobody_speaks_for_another_client() -> None:
-    for no in (False, "false", 0):  # as our own server reads it
+    for no in (False, "false", "no", "Off", 0, 0.0):  # as our own server reads it
         assert xargs({**CHAT, "store": no})["hotdraft_store"] == 0
-    assert "hotdraft_store" not in xargs({**CHAT, "store": True})
+    for other in (True, "yes", None, {}, "nothing"):
+        assert "hotdraft_store" not in xargs({**CHAT, "store": other})
     told = xargs({**CHAT, "vllm_xargs": {"hotdraft_client": "somebody", "mine": 1}})
     assert told == {"hotdraft_client": "client", "mine": 1}
 

@@ -56,7 +56,7 @@ def test_the_domain_comes_with_the_request_and_of_unstored_ones_nothing_is_told(
     assert served(extra_args=told).domain == "sql"
     assert served(extra_args=told).left_out is None
     assert served(extra_args={"hotdraft_client": ""}).domain == DEFAULT_DOMAIN
-    for no in (0, "0", "false", False):
+    for no in (0, 0.0, "0", "false", "off", False):
         request = served(extra_args={**told, "hotdraft_store": no})
         assert (request.domain, request.left_out) == (UNRECORDED_DOMAIN, "store")
 

@@ -33,6 +33,8 @@ class OutputThread:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine-output", daemon=True)
         self._is_running = False
+        self._lock = threading.Lock()
+        """For whether it runs: what is asked for while it ends would be heard by nobody."""
 
     def start(self) -> None:
         self._is_running = True
@@ -43,7 +45,8 @@ class OutputThread:
         if self._is_running:
             self._tasks.put(None)
             self._thread.join()
-            self._is_running = False
+            with self._lock:
+                self._is_running = False
             while not self._tasks.empty():  # what was asked for meanwhile
                 if (task := self._tasks.get()) is not None:
                     task()
@@ -78,10 +81,11 @@ class OutputThread:
         self._submit(partial(self._tell_listeners, lambda listener: listener.on_swap(event)))
 
     def _submit(self, task: Callable[[], None]) -> None:
-        if self._is_running:
-            self._tasks.put(task)
-        else:
-            task()
+        with self._lock:
+            if self._is_running:
+                self._tasks.put(task)
+                return
+        task()
 
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:

@@ -1,8 +1,10 @@
 """Who hears of what, in which order; and that who cannot listen or be told keeps nothing from the others."""
 
+import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from hotdraft.serving.engine.failures import Failures
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.engine.output import Output
 from hotdraft.serving.engine.output_thread import OutputThread
+from hotdraft.serving.engine.recorder import Recorder
 from hotdraft.serving.messages.events import RoundStats, SwapEvent
 from hotdraft.serving.messages.request import (
     FinishReason,
@@ -108,6 +111,32 @@ def test_the_order_of_telling(in_a_thread: bool) -> None:
         "c told: '' cancelled",
     ]
     assert diary.threads == {"engine-output" if in_a_thread else "MainThread"}
+
+
+class Slow(queue.SimpleQueue):
+    """Takes its time to put what is no end."""
+
+    def __init__(self) -> None:
+        self.is_putting = threading.Event()
+
+    def put(self, item: object, block: bool = True, timeout: float | None = None) -> None:
+        if item is not None:
+            self.is_putting.set()
+            time.sleep(0.3)
+        super().put(item, block, timeout)
+
+
+def test_what_is_asked_for_while_it_ends_is_done() -> None:
+    outputs, slow = OutputThread(None, Failures()), Slow()
+    outputs._tasks = slow
+    outputs.start()
+    told = threading.Thread(target=lambda: exchanged.append(outputs.record_with(None)))
+    exchanged: list[Future[Recorder | None]] = []
+    told.start()
+    assert slow.is_putting.wait(10)
+    outputs.stop()
+    told.join(10)
+    assert exchanged[0].result(10) is None
 
 
 class Broken(Diary):

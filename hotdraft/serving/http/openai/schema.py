@@ -93,8 +93,10 @@ class GenerationOptions(RequestModel):
     """Fields that go only with another one, which must be true."""
 
     model: UnicodeText
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1, description="newer name of max_tokens; wins over it")
+    max_tokens: int | None = Field(None, ge=1, lt=2**31)
+    max_completion_tokens: int | None = Field(
+        None, ge=1, lt=2**31, description="newer name of max_tokens; wins over it"
+    )
     temperature: float | None = Field(None, ge=0, le=2, description="the model's own if absent, else 1")
     top_p: float | None = Field(None, gt=0, le=1, description="the model's own if absent, else 1")
     top_k: int | None = Field(
@@ -215,7 +217,9 @@ class CompletionRequest(GenerationOptions):
         list[str | list[int]],
         PlainValidator(prompt_list, json_schema_input_type=str | list[int] | Few[str] | Few[list[int]]),
     ] = Field(description="text or token ids, or a list of either: each prompt is answered")
-    max_tokens: int | None = Field(None, ge=0, description="0 only with echo: nothing but the prompt is told")
+    max_tokens: int | None = Field(
+        None, ge=0, lt=2**31, description="0 only with echo: nothing but the prompt is told"
+    )
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool | None = Field(False, description="answers begin with their prompts, logprobs too")
     add_special_tokens: bool | None = Field(True, description="those that the tokenizer puts around a text")

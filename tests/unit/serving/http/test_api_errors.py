@@ -29,6 +29,8 @@ def test_unknown_model(client: openai.OpenAI) -> None:
         ({"messages": [{"role": "assistant", "content": "hello"}]}, "messages"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_tokens": 10**4300 - 1}, "max_tokens"),  # as long as Python reads, and with a prompt's longer
+        ({"max_completion_tokens": 2**31}, "max_completion_tokens"),
         ({"temperature": -0.1}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"stop": [""]}, "stop.0"),

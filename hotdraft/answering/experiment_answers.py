@@ -42,7 +42,7 @@ def answers_of(config: HotdraftConfig, folder: Path, streams: Sequence[Stream]) 
     predistill = config.predistill.model_copy(
         update={"max_tokens": experiment.max_tokens, "temperatures": [experiment.temperature], "draft": None}
     )
-    settings = config.model_copy(update={"run_dir": folder, "predistill": predistill})
+    settings = config.apart(folder).model_copy(update={"predistill": predistill})
     buffer = ReplayBuffer.of(settings)
     prompts = [prompt for stream in streams for prompt in (*stream.prompts, *stream.probes, *stream.more)]
     collect(settings, prompts, buffer, None)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from os.path import abspath  # `..` has a name too, and a link keeps its own
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 from pydantic_settings import (
@@ -120,6 +120,12 @@ class HotdraftConfig(BaseSettings):
     @property
     def served_model_name(self) -> str:
         return self.server.served_model_name or Path(self.target).name
+
+    def apart(self, run_dir: Path) -> Self:
+        """The same with all stores in `run_dir`: what is done there is no server's traffic, nor its version."""
+        replay = self.replay.model_copy(update={"url": None})
+        tracking = self.tracking.model_copy(update={"uri": None})
+        return self.model_copy(update={"run_dir": run_dir, "replay": replay, "tracking": tracking})
 
 
 def load_config(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> HotdraftConfig:

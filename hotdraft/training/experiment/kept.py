@@ -29,7 +29,7 @@ def kept_or_played(
     result: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     if result.get("signature") != signature:
         shutil.rmtree(folder, ignore_errors=True)  # what a run left that was stopped
-        result = {"signature": signature, **asdict(play(config.model_copy(update={"run_dir": folder})))}
+        result = {"signature": signature, **asdict(play(config.apart(folder)))}
         write_json(path, result)
     return result
 

@@ -54,6 +54,14 @@ def test_stores_live_in_the_run_folder_by_default(config_file, tmp_path):
     assert config.artifact_root == str(tmp_path / "run" / "mlartifacts")
 
 
+def test_what_is_apart_has_none_of_its_stores_elsewhere(config_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOTDRAFT_REPLAY__URL", "s3://live/replay")
+    monkeypatch.setenv("HOTDRAFT_TRACKING__URI", "http://mlflow:5000")
+    config = load_config(config_file).apart(tmp_path)
+    assert config.replay_url == str(tmp_path / "replay")
+    assert config.tracking_uri == f"sqlite:///{tmp_path / 'mlflow.db'}"
+
+
 @pytest.mark.parametrize("key", ["API_KEYS", "ADMIN_KEYS", "ALLOWED_HOSTS"])
 @pytest.mark.parametrize("value", ["", " ", ",", " , "])
 def test_an_empty_variable_takes_no_keys_away(config_file, monkeypatch, key, value):

@@ -35,10 +35,9 @@ class HotdraftEngine:
         overrides: dict[str, Any] = {
             "dtype": settings.dtype,
             "device": settings.device,
-            "run_dir": Path(self._scratch.name),
             "engine": engine,
         }
-        self._config = load_config(settings.config_file, overrides)
+        self._config = load_config(settings.config_file, overrides).apart(Path(self._scratch.name))
         buffer = ReplayBuffer(self._config.replay_url) if settings.recording else None
         self._engine = build_engine(self._config, buffer)
         self._listeners = _serving_listeners(self._engine, self._config) if settings.recording else []

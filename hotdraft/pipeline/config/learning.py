@@ -15,7 +15,8 @@ def _can_be_written(url: str) -> str:
 
 class ReplayConfig(Section):
     url: Annotated[str, AfterValidator(_can_be_written)] | None = None
-    """Folder or fsspec URL of the replay buffer; ``<run_dir>/replay`` by default."""
+    """Folder or fsspec URL of the replay buffer; ``<run_dir>/replay`` by default. `hotdraft predistill`,
+    `experiment` and `bench` record elsewhere: what they ask is no traffic."""
     max_bytes: int = Field(2_000_000_000, ge=1, description="oldest shards are deleted above this size")
     max_age_days: Annotated[float, Field(gt=0)] | None = None
     """Shards that are older are deleted as well; None keeps them."""

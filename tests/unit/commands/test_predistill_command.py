@@ -47,3 +47,19 @@ def test_it_does_not_record_among_a_servers_traffic(tmp_path: Path, monkeypatch:
         pass
     with pytest.raises(RunInUseError, match="a run_dir of its own"):
         make(tmp_path, monkeypatch, AssertionError("began"))
+
+
+def test_nor_where_the_configuration_has_a_server_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    def tell(settings: HotdraftConfig, **_: object) -> None:
+        told.append(settings.replay_url)
+        raise typer.Exit
+
+    monkeypatch.setenv("HOTDRAFT_REPLAY__URL", "s3://live/replay")
+    monkeypatch.setattr("hotdraft.training.planning.plan_table.plan_predistill", tell)
+    file = tmp_path / "config.yaml"
+    file.write_text(f"target: t\nrun_dir: {tmp_path}\npredistill: {{builtin_prompts: 0}}\n")
+    with pytest.raises(typer.Exit):
+        command.predistill(file, plan=True)
+    assert told == [str(tmp_path / "replay")]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.loading import fingerprint
+from hotdraft.pipeline.replay.draft_window import in_windows
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.batches.mixture import split_mixture
 from hotdraft.training.batches.packing import PackedBatch
@@ -50,10 +51,11 @@ class Resident:
         if config.distill.older_targets != "best" or not config.distill.older_fraction:
             return
         teachers = teachers_of(draft, champion, registry)
-        for start in range(0, len(learned), AT_ONCE):
+        rehearsed = [in_windows(sample, draft.window)[0] for sample in learned]  # as batches have them
+        for start in range(0, len(rehearsed), AT_ONCE):
             if self._draft is not bare:
                 return
-            self.rehearsal.taught(teachers, learned[start : start + AT_ONCE], config.recorder.top_k)
+            self.rehearsal.taught(teachers, rehearsed[start : start + AT_ONCE], config.recorder.top_k)
             yield
 
     def draft(self, name: str, config: HotdraftConfig) -> ServedDraft:

@@ -1,10 +1,13 @@
 import math
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.replay.draft_window import in_windows
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.replay.schema import table_of
 from hotdraft.pipeline.store.registry import AdapterRegistry
@@ -45,6 +48,23 @@ def test_a_trainer_that_was_warmed_up_loads_and_asks_nothing_at_its_first_job(co
     assert ((scores >= 0) & (scores <= 1)).all()
     taught = resident.rehearsal.taught(teachers_of(draft, 0, registry), learned, config.recorder.top_k)
     assert [sample.request_id for sample in taught] == [sample.request_id for sample in learned]
+
+
+def test_of_a_long_prompt_a_trainer_is_warmed_up_by_the_end_that_batches_have(config, make_llama, serve):
+    long = np.arange(150, dtype=np.int32)
+    samples = [
+        replace(one, prompt_ids=np.concatenate([(long + index) % 64, one.prompt_ids]))
+        for index, one in enumerate(serve(make_llama(1, layers=1), 30))
+    ]
+    rows = ReplayRows.of(table_of(samples))
+    save_mixture(Path(config.draft), rows.select(range(20)), rows.select(range(20, 30)), 20, seed=0)
+    config = config.model_copy(update={"engine": config.engine.model_copy(update={"draft_window": 64})})
+    registry, resident = AdapterRegistry(config), Resident()
+    list(resident.warm(config.draft, config, registry))
+    draft = resident.draft(config.draft, config)
+    [asked, *_] = [in_windows(sample, 64)[0] for sample in split_mixture(config)[0]]
+    [taught] = resident.rehearsal.taught(teachers_of(draft, 0, registry), [asked], config.recorder.top_k)
+    assert taught.prompt_ids.tolist() == asked.prompt_ids.tolist()
 
 
 def test_what_was_begun_with_another_draft_is_not_gone_on_with(config, make_llama):

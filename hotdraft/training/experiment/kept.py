@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.models.loading import fingerprint
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.system.json_file import write_json
 from hotdraft.training.experiment.ceiling import Reached
@@ -38,4 +39,5 @@ def _signature(config: HotdraftConfig, request_ids: list[str]) -> str:
     """Of all that a result depends on: one found under another is not taken."""
     passed_over = {"policies", "ceilings", "ceiling_requests", "baseline", "seeds"}
     told = config.model_dump_json(exclude={"run_dir": True, "experiment": passed_over})
-    return hashlib.sha256(" ".join([told, *request_ids]).encode()).hexdigest()
+    weights = "" if config.draft is None else fingerprint(config.draft)  # another draft may have its name by now
+    return hashlib.sha256(" ".join([told, weights, *request_ids]).encode()).hexdigest()

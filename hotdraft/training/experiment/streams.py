@@ -1,5 +1,6 @@
 """Streams of requests for experiments: the same for every policy, another for every seed."""
 
+import json
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,7 +38,7 @@ def read_streams(
     traffic file, and ValueError for a source that has too few prompts to keep `probes` of them apart.
     """
     if traffic:
-        sizes = {str(path): len(read_traffic(path)) - settings.probes for path in traffic}
+        sizes = {str(path): len(_prompts_in(path)) - settings.probes for path in traffic}
         for name, size in sizes.items():
             if size < 1:
                 raise ValueError(_too_few(name, size + settings.probes, settings.probes))
@@ -82,7 +83,15 @@ def _more(source: str, left: Iterator[Prompt], count: int, seed: int) -> Iterabl
 
 
 def _prompts(source: str, count: int, seed: int) -> list[Prompt]:
-    return BUILTIN[source](count, seed) if source in BUILTIN else read_traffic(source)
+    return BUILTIN[source](count, seed) if source in BUILTIN else _prompts_in(source)
+
+
+def _prompts_in(file: str | Path) -> list[Prompt]:
+    """Each once: one that came again would be learned from though it is kept apart."""
+    first: dict[str, Prompt] = {}
+    for prompt in read_traffic(file):
+        first.setdefault(json.dumps(prompt.messages), prompt)
+    return list(first.values())
 
 
 def _too_few(source: str, prompts: int, probes: int) -> str:

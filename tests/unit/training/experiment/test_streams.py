@@ -58,6 +58,14 @@ def test_files_are_played_in_turn_each_shuffled_by_the_seed(files):
     ]  # fmt: skip
 
 
+def test_what_stands_in_a_file_again_is_neither_learned_from_nor_counted_where_it_is_kept_apart(files):
+    for path in files:
+        path.write_text(3 * path.read_text())
+    for stream in read_streams(SETTINGS, files, None)["traffic"].values():
+        assert (len(stream.prompts), len(stream.probes)) == (2 * 7, 2 * 3)
+        assert not set(texts(stream.prompts)) & set(texts(stream.probes))
+
+
 def test_a_file_must_have_more_prompts_than_are_kept_apart(files):
     with pytest.raises(ValueError, match=r"10 prompts, and experiment\.probes keeps 10"):
         read_streams(SETTINGS.model_copy(update={"probes": 10}), files, None)

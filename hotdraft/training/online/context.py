@@ -33,7 +33,7 @@ Urgent = Callable[[], str | None]
 
 
 class Interruption(StopSignal):
-    """The stop signal of `job`: set once `stop` is, once the job is cancelled, or, until it is trained, once there
+    """The stop signal of `job`: set once `stop` is, once the job is cancelled, or, while it gives way, once there
     is anything more `urgent`."""
 
     def __init__(self, job: RunningJob, stop: StopSignal | None, urgent: Urgent | None = None) -> None:
@@ -54,8 +54,8 @@ class Interruption(StopSignal):
             self._gave_way_to = self._urgent()
         return self.dropped is not None or (self._stop is not None and self._stop.is_set())
 
-    def trained(self) -> None:
-        """What is left to do is little: nothing is more urgent."""
+    def give_way_no_more(self) -> None:
+        """Nothing is more urgent than what is left to do: little, or a burst."""
         self._urgent = None
 
     def check(self, stage: str) -> None:

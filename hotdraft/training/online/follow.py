@@ -115,7 +115,7 @@ class _Follower:
                 job=job,
                 burst=decision.burst,
                 resident=self._resident,
-                urgent=None if decision.burst else self._urgent,
+                urgent=None if decision.burst and not self._unfinished else self._urgent,
             )
         except StoreError:
             self._unfinished = unfinished(self._records, self._config) is not None

@@ -113,6 +113,8 @@ def _judged(context: JobContext, burst: Burst | None) -> tuple[Judged, GateEvide
                 job.note(former.work, standing_run(context, job.work.id))
             return judged, None
         burst = job.work.burst
+    if burst is not None:
+        context.interruption.give_way_no_more()
     began, cpu_began = time.monotonic(), time.process_time()
     narrow = context.being(burst)
     with store_errors(config, STORE_ONLY_ERRORS):

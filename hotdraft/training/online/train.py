@@ -105,7 +105,7 @@ def _candidates(
     )
     metrics |= train(model, data, distill, place, options)
     context.interruption.check("the candidates were judged")
-    context.interruption.trained()
+    context.interruption.give_way_no_more()
     parent = 0 if initial is None else job.work.parent_version
     card = card_of(draft.base, draft.fingerprint, distill.lora, quantization, data.train_rows, parent)
     sample = recorded.held_out[-1]

@@ -38,6 +38,15 @@ def test_a_burst_that_was_stopped_is_gone_on_with_as_that_burst(config, buffer, 
     assert (params["max_steps"], params["window_requests"], params["mix_requests"]) == ("7", "12", "12")
 
 
+def test_a_burst_gives_way_to_nothing_also_where_it_is_gone_on_with(config, buffer, target, serve):
+    buffer.append(serve(target, 20, domain="new", prefix="n", seed=3))
+    registry = AdapterRegistry(config)
+    with pytest.raises(JobInterruptedError):
+        run_job(config, buffer=buffer, registry=registry, stop=StopAfter(6), burst=Burst(7, 12))
+    result = run_job(config, buffer=buffer, registry=registry, urgent=lambda: "something new")
+    assert result.metrics["steps"] == 7
+
+
 def test_a_burst_takes_larger_steps(config, buffer, target, serve):
     config = with_distill(config, learning_rate=1e-3, max_steps=28)
     buffer.append(serve(target, 20, domain="new", prefix="n", seed=3))

@@ -104,6 +104,25 @@ def test_a_job_gives_way_to_a_burst_that_finds_all_that_there_is(config, make_ll
     assert (done.state, gave_way.state) == ("accepted", "failed")
 
 
+def test_a_job_that_is_gone_on_with_gives_way_to_a_burst_that_is_due_by_then(
+    config, make_llama, serve, monkeypatch
+):
+    buffer, asked = ReplayBuffer(config.replay_url), []
+    buffer.append(played(serve(make_llama(0), 40), missed=4))
+    buffer.append(played(serve(make_llama(0), 12, prefix="new"), missed=1))
+    monkeypatch.setattr(follow_module, "unfinished", lambda *_: "a job")
+
+    def run_job(config, *, job, urgent, **kwargs):
+        with job:
+            asked.append(urgent and urgent())
+            job.end("accepted", "better", version=1, promoted=True)
+        return SimpleNamespace(promoted=True)
+
+    monkeypatch.setattr(follow_module, "run_job", run_job)
+    follow(config, StopAfterPolls(2))
+    assert "acceptance of the newest" in asked[0]
+
+
 def test_a_job_asks_for_what_is_urgent_no_oftener_than_is_polled_and_a_buffer_that_is_away_ends_none(
     config, make_llama, serve, monkeypatch
 ):

@@ -90,8 +90,10 @@ def demo(
     from hotdraft.pipeline.traffic.generators import arithmetic, text_to_sql
     from hotdraft.pipeline.traffic.prompts import write_traffic
 
-    overrides = {"run_dir": out, **({"engine": {"kind": engine}} if engine else {})}
-    load_config(config, overrides)  # raises what is wrong with them before anything is moved
+    overrides: dict[str, Any] = {"run_dir": out, **({"engine": {"kind": engine}} if engine else {})}
+    settings = load_config(config, overrides).apart(out)  # raises what is wrong before anything is moved
+    # said, as a variable may name the stores of servers: what the demo learns is not for them
+    overrides |= {"replay": {"url": settings.replay_url}, "tracking": {"uri": settings.tracking_uri}}
     if out.exists():
         if not (out / TRAFFIC).exists() and any(out.iterdir()):
             says = f"{out} is no earlier demo, and is not empty: name a new folder"

@@ -20,6 +20,7 @@ def test_a_folder_that_is_no_demos_is_left_where_it_is(tmp_path, config):
 
 
 def test_demo_plays_two_domains_and_keeps_the_earlier_run(tmp_path, config, monkeypatch):
+    monkeypatch.setenv("HOTDRAFT_TRACKING__URI", "http://where.servers.look:5000")
     out = tmp_path / "demo"
     out.mkdir()
     for name in ("mlflow.db", "traffic.jsonl"):
@@ -28,7 +29,12 @@ def test_demo_plays_two_domains_and_keeps_the_earlier_run(tmp_path, config, monk
 
         @contextmanager
         def at_fake(given_config, log, overrides):
-            assert (given_config, log, overrides) == (config, out / "server.log", {"run_dir": out})
+            assert (given_config, log) == (config, out / "server.log")
+            assert overrides == {
+                "run_dir": out,
+                "replay": {"url": str(out / "replay")},
+                "tracking": {"uri": f"sqlite:///{out / 'mlflow.db'}"},
+            }
             yield url
 
         monkeypatch.setattr("hotdraft.pipeline.processes.local_server.local_server", at_fake)

@@ -60,9 +60,7 @@ def predistill(
 
     changed = {"sources": prompts or None, "draft": draft, "method": method and method.value}
     overrides: dict[str, Any] = given({"predistill": given(changed)})
-    told = load_config(config, overrides)
-    replay = told.replay.model_copy(update={"url": None})  # where it says there may be a server's traffic
-    settings = told.model_copy(update={"replay": replay})
+    settings = load_config(config, overrides).recording_apart()
     chosen = settings.predistill
     if out is None and not plan:
         raise typer.BadParameter("--out is needed: the folder that the draft is written to")

@@ -73,11 +73,11 @@ def examine_mlflow(config: HotdraftConfig) -> Iterator[Finding]:
     uri = config.tracking_uri
     shown = without_password(uri)
     path = sqlite_path(uri)
-    if path is not None and (missed := lost(path)):
-        yield problem("MLflow store", missed, "see a backup; until then serving goes on with what served last")
-        return
     if path is not None and not path.exists():
-        yield ok("MLflow store", f"{shown} is created when it is first used")
+        if missed := lost(path):
+            yield problem("MLflow store", missed, "see a backup; until then serving goes on with what served last")
+        else:
+            yield ok("MLflow store", f"{shown} is created when it is first used")
         return
     began = time.monotonic()
     try:

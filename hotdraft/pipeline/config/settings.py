@@ -121,11 +121,14 @@ class HotdraftConfig(BaseSettings):
     def served_model_name(self) -> str:
         return self.server.served_model_name or Path(self.target).name
 
+    def recording_apart(self) -> Self:
+        """The same with the replay buffer in `run_dir`: what is recorded there is no server's traffic."""
+        return self.model_copy(update={"replay": self.replay.model_copy(update={"url": None})})
+
     def apart(self, run_dir: Path) -> Self:
         """The same with all stores in `run_dir`: what is done there is no server's traffic, nor its version."""
-        replay = self.replay.model_copy(update={"url": None})
         tracking = self.tracking.model_copy(update={"uri": None})
-        return self.model_copy(update={"run_dir": run_dir, "replay": replay, "tracking": tracking})
+        return self.recording_apart().model_copy(update={"run_dir": run_dir, "tracking": tracking})
 
 
 def load_config(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> HotdraftConfig:

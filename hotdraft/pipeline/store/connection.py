@@ -86,12 +86,12 @@ def require_store(config: HotdraftConfig) -> None:
 
 
 def lost(path: Path) -> str | None:
-    """What is wrong where a SQLite store is not there but files of its runs are; None where it has yet to be made.
+    """What is wrong with a SQLite store that is not there but files of its runs are; None if it has yet to be made.
 
     A new one in its place would name no version, and what took service from then on would be lost with the old one.
     """
     files = path.absolute().parent / ARTIFACTS
-    if path.exists() or not files.is_dir() or not any(files.iterdir()):
+    if not files.is_dir() or not any(files.iterdir()):
         return None
     return f"{path.absolute()} is gone, to which {files} belongs: put it back, or move both away to begin anew"
 

@@ -12,6 +12,8 @@ import pytest
 
 from tests.unit.device.far_device import PLANTED, ROUNDS
 
+pytestmark = pytest.mark.slow
+
 Found = dict[str, str | None]
 
 

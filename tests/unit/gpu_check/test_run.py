@@ -13,6 +13,8 @@ from hotdraft.gpu_check.plan import CheckPlan
 from hotdraft.gpu_check.run import run
 from hotdraft.gpu_check.steps import Step
 
+pytestmark = pytest.mark.slow
+
 MODULE = """
 import os, signal, subprocess, sys, time
 from hotdraft.gpu_check.plan import CheckError, Found

@@ -66,6 +66,7 @@ def _once(settings: "HotdraftConfig", as_json: bool, job_id: str | None, lock: i
 
     from rich.console import Console
 
+    from hotdraft.pipeline.config.section import ConfigError
     from hotdraft.pipeline.loop.jobs import JobEndedError, JobRecords, JobRunningError
 
     with waiting("importing torch"):
@@ -87,9 +88,14 @@ def _once(settings: "HotdraftConfig", as_json: bool, job_id: str | None, lock: i
             typer.secho(f"hotdraft: {error}", fg="red", err=True)
             raise typer.Exit(1) from None
         try:
+            buffer = ReplayBuffer.of(settings)
+        except ConfigError as error:
+            job.end("failed", str(error))
+            raise
+        try:
             result = run_job(
                 settings,
-                buffer=ReplayBuffer.of(settings),
+                buffer=buffer,
                 registry=AdapterRegistry(settings),
                 progress=console.is_terminal,
                 stop=stop,

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hotdraft.cli import app
+from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.training.fit.resume import JobInterruptedError
 from hotdraft.training.online.context import JobCancelledError, JobError
@@ -104,6 +105,19 @@ def test_a_signal_interrupts_once_and_is_as_before_afterwards(hotdraft, job_that
     assert "goes on from there" in result.stderr
     assert json.loads(result.stdout)["state"] == "interrupted"
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
+
+
+@pytest.mark.parametrize("handed", [False, True])
+def test_a_job_whose_buffer_cannot_be_opened_failed_and_says_why(hotdraft, records, tmp_path, monkeypatch, handed):
+    (tmp_path / "no-folder").touch()
+    monkeypatch.setenv("HOTDRAFT_REPLAY__URL", str(tmp_path / "no-folder" / "replay"))
+    begun = records.begin("api") if handed else None
+    result = hotdraft(*(() if begun is None else ("--job", begun.id, "--lock", str(begun.fileno()))))
+    if begun is not None:
+        begun.hand_over()
+    assert isinstance(result.exception, ConfigError), "which is code 2 and one line"
+    [job] = records.jobs()
+    assert (job.state, job.reason) == ("failed", str(result.exception))
 
 
 def test_while_another_job_runs_none_begins(hotdraft, records, job_that):

@@ -58,8 +58,8 @@ class AcceptanceWatch:
         """Till when another server is waited for that opens the trial, on the monotonic clock."""
         self._told = 0
         """Requests that the registry was told of."""
-        self._followed: list[int] = []
-        """Versions that another followed while they were on trial."""
+        self._left: set[int] = set()
+        """Versions whose trial is over for this server, whose evidence is to be taken back."""
 
     def on_round(self, stats: RoundStats) -> None: ...
 
@@ -83,15 +83,28 @@ class AcceptanceWatch:
                 self._past.take(self._current)
             self._current = _Window()
             if self._version:
-                self._followed.append(self._version)
+                self._left.add(self._version)
+            self._left.discard(event.version)  # what it tells of another trial is its own
             self._version = event.version if follows else 0
             self._trial, self._told = None, 0
             self._open_until = time.monotonic() + OPEN_SECONDS
 
     def turn(self) -> None:
         """Tell what is new, look if a look is due, roll back for a fall. Raises what a store that is away does."""
-        while self._followed:
-            self._trials.leave(self._followed.pop())
+        try:
+            self._leave()
+        finally:
+            self._watch()
+
+    def _leave(self) -> None:
+        """Again at each turn, until the store lets it."""
+        with self._lock:
+            left = sorted(self._left)
+        for version in left:
+            self._trials.leave(version)
+            self._left.discard(version)
+
+    def _watch(self) -> None:
         with self._lock:
             version, trial, served = self._version, self._trial, self._current.requests
             before, after = self._past.recent(version), self._current.since(version)
@@ -115,8 +128,9 @@ class AcceptanceWatch:
             if self._version == version:
                 self._version = 0 if ended else version
                 self._trial, self._told = trial, served
-        if trial is not None and ended:
-            self._trials.leave(version)
+            if trial is not None and ended:
+                self._left.add(version)
+        self._leave()
 
     def _join(self, version: int, before: Evidence) -> Trial | None:
         may_open = bool(before) and self._registry.champion() == version

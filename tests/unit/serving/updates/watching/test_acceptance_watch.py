@@ -100,6 +100,41 @@ def test_a_store_that_is_away_is_waited_for(server, registry, monkeypatch):
     assert registry.champion() == 1
 
 
+@pytest.mark.parametrize("follows", [True, False])
+def test_evidence_that_could_not_be_taken_back_is_at_a_later_turn(one, registry, client, monkeypatch, follows):
+    one.serve(0.6, 5)
+    one.watch.turn()
+    if follows:
+        registry.promote(3, reason="better")
+        one.follow()
+    else:
+        one.serve(0.6, 60)
+    with monkeypatch.context() as outage:
+        outage.setattr(Trials, "_delete", lambda *_: (_ for _ in ()).throw(MlflowException("no route")))
+        for _ in range(2):
+            with pytest.raises(MlflowException, match="no route"):
+                one.watch.turn()
+    one.watch.turn()
+    assert watch_tags(client, 2).keys() == {"watch/state"}
+    if follows:
+        assert "watch/one/before" in watch_tags(client, 3), "of the version that serves it was told meanwhile"
+
+
+def test_evidence_of_a_trial_before_does_not_go_once_the_version_is_tried_again(one, registry, client, monkeypatch):
+    registry.promote(3, reason="better")
+    with monkeypatch.context() as outage:
+        outage.setattr(Trials, "_delete", lambda *_: (_ for _ in ()).throw(MlflowException("no route")))
+        for version in (3, 1, 2):
+            registry.promote(version, reason="better")
+            one.follow()
+            with pytest.raises(MlflowException, match="no route"):
+                one.watch.turn()
+    one.serve(0.6, 5)
+    one.watch.turn()
+    assert watch_tags(client, 2).keys() == {"watch/state", "watch/one/before", "watch/one/after"}
+    assert watch_tags(client, 3).keys() == {"watch/state"}
+
+
 def test_a_version_rolled_back_is_tried_anew_when_someone_promotes_it_again(one, registry):
     one.serve(0.2, 20)
     one.watch.turn()

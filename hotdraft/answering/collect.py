@@ -85,7 +85,7 @@ def collect(
     if lost := len(wanted - failed - _known_ids(buffer)):
         raise CollectError(
             f"the replay buffer has lost {lost} of {len(wanted)} samples: "
-            f"it deletes the oldest above {buffer.max_bytes / 1e9:.2f} GB (replay.max_bytes)"
+            f"it deletes the oldest above {config.replay.max_bytes / 1e9:.2f} GB (replay.max_bytes)"
         )
     kinds = {"answers of the target": [*requests], "text": [*pieces], "answers of the draft": [*on_policy]}
     return {kind: [name for name in names if name not in failed] for kind, names in kinds.items()}

@@ -62,13 +62,13 @@ class ReplayBuffer:
     def __init__(
         self,
         url: str,
-        max_bytes: int = 2_000_000_000,
+        max_bytes: int | None = None,
         *,
         max_age_seconds: float | None = None,
         reservoir_requests: int = 0,
     ) -> None:
-        """`reservoir_requests` of each domain are kept for good, as far as they fit; 0 keeps none."""
-        self.max_bytes = max_bytes
+        """`reservoir_requests` of each domain are kept for good, as far as they fit; 0 keeps none. Without a bound
+        nothing is deleted while the disk has room: a server whose bound is another may own the buffer."""
         self._folder = ShardFolder(url)
         self._upkeep = Upkeep(self._folder, max_bytes, max_age_seconds, reservoir_requests)
         self._shards: dict[str, Shard] = {}

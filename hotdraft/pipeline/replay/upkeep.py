@@ -7,6 +7,7 @@ which count no more, see `pipeline.replay.counted`.
 """
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import IO
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 SHARE = 32
 """The largest merged shard, and so what retention deletes at once, is this part of the buffer. So are the reservoir
 and the quarantine at most."""
+USUAL_BYTES = 2_000_000_000
+"""Whose share is taken where this process knows no bound: whoever else writes may have one."""
 FAN_IN = 32
 """Small neighbours that are worth a merge."""
 MAX_FILES = 64
@@ -47,10 +50,11 @@ class Upkeep:
     """Keeps `folder`. Raises OSError if the folder is away; then, and if it is killed, no row is lost."""
 
     def __init__(
-        self, folder: ShardFolder, max_bytes: int, max_age_seconds: float | None, reservoir_requests: int
+        self, folder: ShardFolder, max_bytes: int | None, max_age_seconds: float | None, reservoir_requests: int
     ) -> None:
         self._folder = folder
-        self._max_bytes = max_bytes
+        self._max_bytes = math.inf if max_bytes is None else max_bytes
+        self._share = (USUAL_BYTES if max_bytes is None else max_bytes) // SHARE
         self._max_age_seconds = max_age_seconds
         self._reservoir_requests = reservoir_requests
         self._opened: dict[str, Shard] = {}
@@ -80,13 +84,13 @@ class Upkeep:
         sizes = self._folder.quarantined()
         total = sum(sizes.values())
         for name, size in sizes.items():
-            if total > (0 if needed_bytes else self._max_bytes // SHARE):
+            if total > (0 if needed_bytes else self._share):
                 self._folder.delete_quarantined(name)
                 total -= size
 
     def _retire(self, needed_bytes: int) -> None:
         sizes = self._folder.files()
-        reserved = self._max_bytes // SHARE if self._reservoir_requests else 0
+        reserved = self._share if self._reservoir_requests else 0
         reservoir = sum(size for name, size in sizes.items() if is_reservoir(name))
         total = sum(sizes.values()) + max(0, reserved - reservoir) + sum(self._folder.quarantined().values())
         allowed = min(self._max_bytes, total - needed_bytes)
@@ -123,7 +127,7 @@ class Upkeep:
         row_bytes = max(1, sum(shard.size for shard in shards) // count)
         index = pa.concat_tables([shard.index for shard in shards if shard.index is not None])
         old_rows = sum(shard.rows for shard in held)
-        rows = kept(index, old_rows, self._reservoir_requests, self._max_bytes // SHARE // row_bytes)
+        rows = kept(index, old_rows, self._reservoir_requests, self._share // row_bytes)
         if len(held) == 1 and np.array_equal(rows, np.arange(old_rows)):
             return
         if len(rows):
@@ -215,7 +219,7 @@ class Upkeep:
 
     @property
     def _largest(self) -> int:
-        return min(self._max_bytes // SHARE, MAX_MERGED_BYTES)
+        return min(self._share, MAX_MERGED_BYTES)
 
     def _weight(self, name: str, size: int) -> int:
         """Bytes of a file, or what its part of the rows that may be merged would be, if that is more."""

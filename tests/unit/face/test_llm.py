@@ -73,6 +73,17 @@ def test_a_folder_is_a_buffer_to_record_to(llm: LLM, tmp_path: Path) -> None:
     assert ReplayBuffer.at(str(tmp_path / "traffic")).stats().requests == len(PROMPTS)
 
 
+def test_to_record_to_a_folder_deletes_nothing_of_what_a_server_keeps_there(llm: LLM, tmp_path: Path) -> None:
+    oldest = tmp_path / "shard-00000000000000000001-0badcafe.parquet"
+    with oldest.open("wb") as file:
+        file.truncate(3_000_000_000)  # takes no room
+    llm.record_to(tmp_path)
+    llm.generate(PROMPTS, GREEDY)
+    llm.record_to(None)
+    assert oldest.exists()
+    assert len(ReplayBuffer(str(tmp_path)).shards()) == 2
+
+
 def test_what_is_answered_between_two_calls_is_recorded(llm: LLM, tmp_path: Path) -> None:
     buffer = ReplayBuffer(str(tmp_path))
     llm.generate("before", GREEDY)

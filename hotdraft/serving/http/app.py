@@ -93,7 +93,7 @@ def create_app(
         return {"version": app.version, "draft_version": engine.draft_version}
 
     @app.get("/metrics", response_class=Response, tags=["operation"])
-    async def prometheus() -> Response:
+    def prometheus() -> Response:  # in a thread: the records of jobs are read from the disk
         return Response(generate_latest(metrics.registry), headers={"Content-Type": _PROMETHEUS_TEXT})
 
     return app

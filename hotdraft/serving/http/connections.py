@@ -150,14 +150,20 @@ class Connection(H11Protocol):
         is_answering = self.cycle is not None and not self.cycle.response_complete
         if not is_answering or (self._phase == "body" and self.conn.our_state is h11.SEND_RESPONSE):
             self._expect(None)
-            self.end(503, "The server is shutting down.")
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                self.end(503, "The server is shutting down.")
+            else:  # it was answered before its body had come
+                self._leave()
         else:
             super().shutdown()
 
     def end(self, status: int, message: str) -> None:
         """Say why, and leave when the client has left or had time to read it."""
-        self._is_ended = True
         self.transport.write(_answer(status, message))
+        self._leave()
+
+    def _leave(self) -> None:
+        self._is_ended = True
         self.transport.write_eof()
         self._deadline = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 

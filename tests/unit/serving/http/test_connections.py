@@ -216,6 +216,18 @@ def test_a_request_that_is_still_on_its_way_at_the_servers_end_is_told_so(
     assert "Traceback" not in caplog.text
 
 
+def test_who_was_answered_before_its_body_came_is_told_nothing_more_at_the_servers_end() -> None:
+    unknown = HEAD.replace(b"v1/completions", b"nowhere") + b"Content-Length: 9\r\n\r\n{"
+    with guarded(limit=2) as server, server.connect(unknown) as client:
+        first = b""
+        while not first.endswith(b"}}"):
+            first += client.recv(65536)
+        assert first.startswith(b"HTTP/1.1 404 ")
+        server.runner.should_exit = True
+        assert rest(client) == b""
+        server.until(lambda: server.connections.open == 0)
+
+
 def test_who_was_just_told_why_it_is_left_keeps_no_server_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)

@@ -20,6 +20,7 @@ from hotdraft.pipeline.processes.trainer import TrainerElsewhere
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.store.tracking import ServingTracker
+from hotdraft.pipeline.system.array_ring import forget_served_states
 from hotdraft.pipeline.system.run_lock import RunLock
 from hotdraft.pipeline.watch.trial import Trials
 from hotdraft.serving.engine.load import build_engine, draft_ranking
@@ -70,6 +71,7 @@ def serve(
     configure_logging(config.server.log_format, log_requests=config.server.log_requests)
     api_keys, admin_keys = read_api_keys(config.server), read_admin_keys(config.server)
     buffer = ReplayBuffer.of(config)
+    forget_served_states(config)
     engine = build_engine(config, buffer, on_step)
     on_step("opening the stores")
     if engine.k_choice.guessing is not None and not are_apart(config):

@@ -15,6 +15,9 @@ from hotdraft.pipeline.system.whole_file import appearing
 
 logger = logging.getLogger(__name__)
 
+STATES = "states"
+"""Folder below the run directory."""
+
 
 class ArrayRing:
     def __init__(self, folder: Path, most_bytes: int) -> None:
@@ -63,4 +66,9 @@ class ArrayRing:
 def served_states(config: HotdraftConfig) -> ArrayRing | None:
     """Where a server leaves what its target's layers made of requests, for its trainer; None if it is not to."""
     megabytes = config.recorder.states_mb
-    return ArrayRing(config.run_dir / "states", megabytes * 10**6) if megabytes else None
+    return ArrayRing(config.run_dir / STATES, megabytes * 10**6) if megabytes else None
+
+
+def forget_served_states(config: HotdraftConfig) -> None:
+    """Delete what a server left there that was killed: prompts can be guessed from it."""
+    ArrayRing(config.run_dir / STATES, 0).clear()

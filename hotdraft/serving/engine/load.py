@@ -115,10 +115,7 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callabl
 def _recorder(config: HotdraftConfig, buffer: ReplayBuffer | None, *, keeps_states: bool) -> Recorder | None:
     if buffer is None or not config.recorder.enabled:
         return None
-    states = served_states(config) if keeps_states else None
-    if states is not None:
-        states.clear()  # of a draft that was served here before
-    return Recorder(buffer, config.recorder, states)
+    return Recorder(buffer, config.recorder, served_states(config) if keeps_states else None)
 
 
 def draft_vocabulary(config: HotdraftConfig, vocab_size: int) -> Tensor | None:

@@ -1,7 +1,9 @@
 """A trainer finds what the target's layers made of requests that were recorded, and need not ask the target."""
 
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from hotdraft.pipeline.models.hidden_state_draft import HiddenStateDraft
 from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, sample_from_row
 from hotdraft.pipeline.system.array_ring import ArrayRing
+from hotdraft.serving import service
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.training.drafts.hidden_state_init import new_hidden_state_draft
@@ -73,4 +76,16 @@ def test_nothing_is_kept_where_nobody_reads_it(config: HotdraftConfig, buffer: R
     assert engine.recorder is not None
     answer(engine)
     engine.recorder.close()
+    assert not (config.run_dir / "states").exists()
+
+
+def test_what_a_killed_server_left_goes_whatever_the_next_one_keeps(
+    config: HotdraftConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ArrayRing(config.run_dir / "states", 1000).put(b"prompt", np.arange(3))
+    for name, done in {"configure_logging": lambda *_, **__: None, "build_engine": lambda *_: sys.exit(3)}.items():
+        monkeypatch.setattr(service, name, done)
+    monkeypatch.setattr(service.signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit):
+        service.serve(config, config_path=Path("c.yaml"), overrides={}, self_improve=False)
     assert not (config.run_dir / "states").exists()

@@ -28,6 +28,7 @@ from hotdraft.pipeline.processes.trainer import TrainerElsewhere
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.store.tracking import ServingTracker
+from hotdraft.pipeline.system.array_ring import forget_served_states
 from hotdraft.pipeline.system.run_lock import run_lock
 from hotdraft.pipeline.system.version import installed_version
 from hotdraft.pipeline.watch.trial import Trials
@@ -128,6 +129,7 @@ class LoopBesideVllm:
         and `RuntimeError` where a worker cannot take part."""
         self._stack.enter_context(run_lock(self._config.run_dir, "server"))
         self._journal.clear()
+        forget_served_states(self._config)
         try:
             replies = await self._client.collective_rpc("hotdraft_attach", args=(self._settings,))
             if failed := [reply["failed"] for reply in replies if "failed" in reply]:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 SEGMENT_BYTES = 4_000_000
+UNKNOWN = -1
+"""Version of a draft, or of several, whose weights are not known to be one version's."""
 
 
 class Journal:

@@ -142,6 +142,8 @@ class FollowedEngine:
                 logger.error("%s records nothing more: %s", event["worker"], event["why"])
             case "swapped":
                 self.workers[event["worker"]]["version"] = event["version"]
+            case "not_swapped":
+                self.workers[event["worker"]]["version"] = event["serves"]
             case "finished":
                 self._finish(event)
         for hear in list(self._waiters):

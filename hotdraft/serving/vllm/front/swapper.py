@@ -17,11 +17,10 @@ from hotdraft.pipeline.models.adapter_folder import AdapterError
 from hotdraft.serving.messages.events import SwapEvent, SwapReason
 from hotdraft.serving.updates.hot_swap import SwapError
 from hotdraft.serving.vllm.front.followed_engine import FollowedEngine
+from hotdraft.serving.vllm.journal import UNKNOWN
 
 logger = logging.getLogger(__name__)
 
-UNKNOWN = -1
-"""Version of workers that do not all draft with one."""
 STAGE_SECONDS = 600.0
 COMMIT_SECONDS = 120.0
 
@@ -76,7 +75,7 @@ class VllmSwapper:
             self._engine.draft_version = UNKNOWN
             raise
         if failed:
-            if len(failed) < len(told):
+            if len(failed) < len(told) or any(event.get("serves") == UNKNOWN for event in failed):
                 self._go_back()
             raise SwapError(f"version {staged.version}: {failed[0]['worker']}: {failed[0]['why']}")
         previous, self._live = self._live.version, staged

@@ -19,7 +19,7 @@ from hotdraft.pipeline.models.adapter_folder import PROBE_TOKENS, AdapterError
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.serving.engine.recorder import Recorder
 from hotdraft.serving.updates.hot_swap import PROBE_TOLERANCE
-from hotdraft.serving.vllm.journal import Journal
+from hotdraft.serving.vllm.journal import UNKNOWN, Journal
 from hotdraft.serving.vllm.versions import installed
 from hotdraft.serving.vllm.worker import runner_v1, runner_v2
 from hotdraft.serving.vllm.worker.live_draft import DraftError, LiveDraft
@@ -146,13 +146,17 @@ class WorkerPart:
         try:
             distance = self._exchange(version, staged)
         except Exception as error:  # noqa: BLE001 -- it would end vLLM's worker
-            self._journal.tell("not_swapped", version=version, why=f"{type(error).__name__}: {error}")
+            why = f"{type(error).__name__}: {error}"
+            self._journal.tell("not_swapped", version=version, serves=self.version, why=why)
             return
+        self._serve(version)
+        seconds = time.perf_counter() - started
+        self._journal.tell("swapped", version=version, seconds=seconds, distance=distance)
+
+    def _serve(self, version: int) -> None:
         self.version = version
         if self.recording is not None:
             self.recording.draft_version = version
-        seconds = time.perf_counter() - started
-        self._journal.tell("swapped", version=version, seconds=seconds, distance=distance)
 
     def discard(self) -> None:
         self._staged = None
@@ -216,6 +220,8 @@ class WorkerPart:
         assert staged is not None
         _, read, weights = staged
         exchanged, distance = False, math.inf
+        before = self.version
+        self._serve(UNKNOWN)  # and so it stays where the weights cannot be exchanged back
         error: Exception | None = None
         try:
             self._draft.exchange(weights)
@@ -231,6 +237,7 @@ class WorkerPart:
                 return distance
         if exchanged:
             self._draft.exchange(weights)
+        self._serve(before)
         raise error or DraftError(
             f"the live draft's output is {distance:.3f} (total variation) from what the adapter's trainer "
             f"computed, {PROBE_TOLERANCE} is allowed"

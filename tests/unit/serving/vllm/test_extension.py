@@ -146,6 +146,7 @@ def test_a_probe_that_differs_brings_the_old_weights_back(attached: Callable[...
     told = one.commit(3)
     assert told["event"] == "not_swapped"
     assert "total variation" in told["why"]
+    assert told["serves"] == 0
     assert torch.equal(weights_of(one.worker), before)
     assert one.worker.hotdraft_status() == one.status
 
@@ -163,6 +164,31 @@ def test_a_probe_that_fails_brings_them_back_too(
     monkeypatch.setattr(extension.LiveDraft, "logits", fails)
     assert "no memory for the probe" in one.commit(3)["why"]
     assert torch.equal(weights_of(one.worker), before)
+
+
+def test_weights_that_cannot_be_brought_back_are_served_under_no_version_until_others_are(
+    attached: Callable[..., Attached], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = attached()
+    one.stage(3, "3-spoiled")
+    exchange, calls = extension.LiveDraft.exchange, []
+
+    def once(*told: Any) -> None:
+        calls.append(told)
+        if len(calls) == 2:
+            raise MemoryError("no memory to go back")
+        exchange(*told)
+
+    monkeypatch.setattr(extension.LiveDraft, "exchange", once)
+    told = one.commit(3)
+    assert (told["event"], told["serves"]) == ("not_swapped", -1)
+    assert "no memory to go back" in told["why"]
+    assert torch.equal(weights_of(one.worker), some_weights(3)["layers.0.o_proj.weight"])
+    part = one.worker.hotdraft_part
+    assert (part.version, part.recording.draft_version) == (-1, -1)
+    one.stage(0, None)
+    assert one.commit(0)["event"] == "swapped"
+    assert (part.version, part.recording.draft_version) == (0, 0)
 
 
 def test_what_is_not_staged_is_not_committed(attached: Callable[..., Attached]) -> None:

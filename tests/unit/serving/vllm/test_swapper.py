@@ -13,8 +13,8 @@ from hotdraft.serving.messages.request import GenerationRequest, RequestStats
 from hotdraft.serving.updates.hot_swap import SwapError
 from hotdraft.serving.vllm.front import swapper as module
 from hotdraft.serving.vllm.front.followed_engine import FollowedEngine, outer_id
-from hotdraft.serving.vllm.front.swapper import UNKNOWN, StagedVersion, VllmSwapper
-from hotdraft.serving.vllm.journal import Journal, JournalFollower
+from hotdraft.serving.vllm.front.swapper import StagedVersion, VllmSwapper
+from hotdraft.serving.vllm.journal import UNKNOWN, Journal, JournalFollower
 
 
 class Workers:
@@ -26,6 +26,8 @@ class Workers:
         self.refuses: dict[str, set[tuple[str, int]]] = {name: set() for name in self.journals}
         """(method, version) that each does not do."""
         self.silent: set[str] = set()
+        self.stuck: dict[str, int] = {}
+        """What those serve then that cannot bring the old weights back."""
         self.called: list[tuple[Any, ...]] = []
         for journal in self.journals.values():
             journal.tell("attached", has_draft=True, version=0, records=True, problem=None)
@@ -41,7 +43,9 @@ class Workers:
             elif method == "hotdraft_stage":
                 journal.tell("staged", version=args[0])
             elif method == "hotdraft_commit" and refused:
-                journal.tell("not_swapped", version=args[0], why="the live draft's output is 0.4 from it")
+                serves = self.serves[name] = self.stuck.get(name, self.serves[name])
+                why = "the live draft's output is 0.4 from it"
+                journal.tell("not_swapped", version=args[0], serves=serves, why=why)
             elif method == "hotdraft_commit":
                 self.serves[name] = args[0]
                 journal.tell("swapped", version=args[0], seconds=0.01 if name == "engine0" else 0.03, distance=0.0)
@@ -126,6 +130,21 @@ def test_as_long_as_not_all_are_back_nobody_claims_a_version(
     event = swapper.swap(swapper.stage(2, tmp_path), "promotion")
     assert workers.serves == {"engine0": 2, "engine1": 2}
     assert (event.version, swapper.live_version) == (2, 2)
+
+
+@pytest.mark.parametrize("can_go_back", [True, False])
+def test_what_no_worker_could_take_back_is_not_claimed_to_serve_on(
+    workers: Workers, engine: FollowedEngine, tmp_path: Path, can_go_back: bool
+) -> None:
+    swapper = VllmSwapper(engine, workers.call)
+    for name, refuses in workers.refuses.items():
+        workers.stuck[name] = UNKNOWN
+        refuses |= {("hotdraft_commit", 3)} if can_go_back else {("hotdraft_commit", 3), ("hotdraft_commit", 0)}
+    with pytest.raises(SwapError, match="engine0"):
+        swapper.swap(swapper.stage(3, tmp_path), "promotion")
+    expected = 0 if can_go_back else UNKNOWN
+    assert swapper.live_version == engine.draft_version == expected
+    assert [facts["version"] for facts in engine.workers.values()] == [expected, expected]
 
 
 def test_a_call_that_fails_whatever_it_raises_leaves_it_open_which_version_serves(

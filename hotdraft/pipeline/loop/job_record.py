@@ -179,7 +179,7 @@ class RunningJob:
             self._job,
             state=state,
             reason=" ".join(reason.split())[:1000],
-            ended_at=time.time(),
+            ended_at=max(time.time(), self._job.started_at),  # the clock may have been set back
             version=version,
             promoted=promoted,
             metrics={name: value for name, value in (metrics or {}).items() if math.isfinite(value)},

@@ -51,6 +51,14 @@ def test_a_job_from_its_beginning_to_its_verdict(records):
     assert "afterwards" not in records.log_tail(job.id)
 
 
+def test_a_job_whose_clock_was_set_back_does_not_end_before_it_began(records, monkeypatch):
+    job = records.begin("loop")
+    with job:
+        monkeypatch.setattr(time, "time", lambda: job.job.started_at - 3600)
+        job.end("rejected", "nothing gained")
+    assert records.get(job.id).ended_at == records.get(job.id).started_at
+
+
 def test_a_running_job_says_how_far_it_is(records):
     job = records.begin("loop")
     assert records.get(job.id).progress is None

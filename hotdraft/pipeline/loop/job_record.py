@@ -103,6 +103,7 @@ class RunningJob:
         self._lock = lock
         self._log_path = log_path
         self._handler: logging.Handler | None = None
+        self._began = time.monotonic() - max(0.0, time.time() - job.started_at)
 
     @property
     def id(self) -> str:
@@ -179,7 +180,8 @@ class RunningJob:
             self._job,
             state=state,
             reason=" ".join(reason.split())[:1000],
-            ended_at=max(time.time(), self._job.started_at),  # the clock may have been set back
+            # the clock may have been set back
+            ended_at=max(time.time(), self._job.started_at + time.monotonic() - self._began),
             version=version,
             promoted=promoted,
             metrics={name: value for name, value in (metrics or {}).items() if math.isfinite(value)},

@@ -110,7 +110,9 @@ class JobRecords:
             others = self.jobs()
             self._forget_oldest(others)
             # behind those of a clock that ran ahead: which job was last, and what is left of it, goes by this
-            now = max(time.time(), others[0].started_at + 1 if others else 0.0)
+            now = time.time()
+            if others:
+                now = max(now, others[0].started_at + 1, (others[0].ended_at or 0.0) + 1e-3)
             job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{uuid.uuid4().hex[:6]}"
             lock = self._path(job_id, "lock").open("w")
             fcntl.flock(lock, fcntl.LOCK_EX)

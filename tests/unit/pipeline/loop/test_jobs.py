@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -51,12 +52,21 @@ def test_a_job_from_its_beginning_to_its_verdict(records):
     assert "afterwards" not in records.log_tail(job.id)
 
 
-def test_a_job_whose_clock_was_set_back_does_not_end_before_it_began(records, monkeypatch):
-    job = records.begin("loop")
-    with job:
-        monkeypatch.setattr(time, "time", lambda: job.job.started_at - 3600)
-        job.end("rejected", "nothing gained")
-    assert records.get(job.id).ended_at == records.get(job.id).started_at
+@pytest.mark.parametrize("handed", [False, True])
+def test_a_job_takes_as_long_as_it_took_though_the_clock_is_set_back(records, monkeypatch, handed):
+    clock = SimpleNamespace(time=1e9, monotonic=50.0)
+    monkeypatch.setattr(time, "time", lambda: clock.time)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.monotonic)
+    begun = job = records.begin("api")
+    clock.time, clock.monotonic = 1e9 + 2, 52.0
+    if handed:
+        job = records.inherit(begun.id, begun.fileno())
+        begun.hand_over()
+    clock.time, clock.monotonic = 1e9 - 3600, 57.0
+    job.end("rejected", "worse")
+    ended = records.get(job.id)
+    assert ended.ended_at - ended.started_at == 7
+    assert records.begin("loop").job.started_at > ended.ended_at, "jobs run one after the other"
 
 
 def test_a_running_job_says_how_far_it_is(records):

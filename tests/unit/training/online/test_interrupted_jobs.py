@@ -57,8 +57,7 @@ def test_a_stopped_job_is_finished_by_the_next_and_not_begun_again(config, buffe
     assert (finished.origin, finished.reason) == ("command", result.verdict.reason)
     assert finished.metrics["gain"] == result.verdict.gain
     assert finished.metrics["steps"] == 40
-    assert stopped.started_at <= stopped.ended_at
-    assert finished.started_at <= finished.ended_at
+    assert stopped.started_at < stopped.ended_at < finished.started_at < finished.ended_at
 
 
 def test_a_job_that_is_gone_on_with_learns_from_what_it_began_with_also_beside_a_mixture(

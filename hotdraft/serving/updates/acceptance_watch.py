@@ -92,9 +92,9 @@ class AcceptanceWatch:
     def turn(self) -> None:
         """Tell what is new, look if a look is due, roll back for a fall. Raises what a store that is away does."""
         try:
-            self._leave()
-        finally:
             self._watch()
+        finally:
+            self._leave()
 
     def _leave(self) -> None:
         """Again at each turn, until the store lets it."""
@@ -130,7 +130,6 @@ class AcceptanceWatch:
                 self._trial, self._told = trial, served
             if trial is not None and ended:
                 self._left.add(version)
-        self._leave()
 
     def _join(self, version: int, before: Evidence) -> Trial | None:
         may_open = bool(before) and self._registry.champion() == version

@@ -75,7 +75,7 @@ class VllmSwapper:
             self._engine.draft_version = UNKNOWN
             raise
         if failed:
-            if len(failed) < len(told) or any(event.get("serves") == UNKNOWN for event in failed):
+            if len(failed) < len(told) or any(event["serves"] == UNKNOWN for event in failed):
                 self._go_back()
             raise SwapError(f"version {staged.version}: {failed[0]['worker']}: {failed[0]['why']}")
         previous, self._live = self._live.version, staged

@@ -19,8 +19,8 @@ MAX_BIASED = 300
 """Tokens that a request may bias."""
 MODEL_TELLS = ("temperature", "top_p", "top_k", "min_p", "epsilon_cutoff", "eta_cutoff")
 """What a request leaves out of these is as the model's `generation_config.json` says."""
-MIN_TEMPERATURE = 1e-5
-"""vLLM's bound as well."""
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-5, 100.0
+"""The former is vLLM's as well, which has no latter."""
 _WHOLE_NUMBERS = {"max_tokens": False, "top_k": False, "seed": True, "logprobs": True, "prompt_logprobs": True}
 """And whether each may be None."""
 
@@ -78,7 +78,7 @@ class SamplingParams:
                 raise ParameterError(field, f"must be a whole number, not {number!r}")
         checks = {
             "max_tokens": (self.max_tokens >= 1, "at least 1"),
-            "temperature": (0 <= self.temperature <= 100, "between 0 and 100"),
+            "temperature": (0 <= self.temperature <= MAX_TEMPERATURE, f"between 0 and {MAX_TEMPERATURE:g}"),
             "top_k": (0 <= self.top_k < 2**31, "0 (off) or more, below 2^31"),
             "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
             "min_p": (0 <= self.min_p < 1, "at least 0 and below 1"),

@@ -13,7 +13,12 @@ from prometheus_client import REGISTRY
 
 from hotdraft.serving.graphs.recurring import GraphCounts
 from hotdraft.serving.messages.events import EngineListener, RoundStats, SwapEvent
-from hotdraft.serving.messages.request import GenerationRequest, RequestStats, SamplingParams
+from hotdraft.serving.messages.request import (
+    MAX_TEMPERATURE,
+    GenerationRequest,
+    RequestStats,
+    SamplingParams,
+)
 from hotdraft.serving.models.runner import Computation
 from hotdraft.serving.vllm.journal import JournalFollower
 
@@ -160,7 +165,9 @@ class FollowedEngine:
         request = GenerationRequest(
             told["id"],
             (),
-            SamplingParams(temperature=told["temperature"], seed=0 if told["seeded"] else None),
+            SamplingParams(
+                temperature=min(told["temperature"], MAX_TEMPERATURE), seed=0 if told["seeded"] else None
+            ),
             domain=told["domain"],
             record=told["left_out"] != "store",
             client=told["client"],

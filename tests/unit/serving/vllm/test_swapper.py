@@ -191,14 +191,17 @@ def test_a_worker_that_says_nothing_is_named(
         VllmSwapper(engine, workers.call).stage(3, tmp_path)
 
 
-def test_what_a_worker_counted_of_a_request_is_told_and_kept(workers: Workers, engine: FollowedEngine) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1000.0])
+def test_what_a_worker_counted_of_a_request_is_told_and_kept(
+    workers: Workers, engine: FollowedEngine, temperature: float
+) -> None:
     counts = {"prompt_tokens": 7, "completion_tokens": 5, "rounds": 3, "drafted_tokens": 6}
     workers.journals["engine1"].tell(
         "finished",
         id="chatcmpl-1-0a1b2c3d",
         domain="sql",
         client="c",
-        temperature=0.0,
+        temperature=temperature,
         seeded=False,
         recorded=True,
         dropped=2,
@@ -216,7 +219,7 @@ def test_what_a_worker_counted_of_a_request_is_told_and_kept(workers: Workers, e
         pass
     heard = engine.listeners[0]
     assert isinstance(heard, Heard)
-    while not heard.finished:
+    while not heard.finished and not engine.failures["journal"]:
         pass
     [(request, stats)] = heard.finished
     assert (request.domain, request.client, request.record) == ("sql", "c", False)

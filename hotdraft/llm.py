@@ -161,6 +161,8 @@ class LLM:
             raise ValueError("there is no draft to swap: LLM was given a target alone")
         if not self._engine.is_alive:
             raise RuntimeError("there is no engine to swap a draft in: it was closed, or failed as its log says")
+        if version is not None and (type(version) is not int or not 1 <= version < 2**31):
+            raise ValueError(f"version must be a whole number from 1, below 2^31, not {version!r}")
         with self._changing:
             if self._swapper is None:
                 ranking = draft_ranking(self._config)

@@ -168,6 +168,12 @@ def test_what_a_closed_engine_left_is_no_answer(tiny_target: str) -> None:
         list(stream)
 
 
+@pytest.mark.parametrize("version", [-1, 0, 2**31, True, "3"])
+def test_a_version_that_no_registry_gives_is_one_line(llm: LLM, tmp_path: Path, version: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^version must be a whole number from 1, below 2\^31, not {version!r}$"):
+        llm.swap(tmp_path, version=version)
+
+
 def test_without_a_draft_there_is_nothing_to_swap(tiny_target: str, tmp_path: Path) -> None:
     with (
         LLM(tiny_target, dtype="float32", device="cpu", max_model_len=64) as plain,

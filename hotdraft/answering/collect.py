@@ -59,9 +59,9 @@ def collect(
     of each kind. Prompts too long for `engine.max_model_len`, and answers that failed, are counted in a line of
     output each and left out. Raises `CollectError`.
     """
-    tokenizer = load_tokenizer(config.target)
-    requests = answer_requests(config, tokenizer, [item for item in items if isinstance(item, Prompt)])
-    pieces = text_pieces(config, tokenizer, [item for item in items if isinstance(item, Text)])
+    tokenizer, weights = load_tokenizer(config.target), fingerprint(config.target)
+    requests = answer_requests(config, tokenizer, [item for item in items if isinstance(item, Prompt)], weights)
+    pieces = text_pieces(config, tokenizer, [item for item in items if isinstance(item, Text)], weights)
     on_policy = {} if draft_folder is None else on_policy_requests(config, requests, fingerprint(str(draft_folder)))
     wanted = requests.keys() | pieces.keys() | on_policy.keys()
     if not wanted:

@@ -8,6 +8,7 @@ from pathlib import Path
 from hotdraft.answering.collect import collect
 from hotdraft.answering.requests import request_id, temperature_of
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.models.loading import fingerprint
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, sample_from_row
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.traffic.prompts import Prompt
@@ -17,8 +18,10 @@ from hotdraft.training.experiment.streams import Stream
 class Answers:
     """Recorded answers by prompt."""
 
-    def __init__(self, config: HotdraftConfig, buffer: ReplayBuffer) -> None:
+    def __init__(self, config: HotdraftConfig, buffer: ReplayBuffer, weights: str) -> None:
+        """`weights` are the target's fingerprint."""
         self._config = config
+        self._weights = weights
         rows = buffer.load().with_format("numpy")
         self._samples = {sample.request_id: sample for sample in map(sample_from_row, rows)}
 
@@ -28,7 +31,7 @@ class Answers:
         samples = []
         for prompt in prompts:
             temperature = temperature_of(prompt, self._config.experiment.temperature)
-            name = request_id(self._config, prompt, temperature)
+            name = request_id(self._config, prompt, temperature, self._weights)
             if name in self._samples:
                 again = f"-{seen[name]}" if seen[name] else ""
                 samples.append(replace(self._samples[name], request_id=name + again, domain=prompt.domain))
@@ -46,4 +49,4 @@ def answers_of(config: HotdraftConfig, folder: Path, streams: Sequence[Stream]) 
     buffer = ReplayBuffer.of(settings)
     prompts = [prompt for stream in streams for prompt in (*stream.prompts, *stream.probes, *stream.more)]
     collect(settings, prompts, buffer, None)
-    return Answers(settings, buffer)
+    return Answers(settings, buffer, fingerprint(settings.target))

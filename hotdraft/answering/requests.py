@@ -1,7 +1,8 @@
 """What pre-distillation asks of the models: items become requests and pieces of text, each under an id.
 
 An id is a hash of what the item says and of who answers it at what length, the same in every run. So a run that was
-stopped can go on, and none takes what another model said for its own.
+stopped can go on, and none takes what another model said for its own, or this one before it was made anew:
+`weights` are the target's fingerprint, and may be left out where nothing is kept.
 """
 
 import hashlib
@@ -36,7 +37,7 @@ def text_tokens(items: Sequence[Prompt | Text]) -> int:
 
 
 def answer_requests(
-    config: HotdraftConfig, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
+    config: HotdraftConfig, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], weights: str = ""
 ) -> dict[str, GenerationRequest]:
     """What the target is asked, by id: each prompt at its own temperature or else at the next of the configured."""
     if prompts and not tokenizer.chat_template:
@@ -57,7 +58,7 @@ def answer_requests(
         if len(ids) + params.max_tokens > config.engine.max_model_len:
             too_long += 1
             continue
-        name = request_id(config, prompt, temperature)
+        name = request_id(config, prompt, temperature, weights)
         requests[name] = GenerationRequest(name, tuple(ids), params, prompt.domain)
     if too_long:
         Console(markup=False).print(
@@ -69,9 +70,9 @@ def answer_requests(
     return requests
 
 
-def request_id(config: HotdraftConfig, prompt: Prompt, temperature: float) -> str:
-    weights = config.engine.target_weights
-    return _id(config.target, weights, _max_tokens(config, prompt), temperature, prompt.messages)
+def request_id(config: HotdraftConfig, prompt: Prompt, temperature: float, weights: str) -> str:
+    form = config.engine.target_weights
+    return _id(config.target, weights, form, _max_tokens(config, prompt), temperature, prompt.messages)
 
 
 def temperature_of(prompt: Prompt, default: float) -> float:
@@ -79,7 +80,7 @@ def temperature_of(prompt: Prompt, default: float) -> float:
 
 
 def text_pieces(
-    config: HotdraftConfig, tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text]
+    config: HotdraftConfig, tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text], weights: str = ""
 ) -> dict[str, ScoredText]:
     """`texts` cut to pieces that training takes whole, by id. Each begins with the last token of the one before."""
     settings = config.predistill
@@ -89,7 +90,7 @@ def text_pieces(
         ids = np.asarray(tokenizer(text.text, verbose=False).input_ids, np.int32)
         for start in range(0, len(ids) - 1, size - 1):
             piece = ids[start : start + size]
-            name = _id(config.target, "text", piece.tolist())
+            name = _id(config.target, weights, "text", piece.tolist())
             pieces[name] = ScoredText(name, text.domain, 1.0, piece[:1], piece[1:])
     return pieces
 

@@ -15,7 +15,7 @@ from hotdraft.answering.batch import CollectError, answer_all, generation_config
 from hotdraft.answering.collect import collect
 from hotdraft.answering.requests import answer_requests, on_policy_requests, output_tokens, text_pieces
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.models.loading import load_causal_lm, load_tokenizer
+from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm, load_tokenizer
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out, sample_from_row
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.traffic.prompts import Prompt, ask
@@ -57,7 +57,7 @@ def held(buffer: ReplayBuffer) -> dict[str, ReplaySample]:
 
 
 def answer_ids(config: HotdraftConfig, prompts: Sequence[Prompt]) -> list[str]:
-    return [*answer_requests(config, load_tokenizer(config.target), prompts)]
+    return [*answer_requests(config, load_tokenizer(config.target), prompts, fingerprint(config.target))]
 
 
 def greedy(model: str, sample: ReplaySample, tokens: int) -> list[int]:
@@ -117,6 +117,17 @@ def test_a_run_goes_on_where_it_was_stopped(config, buffer, tiny_draft):
     shards = buffer.shards()
     collect(config, [*PROMPTS, TEXT], buffer, Path(tiny_draft))
     assert buffer.shards() == shards
+
+
+def test_what_a_target_said_before_it_was_made_anew_is_not_taken_for_its_own(config, buffer, tmp_path):
+    config = config.model_copy(update={"target": str(tmp_path / "target")})
+    for seed in (1, 5):
+        save(tiny_llama(layers=3, seed=seed), tmp_path / "target")
+        kinds = collect(config, [*PROMPTS[:3], TEXT], buffer, None)
+    samples = held(buffer)
+    [first, *_] = kinds["answers of the target"]
+    assert samples[first].output_ids.tolist() == greedy(config.target, samples[first], 12)
+    assert len(samples) == 2 * sum(map(len, kinds.values()))
 
 
 def test_a_stage_that_breaks_off_is_taken_up(config, buffer, tiny_draft, monkeypatch):

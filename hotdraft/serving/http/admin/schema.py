@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Path
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.convertors import IntegerConvertor
 
 from hotdraft.pipeline.config.serving import KSetting
@@ -29,8 +29,16 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("must not have a NUL character in it: not every database can keep one")
+    return text
+
+
 class ChampionChange(Body):
-    reason: Annotated[UnicodeText, Field(max_length=MAX_REASON)] = Field("", description="kept with the version")
+    reason: Annotated[UnicodeText, Field(max_length=MAX_REASON), AfterValidator(_without_nul)] = Field(
+        "", description="kept with the version"
+    )
 
 
 class LoopSwitch(Body):

@@ -284,6 +284,7 @@ def test_a_server_without_a_draft_says_so(make_client, registry, config):
         ("POST", "adapters/0/promote", None),
         ("POST", "adapters/1/promote", {"reason": 1}),
         ("POST", "adapters/1/promote", {"reason": "x" * 1001}),
+        ("POST", "adapters/1/promote", {"reason": "a\0b"}),
         ("POST", "adapters/1/promote", {"why": "x"}),
         ("POST", "adapters/rollback", []),
     ],

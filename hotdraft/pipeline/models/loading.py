@@ -110,9 +110,13 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     if cut is not None:
         return load_tokenizer(cut.base)
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, TypeError, AttributeError) as error:  # the latter of JSON of another shape
         raise ModelError(f"{name!r} has no tokenizer that transformers can load: {error}") from error
+    if tokenizer.is_fast:  # whoever saved it may have trained on texts cut and padded to one length
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
+    return tokenizer
 
 
 def load_config_of(name: str) -> PreTrainedConfig:

@@ -7,12 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from hotdraft import LLM, ReplayBuffer, SamplingParams
 from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.models.adapter_folder import AdapterError
 from hotdraft.pipeline.models.names import ModelError
 from tests.integration.adapters import write_adapter
+from tests.models import save, tiny_llama
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = ["what is this", "and that", "or those then"]
@@ -32,6 +34,17 @@ def test_answers_come_in_the_order_of_the_prompts_and_are_the_target_s_own(llm: 
     assert [output.prompt for output in outputs] == PROMPTS
     assert all(0 <= output.acceptance_rate <= 1 for output in outputs if output.acceptance_rate is not None)
     assert outputs[0].acceptance_rate is not None
+
+
+def test_a_tokenizer_that_was_saved_cutting_and_padding_texts_does_neither(tmp_path: Path) -> None:
+    folder = save(tiny_llama(layers=1, seed=1), tmp_path)
+    saved = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    saved.enable_truncation(4)
+    saved.enable_padding(length=6)
+    saved.save(f"{folder}/tokenizer.json")
+    with LLM(folder, dtype="float32", device="cpu", num_slots=1, max_model_len=64) as llm:
+        outputs = llm.generate(["what is this", "a"], GREEDY)
+    assert [len(output.prompt_token_ids) for output in outputs] == [len("what is this"), 1]
 
 
 def test_a_text_its_token_ids_and_each_one_s_own_parameters(llm: LLM) -> None:

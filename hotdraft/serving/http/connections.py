@@ -145,10 +145,12 @@ class Connection(H11Protocol):
 
     def shutdown(self) -> None:
         """At the server's end. Closing an idle connection would cut off a request that is on its way on it."""
-        if self._is_ended:
+        if self._is_ended or self.transport.is_closing():
             return
         is_answering = self.cycle is not None and not self.cycle.response_complete
-        if not is_answering or (self._phase == "body" and self.conn.our_state is h11.SEND_RESPONSE):
+        if not is_answering and self.transport.get_write_buffer_size():  # its client still reads the answer
+            self.transport.close()
+        elif not is_answering or (self._phase == "body" and self.conn.our_state is h11.SEND_RESPONSE):
             self._expect(None)
             if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                 self.end(503, "The server is shutting down.")

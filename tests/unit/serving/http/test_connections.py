@@ -16,7 +16,7 @@ from uvicorn import Config, Server
 from hotdraft.pipeline.config.serving import ServerConfig
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.serving.http.app import create_app
-from hotdraft.serving.http.connections import ACCEPTS_A_TURN, Connections
+from hotdraft.serving.http.connections import ACCEPTS_A_TURN, LINGER_SECONDS, Connections
 from hotdraft.serving.http.logs import Throttle
 from hotdraft.serving.metrics.listener import ServingMetrics
 from hotdraft.serving.metrics.state_metrics import Sources
@@ -46,7 +46,9 @@ class Guarded:
 
 
 @contextmanager
-def guarded(limit: int, header_seconds: float = 60, body_seconds: float = 60) -> Iterator[Guarded]:
+def guarded(
+    limit: int, header_seconds: float = 60, body_seconds: float = 60, last_words_seconds: int = 1
+) -> Iterator[Guarded]:
     engine = ScriptedEngine()
     server = {"header_seconds": header_seconds, "body_seconds": body_seconds}
     config = HotdraftConfig(target="tiny-chat", server=server)
@@ -55,7 +57,8 @@ def guarded(limit: int, header_seconds: float = 60, body_seconds: float = 60) ->
     app = create_app(engine, config, metrics=metrics)
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        runner = Server(Config(app, log_level="critical", http=connections.protocol, timeout_graceful_shutdown=1))
+        ends = {"timeout_graceful_shutdown": last_words_seconds}
+        runner = Server(Config(app, log_level="critical", http=connections.protocol, **ends))
         thread = threading.Thread(target=runner.run, kwargs={"sockets": [sock]}, daemon=True)
         thread.start()
         while not runner.started:
@@ -226,6 +229,22 @@ def test_who_was_answered_before_its_body_came_is_told_nothing_more_at_the_serve
         server.runner.should_exit = True
         assert rest(client) == b""
         server.until(lambda: server.connections.open == 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("connection", ["close", "keep-alive"])
+def test_an_answer_that_is_on_its_way_at_the_servers_end_comes_whole_and_alone(connection: str) -> None:
+    with guarded(limit=2, last_words_seconds=5) as server:
+        server.engine.script = ("x" * 1_000_000,) * 20
+        body = BODY.replace(b"true", b"false")
+        head = HEAD + f"Connection: {connection}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        with server.connect(head + body) as client:
+            answer = client.recv(1000)
+            server.runner.should_exit = True
+            time.sleep(LINGER_SECONDS + 0.5)
+            answer += rest(client)
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert len(json.loads(answer.partition(b"\r\n\r\n")[2])["choices"][0]["text"]) > 20_000_000
 
 
 def test_who_was_just_told_why_it_is_left_keeps_no_server_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

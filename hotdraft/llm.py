@@ -88,8 +88,7 @@ class LLM:
         Recorded answers are kept under `domain`. Raises ValueError for what the models cannot take, and
         RuntimeError if the engine fails.
         """
-        is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-        several: list[Any] = [prompts] if is_one else list(prompts)
+        several = _each_prompt(prompts)
         token_ids = [encode_text(self._engine.tokenizer, prompt) for prompt in several]
         texts = [prompt if isinstance(prompt, str) else None for prompt in several]
         return self._answer(texts, token_ids, sampling_params, domain)
@@ -227,6 +226,19 @@ class LLM:
             raise
 
 
+def _each_prompt(prompts: Any) -> list[Any]:
+    """One or several as a list. Raises ValueError for what is none."""
+    is_several = isinstance(prompts, Sequence) and not isinstance(prompts, str)
+    several = [prompts] if not is_several or (prompts and isinstance(prompts[0], int)) else list(prompts)
+    if other := next((type(prompt) for prompt in several if not isinstance(prompt, str | list | tuple)), None):
+        raise ValueError(f"prompts must be texts or lists of token ids, not {_name(other)}")
+    return several
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__name__}"
+
+
 def _for_each(
     prompts: int, sampling_params: SamplingParams | Sequence[SamplingParams] | None
 ) -> Sequence[SamplingParams]:
@@ -235,8 +247,7 @@ def _for_each(
         return [sampling_params or SamplingParams()] * prompts
     several: Sequence[Any] = sampling_params if isinstance(sampling_params, list | tuple) else [sampling_params]
     if other := next((type(params) for params in several if not isinstance(params, SamplingParams)), None):
-        kind = f"{other.__module__}.{other.__name__}"
-        raise ValueError(f"sampling_params must be hotdraft's SamplingParams, one or a list, not {kind}")
+        raise ValueError(f"sampling_params must be hotdraft's SamplingParams, one or a list, not {_name(other)}")
     if len(several) != prompts:
         raise ValueError(f"{prompts} prompts, {len(several)} sampling_params: give one, or one each")
     return several

@@ -14,7 +14,9 @@ class Limits:
 
     def check(self, request: GenerationRequest) -> None:
         """Raise ValueError for a prompt that is empty, leaves no room for `max_tokens` or has or biases a token the
-        models do not know, and for more log-probs than `max_logprobs`."""
+        models do not know, for more log-probs than `max_logprobs`, and for a domain that is no text."""
+        if not isinstance(request.domain, str):  # it would end the round, and all requests in it
+            raise ValueError(f"the domain must be a text, not {request.domain!r}")
         prompt, wanted = len(request.prompt_ids), request.params.max_tokens
         if prompt == 0:
             raise ValueError("the prompt is empty: at least one token is needed")

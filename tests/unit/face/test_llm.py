@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
@@ -163,6 +164,29 @@ def test_parameters_of_another_kind_are_named_in_one_line(llm: LLM, other: Any, 
     with pytest.raises(ValueError, match=says):
         llm.chat([{"role": "user", "content": "hello"}], other)
     assert len(llm.generate("hello", GREEDY)) == 1
+
+
+@pytest.mark.parametrize(
+    ("prompts", "kind"),
+    [
+        (None, "builtins.NoneType"),
+        ({"prompt": "x"}, "builtins.dict"),
+        (np.arange(3), "numpy.ndarray"),
+        ([3.0], "builtins.float"),
+    ],
+)
+def test_what_is_no_prompt_is_named_in_one_line(llm: LLM, prompts: Any, kind: str) -> None:
+    with pytest.raises(ValueError, match=f"^prompts must be texts or lists of token ids, not {kind}$"):
+        llm.generate(prompts, GREEDY)
+
+
+def test_a_domain_that_is_no_text_ends_nobody_elses_request(llm: LLM) -> None:
+    long = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
+    stream = llm.stream("hello", long)
+    next(stream)
+    with pytest.raises(ValueError, match=r"^the domain must be a text, not None$"):
+        llm.generate("and that", GREEDY, domain=None)  # type: ignore[arg-type]
+    assert [delta.finish_reason for delta in stream][-1] == "length"
 
 
 def test_prompts_may_outnumber_the_queue_from_several_threads(tiny_target: str) -> None:

@@ -141,12 +141,15 @@ class LLM:
         """
         keys = self._config.recorder.model_dump() | {"flush_seconds": flush_seconds}
         config = RecorderConfig(**keys)
+        if buffer is not None and not self._engine.is_alive:
+            raise RuntimeError("there is nothing to record: the engine was closed, or failed as its log says")
+        opened = None if buffer is None else ReplayBuffer.at(buffer)  # first: where it cannot be, nothing changes
         with self._changing:
             before = self._engine.record_with(None)
             if before is not None:
                 before.close()
-            if buffer is not None:
-                self._engine.record_with(Recorder(ReplayBuffer.at(buffer), config))
+            if opened is not None:
+                self._engine.record_with(Recorder(opened, config))
 
     def swap(self, adapter: str | Path | None, *, version: int | None = None) -> SwapEvent:
         """Let the draft take on the adapter in a folder, between two rounds; None brings back the draft itself.

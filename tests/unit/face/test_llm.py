@@ -98,6 +98,17 @@ def test_to_record_to_a_folder_deletes_nothing_of_what_a_server_keeps_there(llm:
     assert len(ReplayBuffer(str(tmp_path)).shards()) == 2
 
 
+def test_what_cannot_be_recorded_to_ends_no_recording(llm: LLM, tmp_path: Path) -> None:
+    buffer = ReplayBuffer(str(tmp_path / "traffic"))
+    llm.record_to(buffer)
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        llm.record_to(tmp_path / "file" / "traffic")
+    llm.generate(PROMPTS, GREEDY)
+    llm.record_to(None)
+    assert buffer.stats().requests == len(PROMPTS)
+
+
 def test_what_is_answered_between_two_calls_is_recorded(llm: LLM, tmp_path: Path) -> None:
     buffer = ReplayBuffer(str(tmp_path))
     llm.generate("before", GREEDY)
@@ -203,6 +214,8 @@ def test_what_a_closed_engine_left_is_no_answer(tiny_target: str) -> None:
     llm.close()
     with pytest.raises(RuntimeError, match="closed"):
         list(stream)
+    with pytest.raises(RuntimeError, match="closed"):
+        llm.record_to("nowhere")
 
 
 @pytest.mark.parametrize("version", [-1, 0, 2**31, True, "3"])

@@ -40,9 +40,10 @@ class StepsBar(RichProgressBar):
 class ToldProgress(Callback):
     """Has `tell` told how far training is: at its first step, about once a second after it, and when it ended."""
 
-    def __init__(self, tell: Callable[[JobProgress], None], max_seconds: float | None) -> None:
+    def __init__(self, tell: Callable[[JobProgress], None], remaining: Callable[[], float | None]) -> None:
+        """`remaining` gives the seconds that are left of the time budget; None if there is none."""
         self._tell = tell
-        self._max_seconds = max_seconds
+        self._remaining = remaining
         self._began = self._told = 0.0
         self._first_step = 0
 
@@ -57,8 +58,8 @@ class ToldProgress(Callback):
             return
         self._told = now
         left = (now - self._began) / done * (steps - step)
-        if self._max_seconds is not None:
-            left = min(left, max(0.0, self._max_seconds - (now - self._began)))
+        if (remaining := self._remaining()) is not None:
+            left = min(left, max(0.0, remaining))
         self._tell_of(trainer, left)
 
     def on_train_end(self, trainer: lightning.Trainer, *_: object) -> None:

@@ -1,8 +1,9 @@
 """The checkpoint that a run goes on from, and stopping at it."""
 
+import math
 import os
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import lightning
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
@@ -31,6 +32,8 @@ class ResumePoint(Checkpoint):
         self._every_steps = every_steps
         self._validation_steps = validation_steps
         self._stop = stop
+        self.loss = math.nan
+        """Of the last step before the state that was written, or gone on from."""
 
     def on_train_start(self, trainer: lightning.Trainer, *_: object) -> None:
         """A run that was killed after it had been stopped early is not begun again."""
@@ -57,7 +60,14 @@ class ResumePoint(Checkpoint):
     def on_validation_end(self, trainer: lightning.Trainer, *_: object) -> None:
         self._save(trainer)
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"loss": self.loss}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.loss = state_dict["loss"]
+
     def _save(self, trainer: lightning.Trainer) -> None:
+        self.loss = float(trainer.callback_metrics.get("loss", self.loss))
         temporary = self._path.with_suffix(".tmp")
         trainer.save_checkpoint(temporary, weights_only=False)
         if trainer.is_global_zero:

@@ -89,17 +89,19 @@ def train(
     last, validation = place.checkpoints / "last.ckpt", options.validation
     budget = settings.max_seconds
     timer = Timer(duration=None if budget is None else timedelta(seconds=budget))
+    validation_steps = None if validation is None else validation.every_steps
+    resume = ResumePoint(last, settings.checkpoint_steps, validation_steps, place.stop)
     callbacks: list[Callback] = [
         timer,
         *options.beside,
         options.throughput or Throughput(LOG_EVERY_STEPS),
         *(validation.callbacks(place.checkpoints, data.validation_samples) if validation else []),
-        ResumePoint(last, settings.checkpoint_steps, validation.every_steps if validation else None, place.stop),
+        resume,
     ]
     if options.share < 1:
         callbacks.insert(0, Pace(options.share))
     if place.tell is not None:
-        callbacks.append(ToldProgress(place.tell, budget))
+        callbacks.append(ToldProgress(place.tell, timer.time_remaining))
     if place.progress:
         callbacks.append(StepsBar())
     module = DistillationModule(
@@ -144,6 +146,5 @@ def train(
     except SystemExit as error:  # without a word, is what Lightning makes of Ctrl-C
         raise JobInterruptedError("the job got SIGINT") from error
     module.to(device)  # the trainer moves a model off the GPU when it ends
-    loss = trainer.callback_metrics.get("loss", torch.tensor(torch.nan))
-    seconds = timer.time_elapsed()
-    return {"steps": float(trainer.global_step), "final_loss": float(loss), "train_seconds": seconds}
+    loss = float(trainer.callback_metrics.get("loss", resume.loss))
+    return {"steps": float(trainer.global_step), "final_loss": loss, "train_seconds": timer.time_elapsed()}

@@ -60,6 +60,19 @@ def test_a_stopped_job_is_finished_by_the_next_and_not_begun_again(config, buffe
     assert stopped.started_at < stopped.ended_at < finished.started_at < finished.ended_at
 
 
+def test_a_job_that_is_gone_on_with_behind_its_last_step_knows_its_loss(config, buffer, monkeypatch):
+    """As the loss of its last step, when that was done."""
+    told = []
+    monkeypatch.setattr(RunningJob, "tell", lambda _, progress: told.append(progress))
+    monkeypatch.setattr("hotdraft.training.fit.progress_bar.TELL_SECONDS", 0.0)
+    registry = AdapterRegistry(config)
+    with pytest.raises(JobInterruptedError, match="step 40"):
+        run_job(config, buffer=buffer, registry=registry, stop=StopAfter(43))
+    result = run_job(config, buffer=buffer, registry=registry)
+    assert 0 < result.metrics["final_loss"] < told[0].loss
+    assert open_client(config).get_run(result.run_id).data.metrics["final_loss"] == result.metrics["final_loss"]
+
+
 def test_a_job_that_is_gone_on_with_learns_from_what_it_began_with_also_beside_a_mixture(
     config, buffer, serve, target
 ):

@@ -135,8 +135,9 @@ class Steps:
     def _end_round(self, running: list[Sequence], error: Exception) -> None:
         self.tell()
         self._failures.add("round", error, f"its {len(running)} requests end")
-        for sequence in running:
-            self._outputs.finish(sequence.output, "error")
+        # those of the round before as well: it may be what could not be told
+        for output in [*self._ended, *(sequence.output for sequence in running)]:
+            self._outputs.finish(output, "error")
         self._scheduler.drop_running()
         self._count_failed()
 

@@ -7,8 +7,10 @@ import pytest
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.serving.decoding import decoder
+from hotdraft.serving.decoding.rounds import Round
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.load import build_engine
+from hotdraft.serving.engine.scheduler import RoundPlan
 from tests.unit.serving.clients import ask, greedy, request
 
 
@@ -72,6 +74,30 @@ def test_a_round_that_fails_takes_nothing_from_what_came_before(config: Hotdraft
     engine.step()
     assert client.deltas[-1].finish_reason == "error"
     assert client.ids == greedy(tiny_target, (1, 2, 3), 3)
+
+
+def test_who_ended_in_a_round_that_could_not_be_told_hears_an_end(
+    config: HotdraftConfig, tiny_target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = computes_aside(config, k=0)
+    ended, goes_on = (ask(engine, request(f"r{n}", max_tokens=n)) for n in (3, 9))
+    learn = engine.scheduler.learn
+
+    def fails(plan: RoundPlan, outcome: Round) -> None:
+        if len(ended.ids) == 2:
+            monkeypatch.undo()
+            raise RuntimeError("out of memory, say")
+        learn(plan, outcome)
+
+    monkeypatch.setattr(engine.scheduler, "learn", fails)
+    for _ in range(5):
+        engine.step()
+    assert [client.deltas[-1].finish_reason for client in (ended, goes_on)] == ["error", "error"]
+    assert engine.failures["round"] == 1
+    after = ask(engine, request("after", max_tokens=3))
+    for _ in range(5):
+        engine.step()
+    assert after.ids == greedy(tiny_target, (1, 2, 3), 3)
 
 
 def test_who_cancels_has_heard_all_that_came_before(config: HotdraftConfig) -> None:

@@ -29,7 +29,11 @@ def register(config: HotdraftConfig, draft: str, folder: Path, origin: str) -> i
     experiment = experiment_id(client, config, config.tracking.training_experiment)
     run_id = create_run(client, experiment, f"pull-{origin}", "hotdraft adapters pull", started=began)
     tags = {"origin": origin, "train_requests": str(card.requests), "train_tokens": str(card.tokens)}
-    version = registry.publish(folder, run_id=run_id, tags=tags)
-    client.set_tag(run_id, "draft_version", str(version))
-    client.set_terminated(run_id)
+    status = "FAILED"
+    try:
+        version = registry.publish(folder, run_id=run_id, tags=tags)
+        client.set_tag(run_id, "draft_version", str(version))
+        status = "FINISHED"
+    finally:
+        client.set_terminated(run_id, status)
     return version

@@ -13,6 +13,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 import yaml
+from mlflow import MlflowClient
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -21,7 +22,7 @@ from hotdraft.commands.adapters import pulled
 from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
 from hotdraft.pipeline.models.adapter_folder import AdapterError
 from hotdraft.pipeline.models.names import HubAwayError, ModelError
-from hotdraft.pipeline.store.connection import open_client
+from hotdraft.pipeline.store.connection import experiment_id, open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from tests.integration.adapters import write_adapter
 
@@ -146,6 +147,24 @@ def test_what_was_pushed_is_pulled_as_a_version(
     assert open_client(settings).get_run(version.run_id).info.status == "FINISHED"
     assert invoke("promote", "2", "-c", str(config)).exit_code == 0
     assert AdapterRegistry(settings).champion() == 2
+
+
+def test_a_pull_that_cannot_be_published_leaves_no_run_under_way(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_full(*_: object, **__: object) -> None:
+        raise OSError("No space left on device")
+
+    pushed = tmp_path / "abc123"
+    assert invoke("export", "1", "-c", str(config), "--out", str(pushed), "--format", "peft").exit_code == 0
+    monkeypatch.setattr(pulled, "snapshot_download", lambda *_, **__: str(pushed))
+    monkeypatch.setattr(MlflowClient, "log_artifacts", is_full)
+    told = invoke("pull", "me/my-draft", "-c", str(config))
+    assert "No space left" in str(told.exception)
+    settings = load_config(config)
+    client = open_client(settings)
+    [run] = client.search_runs([experiment_id(client, settings, settings.tracking.training_experiment)])
+    assert run.info.status == "FAILED"
 
 
 def test_nothing_of_another_draft_is_pulled(

@@ -10,17 +10,19 @@ from hotdraft.pipeline.loop.jobs import JobRecords
 
 
 def examine_jobs(config: HotdraftConfig, config_path: Path) -> Iterator[Finding]:
-    """Of those on record the newest alone: each goes on with what the one before it left."""
+    """Of those on record the newest: each goes on with what one before it left."""
     records = JobRecords(config.run_dir)
     newest = next(iter(records.jobs()), None)
     if newest is None:
         yield ok("jobs", "none has run yet")
     elif newest.state in ("interrupted", "died", "failed"):
+        left = records.unfinished()
+        then = "begins another" if left is None else f"goes on where job {left.id} stopped"
         yield warning(
             "jobs",
             f"job {newest.id} {newest.state}: {newest.reason}",
             f"`hotdraft jobs show {newest.id} --config {config_path}` has its log; "
-            f"`hotdraft distill --config {config_path}` goes on where it stopped",
+            f"`hotdraft distill --config {config_path}` {then}",
         )
     else:
         yield ok("jobs", f"job {newest.id}: {newest.state}")

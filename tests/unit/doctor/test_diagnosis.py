@@ -24,6 +24,7 @@ from hotdraft.doctor.settings import read_settings
 from hotdraft.doctor.vllm import examine_vllm
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import ControlFile
+from hotdraft.pipeline.loop.job_record import JobWork
 from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.serving.native.bindings import NativeError
 from tests.models import save, tiny_llama, tiny_tokenizer
@@ -236,7 +237,19 @@ def test_jobs_without_a_verdict(tmp_path):
     job.hand_over()  # as if its process had ended
     [found] = examine_jobs(settings, path)
     assert (found.state, "died" in found.says) == ("warning", True)
-    assert "hotdraft distill --config my.yaml" in (found.mend or "")
+    assert "`hotdraft distill --config my.yaml` begins another" in (found.mend or ""), "it had begun nothing"
+
+
+def test_what_is_gone_on_with_is_what_a_job_left(tmp_path):
+    records = JobRecords(config_of(tmp_path).run_dir)
+    with records.begin("command") as left:
+        left.note(JobWork(left.id, "recipe", last_request="r1", parent_version=0))
+        left.work_folder.mkdir()
+        left.end("interrupted", "asked to stop")
+    records.begin("command").end("failed", "the replay buffer cannot be opened")
+    [found] = examine_jobs(config_of(tmp_path), Path("my.yaml"))
+    assert "failed: the replay buffer" in found.says
+    assert f"goes on where job {left.id} stopped" in (found.mend or "")
 
 
 def test_broken_files_of_jobs_are_named(tmp_path):

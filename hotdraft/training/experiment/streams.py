@@ -38,7 +38,8 @@ def read_streams(
     traffic file, and ValueError for a source that has too few prompts to keep `probes` of them apart.
     """
     if traffic:
-        sizes = {str(path): len(_prompts_in(path)) - settings.probes for path in traffic}
+        known: set[str] = set()
+        sizes = {str(path): len(_prompts_in(path, known)) - settings.probes for path in traffic}
         for name, size in sizes.items():
             if size < 1:
                 raise ValueError(_too_few(name, size + settings.probes, settings.probes))
@@ -59,9 +60,9 @@ def _stream(phases: Sequence[PhaseConfig], settings: ExperimentConfig, limit: in
         count = phase.requests if limit is None else min(phase.requests, limit)
         asked += chance.choices(list(phase.of), list(phase.of.values()), k=count)
     kept: list[Prompt] = []
-    left = {}
+    left, known = {}, set[str]()
     for source, count in Counter(asked).items():
-        prompts = _prompts(source, count + probes, seed)
+        prompts = BUILTIN[source](count + probes, seed) if source in BUILTIN else _prompts_in(source, known)
         if len(prompts) < count + probes:
             raise ValueError(_too_few(source, len(prompts), probes))
         random.Random(seed).shuffle(prompts)
@@ -82,17 +83,15 @@ def _more(source: str, left: Iterator[Prompt], count: int, seed: int) -> Iterabl
     return BUILTIN[source](count, seed + OTHER_SEED) if source in BUILTIN and count else islice(left, count)
 
 
-def _prompts(source: str, count: int, seed: int) -> list[Prompt]:
-    return BUILTIN[source](count, seed) if source in BUILTIN else _prompts_in(source)
-
-
-def _prompts_in(file: str | Path) -> list[Prompt]:
-    """Each once: one that came again would be learned from though it is kept apart."""
-    first: dict[str, Prompt] = {}
+def _prompts_in(file: str | Path, known: set[str]) -> list[Prompt]:
+    """Those not `known` yet, each once: one that came again would be learned from though it is kept apart."""
+    found = []
     for prompt in read_traffic(file):
-        first.setdefault(json.dumps(prompt.messages), prompt)
-    return list(first.values())
+        if (asked := json.dumps(prompt.messages)) not in known:
+            known.add(asked)
+            found.append(prompt)
+    return found
 
 
 def _too_few(source: str, prompts: int, probes: int) -> str:
-    return f"{source} has {prompts} prompts, and experiment.probes keeps {probes} of them apart"
+    return f"{source} has {prompts} prompts of its own, and experiment.probes keeps {probes} of them apart"

@@ -100,7 +100,7 @@ def test_what_cannot_be_played_is_named(config: Path, traffic: Path, tmp_path: P
     assert "there is no suite drift" in str(unknown.exception)
     traffic.write_text("\n".join(traffic.read_text().splitlines()[:6]) + "\n")
     few = experiment(config, tmp_path / "out", "--traffic", traffic)
-    assert "6 prompts, and experiment.probes keeps 6 of them apart" in str(few.exception)
+    assert "6 prompts of its own, and experiment.probes keeps 6 of them apart" in str(few.exception)
     settings = yaml.safe_load(config.read_text())
     settings["experiment"]["policies"] = {}
     config.write_text(yaml.safe_dump(settings))

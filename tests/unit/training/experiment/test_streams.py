@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from hotdraft.pipeline.config.learning import ExperimentConfig
+from hotdraft.pipeline.config.learning import ExperimentConfig, PhaseConfig
 from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.training.experiment.streams import read_streams
 from hotdraft.training.experiment.suite import read_suite
@@ -66,8 +66,20 @@ def test_what_stands_in_a_file_again_is_neither_learned_from_nor_counted_where_i
         assert not set(texts(stream.prompts)) & set(texts(stream.probes))
 
 
+def test_what_stands_in_several_files_is_of_the_first_alone(files):
+    files[1].write_text(files[0].read_text() + files[1].read_text())
+    settings = SETTINGS.model_copy(
+        update={"streams": {"both": [PhaseConfig(requests=7, of={str(path): 1.0}) for path in files]}}
+    )
+    for streams in (read_streams(SETTINGS, files, None)["traffic"], read_streams(settings, None, None)["both"]):
+        for stream in streams.values():
+            assert len({*texts(stream.prompts), *texts(stream.probes)}) == 20
+    with pytest.raises(ValueError, match="0 prompts of its own"):
+        read_streams(SETTINGS, [files[0], files[0]], None)
+
+
 def test_a_file_must_have_more_prompts_than_are_kept_apart(files):
-    with pytest.raises(ValueError, match=r"10 prompts, and experiment\.probes keeps 10"):
+    with pytest.raises(ValueError, match=r"10 prompts of its own, and experiment\.probes keeps 10"):
         read_streams(SETTINGS.model_copy(update={"probes": 10}), files, None)
 
 

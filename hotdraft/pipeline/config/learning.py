@@ -19,7 +19,8 @@ class ReplayConfig(Section):
     `experiment` and `bench` record elsewhere: what they ask is no traffic."""
     max_bytes: int = Field(2_000_000_000, ge=1, description="oldest shards are deleted above this size")
     max_age_days: Annotated[float, Field(gt=0)] | None = None
-    """Shards that are older are deleted as well; None keeps them."""
+    """Shards that are older are deleted as well, whenever one is added; what the reservoir keeps stays. None: no
+    limit."""
     reservoir_requests: int = Field(
         64,
         ge=0,

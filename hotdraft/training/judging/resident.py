@@ -1,17 +1,19 @@
 """What a process that runs job after job keeps between them, so that a burst costs little more than its steps."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.loading import fingerprint
 from hotdraft.pipeline.replay.draft_window import in_windows
+from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.batches.mixture import split_mixture
 from hotdraft.training.batches.packing import PackedBatch
-from hotdraft.training.judging.evidence import Known, VersionScores
+from hotdraft.training.judging.evidence import Known, VersionScores, tell
 from hotdraft.training.judging.parent import with_parent
 from hotdraft.training.judging.served_draft import ServedDraft, load_draft
 from hotdraft.training.judging.teachers import teachers_of
@@ -64,12 +66,17 @@ class Resident:
             torch.set_num_threads(config.distill.threads)
         if self._draft is None or self._draft.fingerprint != fingerprint(name):
             self._draft = load_draft(name, config)
-            self.scores.clear()
-            self.rehearsal.forget()
-            self._directions.clear()
+            self._forget()
         if sum(map(len, self.scores.values())) > MOST_SCORES:
             self.scores.clear()
         return self._draft
+
+    def note(self, version: int, samples: Sequence[ReplaySample], scores: np.ndarray) -> None:
+        """What `version` does on `samples`, scores [S], now that it is published. If one of its number was known,
+        the registry was made anew, and so are the others."""
+        if version in self.scores:
+            self._forget()
+        tell(self.scores, version, samples, scores)
 
     def directions(self, batch: PackedBatch, find: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
         """What `find` finds on `batch`, or found when it was asked for that last: the layers of versions that leave
@@ -78,3 +85,8 @@ class Resident:
         if tokens not in self._directions:
             self._directions = {tokens: find()}
         return self._directions[tokens]
+
+    def _forget(self) -> None:
+        self.scores.clear()
+        self.rehearsal.forget()
+        self._directions.clear()

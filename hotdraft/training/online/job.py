@@ -18,7 +18,7 @@ from hotdraft.pipeline.store.connection import STORE_ONLY_ERRORS, StoreError, op
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.system.json_file import BrokenFileError
 from hotdraft.training.fit.resume import JobInterruptedError, StopSignal
-from hotdraft.training.judging.evidence import GateEvidence, tell
+from hotdraft.training.judging.evidence import GateEvidence
 from hotdraft.training.judging.gate import Verdict
 from hotdraft.training.judging.resident import Resident
 from hotdraft.training.online.begin import begin, end_run, kept_or_dropped, standing_run
@@ -85,7 +85,7 @@ def run_job(
             published = offer(judged, job.run_id, job.work_folder, config, registry)
         judged, version, promoted = published.judged, published.version, published.promoted
         if version is not None and evidence is not None:
-            tell(resident.scores, version, evidence.samples, evidence.candidates[judged.metrics["blend"]])
+            resident.note(version, evidence.samples, evidence.candidates[judged.metrics["blend"]])
         Unproven(config.run_dir).settle(judged)
         verdict, last = judged.verdict, JobRecords(config.run_dir).last_job()
         refused = 1 + (0 if last is None else last.refused_in_a_row) if verdict.is_hopeless else 0

@@ -14,7 +14,7 @@ from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out, sample_from_row
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.replay.schema import table_of
-from hotdraft.pipeline.store.connection import StoreError
+from hotdraft.pipeline.store.connection import StoreError, open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.batches.mixture import DOMAIN, save_mixture
 from hotdraft.training.fit.lora import merged_model
@@ -26,6 +26,7 @@ from hotdraft.training.online.context import JobError
 from hotdraft.training.online.job import run_job
 from hotdraft.training.online.publish import Judged
 from hotdraft.training.scoring.evaluate import by_request, expected_acceptance_by_position
+from hotdraft.training.scoring.rehearsal import Teacher
 from tests.unit.training.online.jobs import Meanwhile, with_distill
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -72,6 +73,22 @@ def test_what_a_candidate_did_is_what_its_version_does_and_is_not_asked_again(co
     draft = resident.draft(config.draft, config)
     afresh = VersionScores(draft, registry, config.distill, samples).of_champion(version)
     assert [known[sample.request_id] for sample in samples] == pytest.approx(afresh.tolist(), abs=1e-6)
+
+
+def test_what_versions_of_a_registry_did_is_not_taken_for_what_those_of_another_do(config, buffer, serve, target):
+    """Somebody deletes the registered model in MLflow's pages, say, while a trainer runs."""
+    registry, resident, [asked] = AdapterRegistry(config), Resident(), serve(target, 1, prefix="asked")
+    assert run_job(config, buffer=buffer, registry=registry, resident=resident).version == 1
+    draft = resident.draft(config.draft, config).base
+    of_former = resident.rehearsal.taught(lambda _: Teacher(1, draft), [asked], 8)
+    resident.scores[1]["asked"] = 0.5
+    open_client(config).delete_registered_model(config.tracking.registered_model)
+    again = run_job(with_distill(config, seed=2), buffer=buffer, registry=registry, resident=resident)
+    assert again.version == 1
+    assert len(resident.scores[1]) > 4
+    assert "asked" not in resident.scores[1]
+    of_latter = resident.rehearsal.taught(lambda _: Teacher(1, target), [asked], 8)
+    assert (of_former[0].target_top_logprobs != of_latter[0].target_top_logprobs).any()
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ A data set may say which part is meant: `path[:name[:split]]`, with all that `da
 Rows that are empty there are passed over; a `domain` column overrules the source's name.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from huggingface_hub.errors import HTTPError
 
 from hotdraft.pipeline.models.names import HubAwayError, is_refusal
 from hotdraft.pipeline.traffic.prompts import ROLES, Prompt, TrafficError, ask, read_traffic
+
+logger = logging.getLogger(__name__)
 
 PROMPT_COLUMNS = ("messages", "prompt", "question", "instruction")
 """The first that a data set has holds its prompts: strings, or conversations of role and content."""
@@ -105,6 +108,8 @@ def _dataset(path: str, name: str, split: str) -> Dataset:
             return _saved(folder, name, split)
         if not folder.is_dir() and _looks_local(path):
             raise SourceError(f"no file or folder at {path!r}")
+        if not folder.is_dir():  # which takes half a minute where it does not answer
+            logger.info("no file or folder here is called %s: asking the hub for a data set", path)
         return load_dataset(path, name or None, split=split or DEFAULT_SPLIT)
     except SourceError:
         raise
@@ -119,7 +124,9 @@ def _dataset(path: str, name: str, split: str) -> Dataset:
 
 def _looks_local(path: str) -> bool:
     known = DATA_SUFFIXES | TEXT_SUFFIXES
-    return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).suffix.lower() in known
+    name = Path(path)
+    is_below = len(name.parts) == 2 and name.parent.is_dir()  # else its owner's on the hub
+    return path.startswith((".", "/", "~")) or path.count("/") > 1 or name.suffix.lower() in known or is_below
 
 
 def _saved(folder: Path, name: str, split: str) -> Dataset:

@@ -109,9 +109,12 @@ def test_what_the_hub_refuses_is_named(monkeypatch, error):
 
 
 @pytest.mark.parametrize("error", [ConnectionError("no route"), HTTPError("hung up")])
-def test_a_hub_that_does_not_answer_is_no_wrong_name(monkeypatch, error):
+def test_a_hub_that_does_not_answer_is_no_wrong_name(monkeypatch, caplog, error):
     def load(*args, **options):
+        assert "no file or folder here is called org/data: asking the hub" in caplog.text, "it may take its time"
         raise error
+
+    caplog.set_level("INFO")
 
     monkeypatch.setattr("hotdraft.pipeline.traffic.sources.load_dataset", load)
     with pytest.raises(
@@ -120,8 +123,10 @@ def test_a_hub_that_does_not_answer_is_no_wrong_name(monkeypatch, error):
         read_sources(["org/data"])
 
 
-@pytest.mark.parametrize("source", ["./absent", "/absent/folder", "absent.jsonl", "a/b/c"])
-def test_what_can_only_be_a_path_is_not_looked_up(monkeypatch, source):
+@pytest.mark.parametrize("source", ["./absent", "/absent/folder", "absent.jsonl", "a/b/c", "here/absent"])
+def test_what_can_only_be_a_path_is_not_looked_up(monkeypatch, tmp_path, source):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
     monkeypatch.setattr(
         "hotdraft.pipeline.traffic.sources.load_dataset", lambda *args, **options: pytest.fail("asked")
     )

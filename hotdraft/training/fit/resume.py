@@ -47,18 +47,20 @@ class ResumePoint(Checkpoint):
         step = trainer.global_step
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
-        if self._stop is not None and self._stop.is_set():
-            self._save(trainer)
-            raise JobInterruptedError(f"the job was asked to stop at step {step}")
         if self._validation_steps is not None:
             trainer.should_stop |= step >= trainer.max_steps  # which makes the trainer validate
             if trainer.should_stop or step % self._validation_steps == 0:
                 return
-        if step % self._every_steps == 0:
+        stops = self._stop is not None and self._stop.is_set()
+        if stops or step % self._every_steps == 0:
             self._save(trainer)
+        if stops:
+            raise JobInterruptedError(f"the job was asked to stop at step {step}")
 
     def on_validation_end(self, trainer: lightning.Trainer, *_: object) -> None:
         self._save(trainer)
+        if self._stop is not None and self._stop.is_set():
+            raise JobInterruptedError(f"the job was asked to stop at step {trainer.global_step}")
 
     def state_dict(self) -> dict[str, Any]:
         return {"loss": self.loss}

@@ -1,6 +1,7 @@
 """Training a tiny draft by each method, as pre-distillation does."""
 
 import copy
+import os
 import shutil
 import signal
 from dataclasses import replace
@@ -15,6 +16,7 @@ from hotdraft.pipeline.store.connection import open_client
 from hotdraft.training.batches.replay_data import ReplayDataModule
 from hotdraft.training.drafts.draft_init import freeze_shared
 from hotdraft.training.fit import validation
+from hotdraft.training.fit.module import DistillationModule
 from hotdraft.training.fit.processes import DeviceError, check_devices
 from hotdraft.training.fit.resume import JobInterruptedError, ResumePoint
 from hotdraft.training.fit.run import RunPlace
@@ -145,6 +147,46 @@ def test_a_run_broken_within_a_look_takes_it_again(target, disturb, rows, client
     whole, _ = go()
     for name, tensor in whole.state_dict().items():
         torch.testing.assert_close(broken.state_dict()[name], tensor, msg=name, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("pressed_at", "step"), [(16, 9), (18, 10), ("look", 10), (59, 30)])
+def test_a_run_that_a_signal_ends_keeps_its_steps(
+    target, disturb, rows, client, place, monkeypatch, number, pressed_at, step
+):
+    """Within a step, of two batches, in the one that a look follows, within the look, or in the last."""
+    settings = PredistillConfig(**SETTINGS)
+    data, draft = ReplayDataModule.for_predistill(rows, settings, 0.3), disturb(target)
+    handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+
+    def go(place):
+        return train_draft(copy.deepcopy(draft), data, settings, tiny_tokenizer(), place)
+
+    whole, _ = go(replace(place, checkpoints=place.checkpoints.with_name("whole"), run_id=None))
+    training_step, greedy = DistillationModule.training_step, validation.greedy_answers
+
+    def step_and_press(module, batch, batch_idx):
+        if batch_idx == pressed_at:
+            os.kill(os.getpid(), number)
+        return training_step(module, batch, batch_idx)
+
+    def look_and_press(*told):
+        if pressed_at == "look":
+            os.kill(os.getpid(), number)
+        return greedy(*told)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DistillationModule, "training_step", step_and_press)
+        patch.setattr(validation, "greedy_answers", look_and_press)
+        with pytest.raises(JobInterruptedError, match=f"asked to stop at step {step}$"):
+            go(place)
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert torch.load(place.checkpoints / "last.ckpt", weights_only=True)["global_step"] == step
+    resumed, metrics = go(place)
+    assert metrics["steps"] == 30
+    assert list(curve(client, place, "validation/overlap")) == [10, 20, 30], "each look is taken once"
+    for name, tensor in whole.state_dict().items():
+        torch.testing.assert_close(resumed.state_dict()[name], tensor, msg=name, rtol=0, atol=0)
 
 
 def test_ctrl_c_interrupts_a_run_and_does_not_end_the_process_without_a_word(target, rows, place, monkeypatch):

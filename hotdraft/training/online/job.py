@@ -81,7 +81,7 @@ def run_job(
         with store_errors(config):
             registry.champion()  # no job trains that could not be told of
         judged, evidence = _judged(context, burst)
-        with store_errors(config):
+        with kept_or_dropped(context), store_errors(config):
             published = offer(judged, job.run_id, job.work_folder, config, registry)
         judged, version, promoted = published.judged, published.version, published.promoted
         if version is not None and evidence is not None:
@@ -110,7 +110,7 @@ def _judged(context: JobContext, burst: Burst | None) -> tuple[Judged, GateEvide
         job.note(former.work, former.run_id)
         if former.run_id is not None and (judged := _verdict_in(job.work_folder)) is not None:
             with store_errors(config):
-                job.note(former.work, standing_run(context, job.work.id))
+                job.note(replace(job.work, attempts=job.work.attempts + 1), standing_run(context, job.work.id))
             return judged, None
         burst = job.work.burst
     if burst is not None:

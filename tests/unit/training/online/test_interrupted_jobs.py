@@ -235,6 +235,24 @@ def test_a_job_that_is_killed_again_and_again_is_tried_three_times(config, buffe
     assert left(config) is None
 
 
+def test_a_verdict_that_cannot_be_told_is_tried_thrice_unless_the_store_is_away(config, buffer, monkeypatch, store):
+    """Of a champion that moved meanwhile, say, beside which there is no memory to judge again."""
+    config, registry = with_distill(config, max_steps=2), AdapterRegistry(config)
+    store.goes_away("log_artifacts")
+    for _ in range(4):
+        with pytest.raises(StoreError):
+            run_job(config, buffer=buffer, registry=registry)
+    store.is_back()
+    assert left(config).work.attempts == 0
+    with monkeypatch.context() as patched:
+        patched.setattr("hotdraft.training.online.job.offer", lambda *_: sys.exit())
+        for attempts in (1, 2, 3):
+            with pytest.raises(SystemExit):
+                run_job(config, buffer=buffer, registry=registry)
+            assert JobRecords(config.run_dir).jobs()[0].work.attempts == attempts
+    assert left(config) is None
+
+
 def interrupted(config, buffer):
     """What a job leaves that is stopped before it trains."""
     with pytest.raises(JobInterruptedError):

@@ -96,14 +96,15 @@ class AdapterRegistry:
             if version != previous:
                 known = [str(previous), *_champions_before(chosen.tags)]
                 self._tag(version, previous_champion=",".join(dict.fromkeys(known[:MAX_BEFORE])))
+            self._tag(version, **said("promoted", reason, by_hand))
+            self._drop_candidate(version)
             check()
             if by_hand:
                 pin(self._client, self._name, version)
             self._client.set_registered_model_alias(self._name, CHAMPION, str(version))
-            self._tag(version, status=CHAMPION, **said("promoted", reason, by_hand))
+            self._tag(version, status=CHAMPION)
             if previous not in (0, version) and self._status(previous) != ROLLED_BACK:
                 self._tag(previous, status=RETIRED)
-            self._drop_candidate(version)
 
     def unpin(self) -> None:
         """Let the gate and the watchdog move the champion again. Without a pin it changes nothing."""
@@ -120,8 +121,9 @@ class AdapterRegistry:
             self._get(version)
             if version == self.champion():
                 raise RegistryError(f"version {version} is the champion: roll it back instead of rejecting it")
-            self._tag(version, status=REJECTED, reason=reason)
+            self._tag(version, reason=reason)
             self._drop_candidate(version)
+            self._tag(version, status=REJECTED)  # the last: whoever is stopped before refuses it again
 
     def rollback(self, *, reason: str, version: int | None = None, by_hand: bool = False) -> int:
         """Return to the champion before the current one (0: no adapter) and give its version.

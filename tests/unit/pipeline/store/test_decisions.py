@@ -1,5 +1,6 @@
 """Promotions, pins, rejections and rollbacks."""
 
+from contextlib import contextmanager
 from unittest.mock import Mock
 
 import pytest
@@ -192,15 +193,12 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("writes", range(1, 7))
-def test_a_crash_anywhere_in_a_promotion_leaves_a_champion_and_a_way_back(publisher, monkeypatch, writes):
-    """After `writes` changes of the store the writer dies; then the promotion is tried again."""
-    registry = publisher.registry
-    first, second = publisher.publish(), publisher.publish()
-    registry.promote(first, reason="gate")
+@contextmanager
+def dying(registry, writes):
+    """After so many changes of the store the writer dies."""
     left = writes
 
-    def dying(write):
+    def mortal(write):
         def call(*args, **kwargs):
             nonlocal left
             if left == 0:
@@ -210,9 +208,19 @@ def test_a_crash_anywhere_in_a_promotion_leaves_a_champion_and_a_way_back(publis
 
         return call
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         for name in ("set_model_version_tag", "set_registered_model_alias", "delete_registered_model_alias"):
-            patch.setattr(registry._client, name, dying(getattr(registry._client, name)))
+            patch.setattr(registry._client, name, mortal(getattr(registry._client, name)))
+        yield
+
+
+@pytest.mark.parametrize("writes", range(1, 7))
+def test_a_crash_anywhere_in_a_promotion_leaves_a_champion_and_a_way_back(publisher, writes):
+    """Then the promotion is tried again."""
+    registry = publisher.registry
+    first, second = publisher.publish(), publisher.publish()
+    registry.promote(first, reason="gate")
+    with dying(registry, writes):
         try:
             registry.promote(second, reason="better")
         except Killed:
@@ -223,6 +231,19 @@ def test_a_crash_anywhere_in_a_promotion_leaves_a_champion_and_a_way_back(publis
     champion = registry.champion()
     assert champion in (first, second)
     assert [version for version, status in statuses.items() if status == "champion"] == [champion]
+    found = registry.version(champion)
+    assert (found.aliases, found.tags["reason"]) == (["champion"], "gate" if champion == first else "better")
     registry.promote(second, reason="better")
     assert registry.champion() == second
     assert registry.rollback(reason="fell") == first
+
+
+@pytest.mark.parametrize("writes", range(3))
+def test_a_crash_within_a_refusal_leaves_a_candidate_to_be_refused(publisher, writes):
+    version = publisher.publish()
+    with dying(publisher.registry, writes), pytest.raises(Killed):
+        publisher.registry.reject(version, reason="gain too small")
+    assert publisher.registry.version(version).status == "candidate"
+    publisher.registry.reject(version, reason="gain too small")
+    found = publisher.registry.version(version)
+    assert (found.status, found.aliases, found.tags["reason"]) == ("rejected", [], "gain too small")

@@ -28,6 +28,7 @@ from hotdraft.pipeline.config.learning import (
     ReplayConfig,
     WatchdogConfig,
 )
+from hotdraft.pipeline.config.run_folder import RunFolder
 from hotdraft.pipeline.config.section import ConfigError, Dtype, Section
 from hotdraft.pipeline.config.serving import EngineConfig, RecorderConfig, ServerConfig, VllmConfig
 from hotdraft.pipeline.config.sources import Sources
@@ -83,8 +84,9 @@ class HotdraftConfig(BaseSettings):
     """Of the weights; auto is bfloat16 where the hardware computes with it, else float32, on a GPU float16."""
     device: str = "auto"
     """Where the server decodes: cpu, cuda or cuda:N; auto is a GPU if there is one."""
-    run_dir: Path = Field(
+    run_dir: RunFolder = Field(
         default_factory=lambda told: Path("runs") / Path(abspath(told.get("target", "default"))).name,
+        validate_default=True,
         description="folder of what is recorded and learned; runs/TARGET by default",
     )
 

@@ -62,6 +62,35 @@ def test_what_is_apart_has_none_of_its_stores_elsewhere(config_file, tmp_path, m
     assert config.tracking_uri == f"sqlite:///{tmp_path / 'mlflow.db'}"
 
 
+def test_a_run_folder_at_home_is_one_place(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = load_config(None, {"target": "m", "run_dir": "~/run"})
+    assert config.run_dir == tmp_path / "run"
+    assert config.replay_url == str(tmp_path / "run" / "replay")
+    assert config.tracking_uri == f"sqlite:///{tmp_path / 'run' / 'mlflow.db'}"
+
+
+@pytest.mark.parametrize(
+    ("run_dir", "says"),
+    [
+        ("a%20b", "without %20, which"),
+        ("a/q?mode=ro", r"without \?, which"),
+        ("a::b", "without ::, which"),
+        ("s3://bucket/run", r"must be a local folder; replay\.url"),
+    ],
+)
+def test_a_run_folder_that_its_stores_would_not_agree_on(run_dir, says):
+    with pytest.raises(ConfigError, match=rf"by flag: run_dir: .*{says}"):
+        load_config(None, {"target": "m", "run_dir": run_dir})
+    with pytest.raises(ConfigError, match=r"run_dir: .*without %41"):
+        load_config(None, {"target": "models/%41"})
+
+
+def test_run_folders_of_other_odd_names_are_as_good_as_any(tmp_path):
+    for name in ["per%", "a b", "h#x;&", "-dash", "ünï∑", "c:d"]:
+        assert load_config(None, {"target": "m", "run_dir": name}).run_dir == Path(name)
+
+
 @pytest.mark.parametrize("key", ["API_KEYS", "ADMIN_KEYS", "ALLOWED_HOSTS"])
 @pytest.mark.parametrize("value", ["", " ", ",", " , "])
 def test_an_empty_variable_takes_no_keys_away(config_file, monkeypatch, key, value):

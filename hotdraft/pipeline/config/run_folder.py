@@ -1,0 +1,21 @@
+"""The folder of a run, of a name that all who keep their stores in it take for the same place."""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+
+def _run_folder(path: Path) -> Path:
+    if re.search("^[a-z][a-z0-9+.-]+:/", str(path)):
+        raise ValueError("must be a local folder; replay.url and tracking.uri may be elsewhere")
+    if found := re.search("::|[?]|%[0-9A-Fa-f]{2}", str(path.absolute())):
+        raise ValueError(
+            f"must be a folder without {found[0]}, which is more than a name in the address of a store"
+        )
+    return Path(os.path.expanduser(path))  # as fsspec would, of the replay buffer alone
+
+
+RunFolder = Annotated[Path, AfterValidator(_run_folder)]

@@ -49,13 +49,13 @@ def open_client(config: HotdraftConfig) -> MlflowClient:
 
     Raises `MlflowException` where it is absent and was not always, see `lost`.
     """
-    path = sqlite_path(config.tracking_uri)
-    if path is not None:
-        _create_sqlite(path)
     if not config.has_remote_store:
         from mlflow.store.db import utils  # which a client of an MLflow server does not load
 
         utils.MAX_RETRY_COUNT = OPENING_TRIES
+    path = sqlite_path(config.tracking_uri)
+    if path is not None:
+        _create_sqlite(path)
     return MlflowClient(tracking_uri=config.tracking_uri, registry_uri=config.tracking_uri)
 
 
@@ -247,8 +247,8 @@ def _quiet() -> Iterator[None]:
     """Leaves out what MLflow and alembic say of each migration, below warnings."""
     loggers = [logging.getLogger(name) for name in ("mlflow.store.db.utils", "alembic")]
     levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(max(level, logging.WARNING))
     try:
         yield
     finally:

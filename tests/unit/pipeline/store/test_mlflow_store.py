@@ -1,5 +1,6 @@
 """Stores that are away or broken, as a person at the command line meets them."""
 
+import logging
 import os
 import socket
 import sys
@@ -25,14 +26,28 @@ def test_a_store_error_is_one_line_and_tells_no_password(tmp_path):
     assert str(caught.value) == "the MLflow store https://***@mlflow.example cannot be used: no route"
 
 
-def test_a_database_that_cannot_be_opened_is_told_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_database_that_cannot_be_opened_is_told_soon(
+    exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waited: list[float] = []
-    monkeypatch.setattr(db_utils.time, "sleep", waited.append)
-    (tmp_path / "mlflow.db").mkdir()
-    config = HotdraftConfig(target="t", run_dir=tmp_path)
+    levels: list[int] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        levels.append(db_utils._logger.level)
+
+    monkeypatch.setattr(db_utils.time, "sleep", sleep)
+    monkeypatch.setattr(db_utils._logger, "level", logging.CRITICAL)  # as the command has it
+    monkeypatch.setattr(db_utils, "MAX_RETRY_COUNT", 10)  # MLflow's, before a store was opened
+    run_dir = tmp_path if exists else tmp_path / "/".join(["deep" * 50] * 3)  # longer than SQLite takes
+    if exists:
+        (tmp_path / "mlflow.db").mkdir()
+    config = HotdraftConfig(target="t", run_dir=run_dir)
     with pytest.raises(StoreError, match="unable to open database file"), store_errors(config):
         open_client(config)
     assert sum(waited) < 1
+    assert set(levels) == {logging.CRITICAL}
 
 
 @pytest.fixture

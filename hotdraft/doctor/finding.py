@@ -37,7 +37,11 @@ def within(seconds: float, about: str, examine: Callable[[], Iterable[Finding]])
     done = threading.Event()
 
     def run() -> None:
-        found.extend(examine())
+        try:
+            found.extend(examine())
+        except PermissionError as error:
+            mend = "run this as the user that serves, or see whose it is"
+            found.append(problem(about, f"{error.filename} may not be looked at", mend))
         done.set()
 
     thread = threading.Thread(target=run, name=f"examine-{about}", daemon=True)

@@ -1,5 +1,6 @@
 """One server and one trainer to a run directory: both keep there what another would overwrite."""
 
+import errno
 import fcntl
 import os
 import time
@@ -67,7 +68,12 @@ def _taken(file: IO[str]) -> bool:
 
 
 def has_run(run_dir: Path) -> bool:
-    """Whether anything that learns or serves ever ran in it; commands leave other files."""
+    """Whether anything that learns or serves ever ran in it; commands leave other files.
+
+    Raises PermissionError where this user may not look.
+    """
+    if run_dir.exists() and not os.access(run_dir, os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(run_dir))
     return any(any(run_dir.glob(trace)) for trace in TRACES)
 
 

@@ -46,6 +46,14 @@ def test_an_examination_that_does_not_come_back_is_left_behind():
     release.set()
 
 
+def test_what_this_user_may_not_look_at_is_a_problem():
+    def examine():
+        raise PermissionError(13, "Permission denied", "runs/of-another/mlflow.db")
+
+    [found] = within(5, "MLflow store", examine)
+    assert (found.state, found.says) == ("problem", "runs/of-another/mlflow.db may not be looked at")
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_examination_that_breaks_down_is_a_problem():
     [found] = within(10, "store", lambda: [ok("store", str(1 // 0))])

@@ -1,10 +1,13 @@
 """Who looks at a lock does not take it."""
 
 import fcntl
+import os
 from pathlib import Path
 from threading import Timer
 
-from hotdraft.pipeline.system.run_lock import is_held, run_lock
+import pytest
+
+from hotdraft.pipeline.system.run_lock import has_run, is_held, run_lock
 
 
 def test_who_looks_for_a_trainer_keeps_none_from_beginning(tmp_path: Path) -> None:
@@ -16,3 +19,14 @@ def test_who_looks_for_a_trainer_keeps_none_from_beginning(tmp_path: Path) -> No
         Timer(0.03, looking.close).start()
         with run_lock(tmp_path, "trainer"):
             assert is_held(tmp_path, "trainer")
+
+
+def test_a_folder_of_another_user_is_not_one_in_which_nothing_has_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not has_run(tmp_path / "absent")
+    (tmp_path / "jobs").mkdir()
+    assert has_run(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # which root has everywhere
+    with pytest.raises(PermissionError, match=str(tmp_path)):
+        has_run(tmp_path)

@@ -1,5 +1,6 @@
 """The `hotdraft` command. Heavy imports wait inside the commands, so that `--help` answers at once."""
 
+import io
 import logging
 import os
 import sys
@@ -79,6 +80,8 @@ app.add_typer(config.app, name="config")
 def main() -> None:
     """Run a command; an error of the user's, or of the machine's, is one line and exit code 2."""
     os.umask(OWNER_ONLY)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # as standard error has it: a locale without a sign ends nothing
+        sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     warnings.filterwarnings("ignore", category=FutureWarning, module=OTHERS)
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -128,6 +128,16 @@ def test_the_configuration_may_be_named_once(monkeypatch: pytest.MonkeyPatch) ->
     assert parse(["serve", "-c", "other.yaml"])["config"] == Path("other.yaml")
 
 
+def test_a_locale_that_lacks_a_sign_ends_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("target: m\nserver: {served_model_name: zäh}\n", encoding="utf-8")
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    words = [sys.executable, "-m", "hotdraft", "config", "show", "--changed", "--config", str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, **plain})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"z\xe4h" in done.stdout
+
+
 def test_version() -> None:
     told = CliRunner().invoke(app, ["--version"])
     assert told.exit_code == 0

@@ -15,6 +15,8 @@ def _run_folder(path: Path) -> Path:
         raise ValueError(
             f"must be a folder without {found[0]}, which is more than a name in the address of a store"
         )
+    if re.search("[\ud800-\udfff]", str(path.absolute())):
+        raise ValueError("must be a folder whose name is text in this locale, as all are with LC_ALL=C.UTF-8")
     return Path(os.path.expanduser(path))  # as fsspec would, of the replay buffer alone
 
 

@@ -102,14 +102,14 @@ def _has(values: Any, keys: Keys) -> bool:
 def _read(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
     """What the file says, and the line of each of its keys."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")  # as YAML is, whatever the locale
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
         values = yaml.safe_load(text)
     except FileNotFoundError as error:
         names = ", ".join(sorted(file.stem for file in SHIPPED_CONFIGS.glob("*.yaml")))
         raise ConfigError(f"no configuration file at {path}, and none of those that ship: {names}") from error
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(f"{path} cannot be read: {reason}") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)

@@ -54,7 +54,7 @@ def _keys_in(path: Path | None, name: str) -> list[str]:
     if path is None:
         return []
     try:
-        lines = [line.strip() for line in path.read_text().splitlines()]
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name} cannot be read: {error}") from error
     keys = [line for line in lines if line and not line.startswith("#")]

@@ -156,7 +156,7 @@ MISTAKES = {
     "a folder for the file": Mistake(SHOW, "my.yaml cannot be read: Is a directory", prepare=_folder_for_file),
     "no text": Mistake(
         SHOW,
-        "my.yaml cannot be read: it is no text",
+        "my.yaml cannot be read: it is not UTF-8",
         prepare=lambda folder: (folder / "my.yaml").write_bytes(b"\xff\xfe"),
     ),
     "a variable misspelt": Mistake(

@@ -76,6 +76,7 @@ def test_a_run_folder_at_home_is_one_place(tmp_path, monkeypatch):
         ("a%20b", "without %20, which"),
         ("a/q?mode=ro", r"without \?, which"),
         ("a::b", "without ::, which"),
+        ("m\udcfcller", "whose name is text in this locale"),
         ("s3://bucket/run", r"must be a local folder; replay\.url"),
     ],
 )

@@ -92,6 +92,8 @@ def main() -> None:
     for name, value in MLFLOW_DEFAULTS.items():
         os.environ.setdefault(name, value)
     try:
+        if sys.flags.optimize > 1:
+            raise ValueError("PYTHONOPTIMIZE=2, or -OO, takes docstrings that transformers reads; 1 keeps them")
         app()
     except BrokenPipeError:  # whoever read what we print has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

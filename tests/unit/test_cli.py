@@ -138,6 +138,13 @@ def test_a_locale_that_lacks_a_sign_ends_nothing(tmp_path: Path) -> None:
     assert r"z\xe4h" in done.stdout
 
 
+def test_python_without_docstrings_is_told_of() -> None:
+    done = subprocess.run([sys.executable, "-OO", "-m", "hotdraft", "doctor"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "PYTHONOPTIMIZE=2" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_version() -> None:
     told = CliRunner().invoke(app, ["--version"])
     assert told.exit_code == 0

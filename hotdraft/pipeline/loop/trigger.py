@@ -195,8 +195,9 @@ class DistillTrigger:
         return [f"acceptance of the newest {needed} requests fell by {fall:.3f}"] if fall > allowed else []
 
     def _read(self) -> None:
-        if self._last_job is not None:  # a clock that was set back must not have us wait until it is as late again
-            self._last_job = min(self._last_job, self._clock())
+        now = self._clock()  # one that was set back must not have us wait until it is as late again
+        self._last_job = self._last_job and min(self._last_job, now)
+        self._first_request = self._first_request and min(self._first_request, now)
         news, self._known = self._buffer.news(self._known)
         if len(news):
             self._count(news)

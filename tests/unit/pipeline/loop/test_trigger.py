@@ -181,6 +181,16 @@ def test_a_clock_that_is_set_back_makes_no_job_wait_until_it_is_as_late_again(co
     assert trigger.decide().due
 
 
+def test_nor_does_it_for_the_first_job(config, buffer):
+    clock = Clock()
+    settings = changed(config, min_new_rejected=10_000, every_seconds=60.0, drift=None)
+    buffer.append([replace(sample, created_at=9e9) for sample in samples(0, 20)])
+    trigger = DistillTrigger(settings, buffer, clock=clock)
+    assert not trigger.decide().due
+    clock.now += 61
+    assert "61 s since the first request" in trigger.decide().reason
+
+
 def test_the_command_decides_as_the_trainer_beside_the_server_would(config, buffer, tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)))

@@ -85,6 +85,7 @@ def test_a_job_of_a_clock_that_ran_ahead_is_not_the_last_for_ever(records, monke
     third.end("interrupted", "asked to stop")
     assert records.unfinished().id == third.id
     assert [job.id for job in records.jobs()][:2] == [third.id, second.id]
+    assert all(job.ended_at >= job.started_at for job in records.jobs()), "no job takes less than no time"
 
 
 def test_what_is_unfinished_and_what_was_finished_last_is_not_forgotten(records, monkeypatch):

@@ -151,8 +151,11 @@ def store_errors(config: HotdraftConfig, kinds: tuple[type[Exception], ...] = ST
 
 
 def in_one_line(error: BaseException) -> str:
-    """What began it: MLflow's own words for a refused connection are four lines, for a full disk they are SQL."""
-    while (cause := error.__cause__ or error.__context__) is not None:
+    """What began it: MLflow's own words for a refused connection are four lines, for a full disk they are SQL.
+
+    What the system says has begun nowhere else: a folder that cannot be made was also looked for before.
+    """
+    while not getattr(error, "errno", None) and (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     return re.sub(r"\s+", " ", str(error))[:300] or type(error).__name__
 

@@ -14,7 +14,7 @@ from mlflow.store.db import utils as db_utils
 
 from hotdraft import cli
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.store.connection import StoreError, open_client, store_errors
+from hotdraft.pipeline.store.connection import StoreError, in_one_line, open_client, store_errors
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.store.served import TAG, DomainCounts, Served
 
@@ -24,6 +24,15 @@ def test_a_store_error_is_one_line_and_tells_no_password(tmp_path):
     with pytest.raises(StoreError) as caught, store_errors(config):
         raise MlflowException("no\nroute")
     assert str(caught.value) == "the MLflow store https://***@mlflow.example cannot be used: no route"
+
+
+def test_what_the_system_refuses_is_told_and_not_what_it_was_asked_before():
+    refused = PermissionError(13, "Permission denied", "jobs")
+    refused.__context__ = FileNotFoundError(2, "No such file or directory", "jobs/records")
+    assert in_one_line(refused) == "[Errno 13] Permission denied: 'jobs'"
+    away = MlflowException("four lines")
+    away.__cause__ = refused
+    assert in_one_line(away) == in_one_line(refused)
 
 
 @pytest.mark.parametrize("exists", [True, False])

@@ -75,21 +75,23 @@ def sampled(
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Prompt and answer of each request, and the target's log-probs [TOKENS, V] of the answer's positions.
 
-    Requests of one length go together, and each has its own noise: the answers are those that it would get alone.
+    Each request has its own noise: the answers are those that it would get alone.
     """
-    prompts, noise = [], []
-    for index in range(count):
-        prompts.append(torch.randint(tokens.start, tokens.stop, (4 + index % 5,), generator=generator))
-        noise.append([torch.empty(target.vocab_size).exponential_(generator=generator) for _ in range(TOKENS)])
-    answers = {}
-    for start in range(min(count, 5)):
-        ids = torch.stack(prompts[start::5])
-        for race in zip(*noise[start::5], strict=True):
-            probs = target(ids).logits[:, -1].softmax(-1)
-            ids = torch.cat([ids, (probs / torch.stack(race)).argmax(-1, keepdim=True)], 1)
-        logprobs = target(ids).logits[:, -TOKENS - 1 : -1].log_softmax(-1)
-        answers |= dict(zip(range(start, count, 5), zip(ids, logprobs, strict=True), strict=True))
-    return [answers[index] for index in range(count)]
+    lengths = 4 + torch.arange(count) % 5
+    ids = torch.zeros(count, int(lengths.max()) + TOKENS, dtype=torch.long)
+    noise = torch.empty(count, TOKENS, target.vocab_size)
+    for row, length in enumerate(lengths.tolist()):
+        ids[row, :length] = torch.randint(tokens.start, tokens.stop, (length,), generator=generator)
+        for step in range(TOKENS):
+            noise[row, step].exponential_(generator=generator)
+    rows = torch.arange(count)
+    logits = torch.empty(count, TOKENS, target.vocab_size)
+    for step in range(TOKENS):  # what stands behind a row's end does not change what is said there
+        ends = lengths + step
+        logits[:, step] = target(ids[:, : int(ends.max())]).logits[rows, ends - 1]
+        ids[rows, ends] = (logits[:, step].softmax(-1) / noise[:, step]).argmax(-1)
+    logprobs = logits.log_softmax(-1)
+    return [(ids[row, : lengths[row] + TOKENS], logprobs[row]) for row in range(count)]
 
 
 @pytest.fixture

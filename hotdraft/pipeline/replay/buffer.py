@@ -10,7 +10,7 @@ processes append and read. What is no shard is set aside, counted and passed ove
 
 import errno
 import hashlib
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -186,11 +186,13 @@ class ReplayBuffer:
             raise OSError(f"{shard.name} in the replay buffer cannot be read for now")
         return None
 
-    def load(self) -> "Dataset":
-        """All samples in memory, ordered as `rows`; for `sample_from_row`."""
+    def load(self, ids: Collection[str] | None = None) -> "Dataset":
+        """All samples, or those of `ids`, in memory, ordered as `rows`; for `sample_from_row`."""
         from datasets import Dataset  # what only writes, as a server does, can do without its 20 MB
 
         rows = self.rows()
+        if ids is not None:
+            rows = rows.select([row for row, request_id in enumerate(rows["request_id"]) if request_id in ids])
         digest = hashlib.sha256("\n".join(rows["request_id"]).encode()).hexdigest()[:16]
         # without a fingerprint, `datasets` pickles all of the table to have one
         return Dataset(rows.table(range(len(rows))), fingerprint=digest)

@@ -11,7 +11,6 @@ import yaml
 
 from hotdraft.pipeline.config.learning import PredistillConfig
 from hotdraft.pipeline.models.names import Cut, local_folder, public_name
-from hotdraft.pipeline.replay.stats import ReplayStats
 from hotdraft.training.drafts.draft_cost import DraftCost, describe_cost
 
 Figures = dict[str, dict[str, float]]
@@ -75,8 +74,9 @@ class CardFacts:
     steps: int
     seconds: float
     """Of training."""
-    data: ReplayStats
-    tokens_by_kind: dict[str, int]
+    requests: Mapping[str, int]
+    """That it learnt from or was measured on, by domain."""
+    tokens_by_kind: Mapping[str, int]
     """Output positions by where they come from, as `answers of the target`, `answers of the draft`, `text`."""
     figures: Figures
     by_position: Figures
@@ -97,11 +97,11 @@ def write_draft_card(folder: Path, facts: CardFacts) -> None:
         origin=_origin(facts.origin),
         fingerprint=facts.target_fingerprint[:12],
         rounded=", in 8 bits each" if facts.rounded_target else "",
-        requests=facts.data.requests,
-        tokens=facts.data.output_tokens,
+        requests=sum(facts.requests.values()),
+        tokens=sum(facts.tokens_by_kind.values()),
         kinds=_kinds(facts.tokens_by_kind),
         mixture=_mixture(facts.mixture),
-        data_rows=_rows([domain, f"{its.requests:,}"] for domain, its in sorted(facts.data.by_domain.items())),
+        data_rows=_rows([domain, f"{count:,}"] for domain, count in sorted(facts.requests.items())),
         method=_method(settings),
         steps=facts.steps,
         loss=settings.loss,
@@ -193,7 +193,7 @@ def _mixture(requests: int) -> str:
     )
 
 
-def _kinds(tokens_by_kind: dict[str, int]) -> str:
+def _kinds(tokens_by_kind: Mapping[str, int]) -> str:
     total = sum(tokens_by_kind.values())
     shares = ", ".join(f"{kind} {count / total:.0%}" for kind, count in tokens_by_kind.items() if count)
     return f"Positions by origin: {shares}."

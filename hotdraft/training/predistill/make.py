@@ -1,6 +1,7 @@
 """Pre-distillation: a draft learns what its target said, as the replay buffer holds it."""
 
 import shutil
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -62,23 +63,26 @@ def predistill(
     buffer: ReplayBuffer,
     out: Path,
     *,
-    kinds: Mapping[str, Collection[str]] | None = None,
+    kinds: Mapping[str, Collection[str]],
     slim: bool = False,
 ) -> PredistillResult:
-    """Make the draft that `config.predistill` asks for, train it on the buffer, and write it to `out`.
+    """Make the draft that `config.predistill` asks for, train it, and write it to `out`.
+
+    It learns from the requests of the ids in `kinds`, by where they come from: what else the buffer holds may be of
+    other prompts, or what the target said before it was made anew.
 
     With it goes the ranking of the tokens that its head may be cut to: those of the answers, then those
     of the prompts. A run that was stopped goes on from its last checkpoint in the run folder, or, where that
-    has a `FinishedDraft` for `out`, needs no more than `conclude`. `kinds` are request ids by where they come
-    from, for the card. Raises `ModelError`, `DataError`, and `RunRecordError` if the run folder holds the
-    checkpoints of another run.
+    has a `FinishedDraft` for `out`, needs no more than `conclude`. Raises `ModelError`, `DataError`, and
+    `RunRecordError` if the run folder holds the checkpoints of another run.
     """
     settings = config.predistill
     lightning.seed_everything(settings.seed, verbose=False)
     device = choose_device(config.device)
     target = load_causal_lm(config.target, dtype=choose_dtype(config.dtype, device), device=device)
     tokenizer = load_tokenizer(config.target)
-    rows = buffer.load()
+    kind_of = {request_id: kind for kind, ids in kinds.items() for request_id in ids}
+    rows = buffer.load(kind_of)
     data = ReplayDataModule.for_predistill(rows, settings, config.replay.held_out_fraction)
     draft, layers = make_draft(target, settings, _texts(data.train_rows) if _measures(settings) else ())
     cost = predicted_cost(
@@ -111,8 +115,8 @@ def predistill(
         settings=settings,
         steps=int(reached["best_step"]),
         seconds=reached["train_seconds"],
-        data=buffer.stats(),
-        tokens_by_kind=_tokens_by_kind(rows, kinds or {}),
+        requests=Counter(rows["domain"]),
+        tokens_by_kind=_tokens_by_kind(rows, kind_of),
         figures=figures,
         by_position=by_position,
         cost=cost,
@@ -209,12 +213,10 @@ def _texts(rows: ReplayRows) -> list[Tensor]:
     return [torch.from_numpy(np.concatenate([s.prompt_ids, s.output_ids])).long()[None] for s in samples]
 
 
-def _tokens_by_kind(rows: Dataset, kinds: Mapping[str, Collection[str]]) -> dict[str, int]:
-    kind_of = {request_id: kind for kind, ids in kinds.items() for request_id in ids}
-    tokens: dict[str, int] = {}
+def _tokens_by_kind(rows: Dataset, kind_of: Mapping[str, str]) -> Counter[str]:
+    tokens: Counter[str] = Counter()
     for row in rows.select_columns(["request_id", "output_ids"]).with_format("numpy"):
-        kind = kind_of.get(str(row["request_id"]), "earlier runs")
-        tokens[kind] = tokens.get(kind, 0) + len(row["output_ids"])
+        tokens[kind_of[str(row["request_id"])]] += len(row["output_ids"])
     return tokens
 
 

@@ -10,15 +10,8 @@ from transformers import LlamaConfig
 
 from hotdraft.pipeline.config.learning import PredistillConfig
 from hotdraft.pipeline.models.names import Cut
-from hotdraft.pipeline.replay.stats import DraftedCounts, ReplayStats
 from hotdraft.training.drafts.draft_cost import predicted_cost
 from hotdraft.training.predistill.draft_card import CardFacts, figures_by_position, stated_licence, write_draft_card
-
-STATS = ReplayStats(
-    shards=1, bytes=10, requests=1200, output_tokens=45_000, drafted=0, rejected=0,
-    by_domain={"sql": DraftedCounts(1000, 0, 0, None), "a|b": DraftedCounts(200, 0, 0, None)}, by_draft_version={},
-    oldest=0.0, newest=1.0,
-)  # fmt: skip
 
 
 def config(layers: int) -> LlamaConfig:
@@ -41,7 +34,7 @@ def facts(base: str) -> CardFacts:
         settings=PredistillConfig(batch_tokens=1000, accumulate=2, learning_rate=3e-4),
         steps=1500,
         seconds=61.4,
-        data=STATS,
+        requests={"sql": 1000, "a|b": 200},
         tokens_by_kind={"answers of the target": 30_000, "text": 15_000, "answers of the draft": 0},
         figures={
             "all": {"prompts": 60, "greedy_agreement": 0.61, "overlap": 0.55},

@@ -56,8 +56,10 @@ def test_a_cut_learns_and_is_stored_small(make_llama, serve, tmp_path, empty_mlf
     )  # fmt: skip
     buffer = ReplayBuffer(config.replay_url)
     samples = serve(target, 80)
-    buffer.append(samples)
-    predistill(config, buffer, tmp_path / "draft", slim=True)
+    before_it_was_made_anew = serve(make_llama(2, layers=2, scale=0.3), 80, prefix="former")
+    buffer.append([*before_it_was_made_anew, *samples])
+    kinds = {"answers of the target": [sample.request_id for sample in samples]}
+    predistill(config, buffer, tmp_path / "draft", kinds=kinds, slim=True)
 
     held_out = [sample for sample in samples if is_held_out(sample.prompt_ids, 0.2)]
     untrained = evaluate(cut_layers(target, [0]), held_out, 512)[0]["all"]

@@ -154,9 +154,13 @@ def _write_flags(run_dir: Path, overrides: dict[str, Any]) -> Path:
     """Keep what the flags said, but for keys, where trainer, jobs and other commands can read it."""
     import yaml
 
+    from hotdraft.pipeline.system.whole_file import appearing
+
     server = {name: value for name, value in overrides.get("server", {}).items() if name != "api_keys"}
-    run_dir.mkdir(parents=True, exist_ok=True)
     path = run_dir / FLAGS_FILE
     said = {**overrides, "run_dir": str(run_dir), "server": server}
-    path.write_text("# What `hotdraft serve` was told by flags.\n" + yaml.safe_dump(said, sort_keys=False))
+    content = b"# What `hotdraft serve` was told by flags.\n" + yaml.safe_dump(said, sort_keys=False).encode()
+    if not (path.is_file() and path.read_bytes() == content):  # else a full disk would keep it from starting again
+        with appearing(path) as temporary:
+            temporary.write_bytes(content)
     return path

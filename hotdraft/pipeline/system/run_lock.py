@@ -5,7 +5,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Literal
 
@@ -53,8 +53,8 @@ def run_lock(run_dir: Path, role: Role) -> Iterator[RunLock]:
                 f"another {role}, process {holder}, works in {run_dir}: end it, or give this one its own run_dir"
             )
         file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        with suppress(OSError):  # it is the lock that holds: on a full disk this process is to serve all the same
+            os.write(file.fileno(), str(os.getpid()).encode())
         yield RunLock(path, file)
 
 

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import resource
 from pathlib import Path
 from threading import Timer
 
@@ -19,6 +20,18 @@ def test_who_looks_for_a_trainer_keeps_none_from_beginning(tmp_path: Path) -> No
         Timer(0.03, looking.close).start()
         with run_lock(tmp_path, "trainer"):
             assert is_held(tmp_path, "trainer")
+
+
+def test_a_full_disk_keeps_nobody_from_holding_it(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with run_lock(tmp_path, "server"):
+            assert is_held(tmp_path, "server")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with run_lock(tmp_path, "server"):
+        assert (tmp_path / "server.lock").read_text() == str(os.getpid())
 
 
 def test_a_folder_of_another_user_is_not_one_in_which_nothing_has_run(

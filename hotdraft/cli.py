@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import warnings
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -77,11 +77,24 @@ app.add_typer(models.app, name="models")
 app.add_typer(config.app, name="config")
 
 
+class _Unheard(io.FileIO):
+    """Standard error, where a full disk or a reader that is gone ends nobody who has more to do than to talk."""
+
+    def write(self, data: Any) -> int | None:  # type: ignore[override]
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
 def main() -> None:
     """Run a command; an error of the user's, or of the machine's, is one line and exit code 2."""
     os.umask(OWNER_ONLY)
     if isinstance(sys.stdout, io.TextIOWrapper):  # as standard error has it: a locale without a sign ends nothing
         sys.stdout.reconfigure(errors="backslashreplace")
+    if sys.stderr is sys.__stderr__ and isinstance(sys.stderr, io.TextIOWrapper):
+        heard = io.BufferedWriter(_Unheard(sys.stderr.fileno(), "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(heard, sys.stderr.encoding, "backslashreplace", line_buffering=True)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     warnings.filterwarnings("ignore", category=FutureWarning, module=OTHERS)
     logging.getLogger("httpx").setLevel(logging.WARNING)

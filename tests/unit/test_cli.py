@@ -138,6 +138,16 @@ def test_a_locale_that_lacks_a_sign_ends_nothing(tmp_path: Path) -> None:
     assert r"z\xe4h" in done.stdout
 
 
+def test_a_log_on_a_full_disk_ends_nothing(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(f"target: tiny\nrun_dir: {tmp_path / 'run'}\n")
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-m", "hotdraft", "loop", "off", "--config", str(config)]
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=full, text=True)
+    assert done.returncode == 0
+    assert "off" in done.stdout
+
+
 def test_python_without_docstrings_is_told_of() -> None:
     done = subprocess.run([sys.executable, "-OO", "-m", "hotdraft", "doctor"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")

@@ -61,10 +61,12 @@ class DrainingServer(uvicorn.Server):
         self._on_listening = on_listening
         self._drain_seconds = config.drain_seconds
         self._asked = False
+        self._told = threading.Event()
         self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._drain, name="drain", daemon=True)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._thread.start()  # now: at the end there may be no room for another thread
         await super().startup(sockets)
         self._listen(BACKLOG)  # asyncio has one number for both backlogs, its own and the kernel's
         if self.started:
@@ -86,13 +88,11 @@ class DrainingServer(uvicorn.Server):
                     same.listen(backlog)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        asked, self._asked = self._asked, True  # a second signal may come while the thread starts
-        if asked:
-            self._hurry.set()
-        else:
-            self._thread.start()
+        asked, self._asked = self._asked, True  # a second signal may come meanwhile
+        (self._hurry if asked else self._told).set()
 
     def _drain(self) -> None:
+        self._told.wait()
         engine = self._engine
         engine.stop_accepting()
         if engine.is_idle:

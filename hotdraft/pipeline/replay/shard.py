@@ -101,7 +101,7 @@ def open_shard(name: str, size: int, read: Read) -> Shard:
         return Shard(name, size, len(index), (name,), (len(index),), None, index)
     about, packed, _ = _end(name, size, read)
     with _parsing():
-        index = pa.ipc.open_stream(packed).read_all()
+        index = pa.ipc.open_stream(packed, options=pa.ipc.IpcReadOptions(use_threads=False)).read_all()
         said = json.loads(about)
         groups = Groups(*said["groups"])
         names, rows = said["origins"]
@@ -127,7 +127,7 @@ def read_rows(shard: Shard, read: Read, rows: Sequence[int] | np.ndarray | None 
         if zlib.crc32(data) != groups.crcs[number]:
             raise ShardError(f"its bytes {begin} to {end} are not those that were written")
         with _parsing():
-            file = pq.ParquetFile(_Excerpt(data, begin, shard.size), metadata=metadata)
+            file = pq.ParquetFile(_Excerpt(data, begin, shard.size), metadata=metadata, pre_buffer=False)
             table = with_added(file.read_row_group(number, use_threads=False).replace_schema_metadata(None))
         rows_of = wanted[group_of == number] - (ends[number] - groups.rows[number])
         yield table if len(rows_of) == groups.rows[number] else table.take(rows_of)

@@ -69,7 +69,7 @@ class _Writer:
 
 def _packed(index: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
     with pa.ipc.new_stream(sink, INDEX, options=options) as writer:
         writer.write_table(index.combine_chunks())
     return sink.getvalue().to_pybytes()

@@ -151,21 +151,31 @@ class Connection(H11Protocol):
         if not is_answering and self.transport.get_write_buffer_size():  # its client still reads the answer
             self.transport.close()
         elif not is_answering or (self._phase == "body" and self.conn.our_state is h11.SEND_RESPONSE):
-            self._expect(None)
-            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                self.end(503, "The server is shutting down.")
-            else:  # it was answered before its body had come
-                self._leave()
+            self._end_once(503, "The server is shutting down.")
         else:
             super().shutdown()
+
+    def send_400_response(self, msg: str) -> None:
+        """Of what is no HTTP. uvicorn's raises where an answer came first, and has the next one raise."""
+        self._end_once(400, msg)
 
     def end(self, status: int, message: str) -> None:
         """Say why, and leave when the client has left or had time to read it."""
         self.transport.write(_answer(status, message))
         self._leave()
 
+    def _end_once(self, status: int, message: str) -> None:
+        self._expect(None)
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.end(status, message)
+        else:  # it was answered before its body had come
+            self._leave()
+
     def _leave(self) -> None:
         self._is_ended = True
+        if self.cycle is not None:  # whatever it still says is not sent
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         self.transport.write_eof()
         self._deadline = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 

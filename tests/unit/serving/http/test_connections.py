@@ -247,6 +247,39 @@ def test_an_answer_that_is_on_its_way_at_the_servers_end_comes_whole_and_alone(c
     assert len(json.loads(answer.partition(b"\r\n\r\n")[2])["choices"][0]["text"]) > 20_000_000
 
 
+NOWHERE = HEAD.replace(b"v1/completions", b"nowhere") + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "statuses"),
+    [
+        (b"GET / HTTP/1.1\r\nHost : localhost\r\n\r\n", b"", [b"400"]),
+        (NOWHERE + b"no length\r\n", b"", [b"400"]),
+        (NOWHERE, b"no length\r\n", [b"404"]),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\0\r\n\r\n", [b"200", b"400"]),
+    ],
+    ids=["head", "body", "body of what was answered", "second request"],
+)
+def test_what_is_no_http_is_refused_once_and_without_a_traceback(
+    first: bytes, then: bytes, statuses: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    logger = logging.getLogger("uvicorn.error")
+    with guarded(limit=9) as server, server.connect(first) as client:
+        logger.setLevel(logging.ERROR)
+        logger.addHandler(caplog.handler)
+        try:
+            answer = client.recv(65536)
+            client.sendall(then)
+            answer += rest(client)
+        finally:
+            logger.removeHandler(caplog.handler)
+        server.until(lambda: server.connections.open == 0)
+    answers = answer.split(b"HTTP/1.1 ")[1:]
+    assert [one[:3] for one in answers] == statuses
+    assert all(json.loads(one.partition(b"\r\n\r\n")[2]) for one in answers)
+    assert not caplog.records
+
+
 def test_who_was_just_told_why_it_is_left_keeps_no_server_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)

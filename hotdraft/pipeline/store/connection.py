@@ -35,6 +35,10 @@ STORE_ERRORS = (*STORE_ONLY_ERRORS, OSError)
 
 ABSENT = {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}  # the latter for an alias nobody has set
 TRAINING_PAGES = {"mlflow.experimentKind": "custom_model_development"}  # not those for traces of agents
+FROM_SQLALCHEMY = re.compile(
+    r"\(raised as a result of [^)]*\)|\[SQL: .*|\(Background on this error at: .*", re.DOTALL
+)
+"""What it adds to a database's words, all of which an MLflow server passes on: statements, with their values."""
 OPENING_TRIES = 2
 """Of a database that cannot be opened: MLflow's ten take 102 s, within which nothing would say what is wrong."""
 MAX_PARAMS_AT_ONCE = 100  # MLflow's limit
@@ -157,7 +161,8 @@ def in_one_line(error: BaseException) -> str:
     """
     while not getattr(error, "errno", None) and (cause := error.__cause__ or error.__context__) is not None:
         error = cause
-    return re.sub(r"\s+", " ", str(error))[:300] or type(error).__name__
+    text = FROM_SQLALCHEMY.sub("", str(error))
+    return re.sub(r"\s+", " ", text).strip()[:300] or type(error).__name__
 
 
 def create_run(

@@ -35,6 +35,17 @@ def test_what_the_system_refuses_is_told_and_not_what_it_was_asked_before():
     assert in_one_line(away) == in_one_line(refused)
 
 
+def test_a_database_behind_an_mlflow_server_is_told_of_without_its_statements():
+    passed_on = MlflowException(
+        "BAD_REQUEST: (raised as a result of Query-invoked autoflush; consider using a session.no_autoflush block "
+        "if this flush is occurring prematurely)\n(psycopg2.errors.ReadOnlySqlTransaction) cannot execute INSERT "
+        "in a read-only transaction\n\n[SQL: INSERT INTO tags (value) VALUES (%(value)s)]\n"
+        "[parameters: {'value': 'secret'}]\n(Background on this error at: https://sqlalche.me/e/20/2j85)"
+    )
+    refused = "(psycopg2.errors.ReadOnlySqlTransaction) cannot execute INSERT in a read-only transaction"
+    assert in_one_line(passed_on) == f"BAD_REQUEST: {refused}"
+
+
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_database_that_cannot_be_opened_is_told_soon(
     exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

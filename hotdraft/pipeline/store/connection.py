@@ -60,7 +60,10 @@ def open_client(config: HotdraftConfig) -> MlflowClient:
     path = sqlite_path(config.tracking_uri)
     if path is not None:
         _create_sqlite(path)
-    return MlflowClient(tracking_uri=config.tracking_uri, registry_uri=config.tracking_uri)
+    try:
+        return MlflowClient(tracking_uri=config.tracking_uri, registry_uri=config.tracking_uri)
+    except ModuleNotFoundError as error:  # the database's driver, which hotdraft does not come with
+        raise MlflowException(str(error)) from error
 
 
 @event.listens_for(Pool, "checkout")

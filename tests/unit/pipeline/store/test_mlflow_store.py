@@ -46,6 +46,16 @@ def test_a_database_behind_an_mlflow_server_is_told_of_without_its_statements():
     assert in_one_line(passed_on) == f"BAD_REQUEST: {refused}"
 
 
+def test_a_database_whose_driver_is_not_installed_cannot_be_used(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pymysql", None)
+    config = HotdraftConfig(target="t", run_dir=tmp_path, tracking={"uri": "mysql+pymysql://me:secret@db/mlflow"})
+    with (
+        pytest.raises(StoreError, match=r"^the MLflow store mysql\+pymysql://\*\*\*@db/mlflow .*pymysql.*$"),
+        store_errors(config),
+    ):
+        open_client(config)
+
+
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_database_that_cannot_be_opened_is_told_soon(
     exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

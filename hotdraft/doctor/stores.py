@@ -8,14 +8,14 @@ from urllib.parse import urlsplit
 
 import fsspec
 import httpx
-from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
 
 from hotdraft.doctor.finding import Finding, ok, problem, warning
 from hotdraft.pipeline.config.origins import without_password
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.replay.folder import QUARANTINE
 from hotdraft.pipeline.store.adapter_version import UNKNOWN
-from hotdraft.pipeline.store.connection import STORE_ERRORS, lost, sqlite_path
+from hotdraft.pipeline.store.connection import STORE_ERRORS, in_one_line, lost, open_client, sqlite_path
 from hotdraft.pipeline.system.disk import nearest_folder
 
 HEALTH_SECONDS = 5.0
@@ -83,11 +83,12 @@ def examine_mlflow(config: HotdraftConfig) -> Iterator[Finding]:
     try:
         if config.has_remote_store:  # MLflow itself tries for long before it gives up
             httpx.get(f"{uri.rstrip('/')}/health", timeout=HEALTH_SECONDS, follow_redirects=True).raise_for_status()
-        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-        versions = client.search_model_versions(f"name = '{config.tracking.registered_model}'", max_results=1000)
+        wanted = f"name = '{config.tracking.registered_model}'"
+        versions = open_client(config).search_model_versions(wanted, max_results=1000)
     except (*STORE_ERRORS, httpx.HTTPError) as error:
-        first_line = without_password(str(error)).strip().partition("\n")[0]
-        yield problem("MLflow store", f"{shown}: {first_line}", _mend_mlflow(config, str(error)))
+        yield problem(
+            "MLflow store", f"{shown}: {without_password(in_one_line(error))}", _mend_mlflow(config, error)
+        )
         return
     foreign = sum(version.tags.get("status", UNKNOWN) == UNKNOWN for version in versions)
     says = f"{shown} answered in {time.monotonic() - began:.2f} s, {len(versions)} adapter versions"
@@ -96,12 +97,15 @@ def examine_mlflow(config: HotdraftConfig) -> Iterator[Finding]:
     yield ok("MLflow store", says)
 
 
-def _mend_mlflow(config: HotdraftConfig, error: str) -> str:
+def _mend_mlflow(config: HotdraftConfig, error: Exception) -> str:
     uri = config.tracking_uri
-    if "out-of-date database schema" in error:
+    if "out-of-date database schema" in str(error):
         return f"`mlflow db upgrade {without_password(uri)}`, after a copy of the database is made"
-    if "Invalid Host header" in error:
+    if "Invalid Host header" in str(error):
         return f"start it with `mlflow server --allowed-hosts {urlsplit(uri).netloc.rpartition('@')[2]}`"
+    if config.has_remote_store and isinstance(error, MlflowException):  # it answers
+        what = "see in that server's log whether its database is up, or set `tracking: {uri: …}` to where MLflow is"
+        return f"{what}; serving goes on without it"
     if config.has_remote_store:
         return "start the MLflow server, or set `tracking: {uri: …}` to where it is; serving goes on without it"
     return "see that the database is up and that `tracking: {uri: …}` is right; serving goes on without it"

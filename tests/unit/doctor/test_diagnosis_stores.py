@@ -211,6 +211,21 @@ def tenant() -> Iterator[tuple[int, type[BaseHTTPRequestHandler]]]:
     server.server_close()
 
 
+def test_an_mlflow_server_that_answers_without_its_database_is_not_to_be_started(tmp_path, tenant, monkeypatch):
+    port, handler = tenant
+
+    def answer(self: BaseHTTPRequestHandler) -> None:
+        self.send_response(200 if self.path == "/health" else 503)
+        self.end_headers()
+
+    handler.do_GET = answer
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    found = only(examine_mlflow(config_of(tmp_path, tracking={"uri": f"http://127.0.0.1:{port}"})))
+    assert found.state == "problem"
+    assert found.says == f"http://127.0.0.1:{port}: too many 503 error responses"
+    assert "whether its database is up" in (found.mend or "")
+
+
 def test_vllm_with_the_loop_in_it_is_no_other_program(tmp_path, tenant):
     port, handler = tenant
     handler.body = b'{"version": "0.32.0"}'

@@ -189,11 +189,16 @@ class JobRecords:
         return is_locked(self._path(job_id, "lock"))
 
     def _forget_oldest(self, jobs: Sequence[Job]) -> None:
-        """Of `jobs`, newest first, but not what is unfinished, nor the one that was finished last."""
-        worked = [job for job in jobs if job.work is not None]
-        finished = [job for job in worked if job.state in VERDICTS]
-        kept = {job.id for job in (*worked[:1], *finished[:1])}
+        """Of `jobs`, newest first, but not what is unfinished, nor the one that was finished last.
+
+        Those whose work another went on with are the first: a store that is away for a night leaves hundreds.
+        """
+        works = {job.id: job.work.id for job in jobs if job.work is not None}
+        newest = {work: job_id for job_id, work in reversed(works.items())}
+        finished = [job.id for job in jobs if job.id in works and job.state in VERDICTS]
+        kept = {*list(works)[:1], *finished[:1]}
         ids = sorted((path.stem for path in self._folder.glob("*.json")), reverse=True)
+        ids.sort(key=lambda job_id: job_id in works and newest[works[job_id]] != job_id)
         for job_id in set(ids[MAX_RECORDS - 1 :]) - kept:
             for suffix in ("json", "lock", "cancel"):
                 self._path(job_id, suffix).unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from hotdraft.pipeline.loop import jobs as jobs_module
 from hotdraft.pipeline.loop.job_progress import JobProgress
+from hotdraft.pipeline.loop.job_record import JobWork
 from hotdraft.pipeline.loop.job_watch import follow_job
 from hotdraft.pipeline.loop.jobs import JobEndedError, JobRecords, JobRunningError, UnknownJobError
 
@@ -237,6 +238,27 @@ def test_the_oldest_records_are_forgotten(records, monkeypatch, tmp_path):
         made.append(job.id)
     assert [job.id for job in records.jobs()] == made[:1:-1]
     assert {path.stem for path in (tmp_path / "jobs").glob("*/*.*[!n]")} == set(made[2:])
+
+
+def test_an_outage_of_many_tries_takes_no_other_job_from_the_records(records, monkeypatch):
+    monkeypatch.setattr(jobs_module, "MAX_RECORDS", 4)
+    before = []
+    for _ in range(2):
+        with records.begin("loop") as job:
+            job.note(JobWork(job.id, "recipe", last_request="r1", parent_version=0))
+            job.end("rejected", "worse")
+        before.append(job.id)
+    with records.begin("loop") as first:
+        first.note(work := JobWork(first.id, "recipe", last_request="r2", parent_version=0))
+        first.work_folder.mkdir()
+        first.end("interrupted", "the store is away")
+    for _ in range(5):
+        with records.begin("loop") as job:
+            job.note(work)
+            job.end("interrupted", "the store is away")
+    left = [job.id for job in records.jobs()]
+    assert (left[0], left[-2:]) == (job.id, before[::-1])
+    assert records.unfinished() == records.jobs()[0]
 
 
 def test_a_record_that_cannot_be_read_is_passed_over(records, caplog, tmp_path):

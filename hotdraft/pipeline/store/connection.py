@@ -160,9 +160,10 @@ def store_errors(config: HotdraftConfig, kinds: tuple[type[Exception], ...] = ST
 def in_one_line(error: BaseException) -> str:
     """What began it: MLflow's own words for a refused connection are four lines, for a full disk they are SQL.
 
-    What the system says has begun nowhere else: a folder that cannot be made was also looked for before.
+    What the system says has begun nowhere else: a folder that cannot be made was also looked for before. Nor has
+    what has no words, as SQLAlchemy's of a connection that it gives up.
     """
-    while not getattr(error, "errno", None) and (cause := error.__cause__ or error.__context__) is not None:
+    while not getattr(error, "errno", None) and (cause := error.__cause__ or error.__context__) and cause.args:
         error = cause
     text = FROM_SQLALCHEMY.sub("", str(error))
     return re.sub(r"\s+", " ", text).strip()[:300] or type(error).__name__

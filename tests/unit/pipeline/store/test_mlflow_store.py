@@ -11,6 +11,7 @@ import yaml
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.store.db import utils as db_utils
+from sqlalchemy.exc import InvalidatePoolError
 
 from hotdraft import cli
 from hotdraft.pipeline.config.settings import HotdraftConfig
@@ -54,6 +55,15 @@ def test_a_database_whose_driver_is_not_installed_cannot_be_used(tmp_path, monke
         store_errors(config),
     ):
         open_client(config)
+
+
+def test_a_database_that_went_away_beneath_a_connection_is_told_in_its_own_words():
+    refused = Exception("connection refused")
+    refused.__context__ = InvalidatePoolError()
+    away = MlflowException("four lines")
+    away.__cause__ = refused
+    assert in_one_line(away) == "connection refused"
+    assert in_one_line(TimeoutError()) == "TimeoutError"
 
 
 @pytest.mark.parametrize("exists", [True, False])

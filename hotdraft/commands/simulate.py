@@ -195,6 +195,7 @@ def run(
 def _show_curves(console: "Console", settings: "HotdraftConfig") -> None:
     """Say where MLflow has the curves of the newest serving run, if it has any."""
     with waiting("asking MLflow"):
+        from hotdraft.pipeline.config.origins import without_password
         from hotdraft.pipeline.store.connection import STORE_ERRORS, StoreError, require_store
         from hotdraft.pipeline.store.tracking import curves_page
 
@@ -204,8 +205,9 @@ def _show_curves(console: "Console", settings: "HotdraftConfig") -> None:
             page = curves_page(settings)
     if page is None:
         return
-    base = settings.tracking_uri if settings.has_remote_store else "http://127.0.0.1:5000"
-    command = "" if settings.has_remote_store else f"mlflow ui --backend-store-uri {settings.tracking_uri}, then "
+    uri = without_password(settings.tracking_uri)
+    base = uri if settings.has_remote_store else "http://127.0.0.1:5000"
+    command = "" if settings.has_remote_store else f"mlflow ui --backend-store-uri {uri}, then "
     console.print(f"curves   {command}{base.rstrip('/')}{page}", highlight=False, soft_wrap=True)
 
 

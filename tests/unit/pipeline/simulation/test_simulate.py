@@ -20,6 +20,26 @@ KEYS = {
 }  # fmt: skip
 
 
+def test_where_the_curves_are_is_told_without_the_password_of_the_database(tmp_path, config, monkeypatch):
+    monkeypatch.setattr("hotdraft.pipeline.store.tracking.curves_page", lambda _: "/#/experiments/1/runs/abc")
+    monkeypatch.setenv("HOTDRAFT_TRACKING__URI", "postgresql://me:secret@db:5432/mlflow")
+    write_traffic(tmp_path / "one.jsonl", [ask("sums", "sum")])
+    with fake_server() as (url, _):
+        result = cli(
+            simulate,
+            "--traffic",
+            tmp_path / "one.jsonl",
+            "--config",
+            config,
+            "--out",
+            tmp_path / "out",
+            "--url",
+            url,
+        )
+    assert "--backend-store-uri postgresql://me:**********@db:5432/mlflow, then" in result.output
+    assert "secret" not in result.output
+
+
 def test_the_report_counts_what_the_server_said(tmp_path, config):
     write_traffic(tmp_path / "one.jsonl", [ask("sums", f"sum {n}") for n in range(12)])
     write_traffic(tmp_path / "two.jsonl", [ask("sql", f"query {n}") for n in range(20)])

@@ -103,6 +103,8 @@ def _mend_mlflow(config: HotdraftConfig, error: Exception) -> str:
         return f"`mlflow db upgrade {without_password(uri)}`, after a copy of the database is made"
     if "Invalid Host header" in str(error):
         return f"start it with `mlflow server --allowed-hosts {urlsplit(uri).netloc.rpartition('@')[2]}`"
+    if isinstance(error.__cause__, ModuleNotFoundError):
+        return "install that driver of the database: PostgreSQL's comes with `pip install '.[postgres]'`"
     if config.has_remote_store and isinstance(error, MlflowException):  # it answers
         what = "see in that server's log whether its database is up, or set `tracking: {uri: …}` to where MLflow is"
         return f"{what}; serving goes on without it"

@@ -3,6 +3,7 @@
 import shutil
 import socket
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -209,6 +210,13 @@ def tenant() -> Iterator[tuple[int, type[BaseHTTPRequestHandler]]]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+def test_a_database_without_its_driver_wants_it_installed(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pymysql", None)
+    found = only(examine_mlflow(config_of(tmp_path, tracking={"uri": "mysql+pymysql://me:pass@db/mlflow"})))
+    assert (found.state, "pymysql" in found.says) == ("problem", True)
+    assert "install that driver" in (found.mend or "")
 
 
 def test_an_mlflow_server_that_answers_without_its_database_is_not_to_be_started(tmp_path, tenant, monkeypatch):

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from mlflow import MlflowClient
 
@@ -56,6 +57,7 @@ class ServingTracker:
         self._tell_at = time.monotonic() + config.tracking.served_seconds
         self._client: MlflowClient | None = None
         self._run_id: str | None = None
+        self._run_file = config.run_dir / "serving_run"
         self._first_run_id: str | None = None
         """Under which versions are told what they served: under another one it would count twice."""
         self._params_logged = False
@@ -128,6 +130,7 @@ class ServingTracker:
 
     def _open_run(self, client: MlflowClient) -> str:
         config = self._config
+        self._end_former(client)
         experiment = experiment_id(client, config, config.tracking.serving_experiment)
         tags = {
             "hotdraft.target": config.target,
@@ -135,7 +138,19 @@ class ServingTracker:
             "hotdraft.k": str(config.engine.k),
         }
         name = f"serving {config.served_model_name}, {local_time(self._started, MINUTES)}"
-        return create_run(client, experiment, name, "hotdraft serve", tags, started=self._started)
+        run_id = create_run(client, experiment, name, "hotdraft serve", tags, started=self._started)
+        with suppress(OSError):  # points are sent all the same
+            self._run_file.write_text(run_id)
+        return run_id
+
+    def _end_former(self, client: MlflowClient) -> None:
+        """One of a server that was killed, or ended while the store was away: it would be under way for ever."""
+        try:
+            former = self._run_file.read_text()
+        except (OSError, UnicodeDecodeError):
+            return
+        if former and has_run(client, former) and client.get_run(former).info.status == "RUNNING":
+            client.set_terminated(former, "KILLED")
 
     def _log_params(self, client: MlflowClient, run_id: str) -> None:
         config = self._config

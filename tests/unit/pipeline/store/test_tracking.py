@@ -170,6 +170,20 @@ def test_run_in_a_real_store_links_versions_to_their_training_runs(store_config,
     assert curves_page(store_config) == page
 
 
+def test_the_run_of_a_server_that_was_killed_is_ended_by_the_next_one(store_config):
+    killed, ended, last = (ServingTracker(every(store_config, 60)) for _ in range(3))
+    killed.curves.count(requests=1, rounds=1, tokens=2)
+    killed.curves.end_interval()
+    killed._try_to_send()
+    for tracker in (ended, last):
+        tracker.start()
+        tracker.curves.count(requests=1, rounds=1, tokens=2)
+        tracker.stop()
+    client = open_client(store_config)
+    statuses = [client.get_run(tracker.run_id).info.status for tracker in (killed, ended, last)]
+    assert statuses == ["KILLED", "FINISHED", "FINISHED"]
+
+
 def test_what_a_version_served_is_told_when_it_is_swapped_out_and_at_the_end(store_config, tmp_path):
     version, _ = published(store_config, tmp_path / "adapter")
     registry = AdapterRegistry(store_config)

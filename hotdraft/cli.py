@@ -4,6 +4,7 @@ import io
 import logging
 import os
 import sys
+import tempfile
 import warnings
 from typing import Annotated, Any
 
@@ -95,6 +96,10 @@ def main() -> None:
     if sys.stderr is sys.__stderr__ and isinstance(sys.stderr, io.TextIOWrapper):
         heard = io.BufferedWriter(_Unheard(sys.stderr.fileno(), "w", closefd=False))
         sys.stderr = io.TextIOWrapper(heard, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:  # all are full, or read only: libraries ask for one when imported, few ever use it
+        tempfile.tempdir = os.environ.get("TMPDIR", "/tmp")
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     warnings.filterwarnings("ignore", category=FutureWarning, module=OTHERS)
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -148,6 +148,23 @@ def test_a_log_on_a_full_disk_ends_nothing(tmp_path: Path) -> None:
     assert "off" in done.stdout
 
 
+def test_whoever_imports_what_asks_for_a_temporary_folder_goes_on_where_all_are_full(tmp_path: Path) -> None:
+    program = """
+import resource, sys, tempfile
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+from hotdraft.cli import main
+sys.argv = ["hotdraft", "--version"]
+try:
+    main()
+finally:
+    print(tempfile.gettempdir())
+"""
+    words = [sys.executable, "-B", "-c", program]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout.splitlines()[1:]) == (0, [str(tmp_path)]), done.stderr
+
+
 def test_python_without_docstrings_is_told_of() -> None:
     done = subprocess.run([sys.executable, "-OO", "-m", "hotdraft", "doctor"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")

@@ -58,7 +58,7 @@ def _findings(path: Path | None) -> "list[Finding]":
         from hotdraft.doctor.model_fit import examine_fit
         from hotdraft.doctor.packages import examine_packages
         from hotdraft.doctor.run_dir import examine_run_dir
-        from hotdraft.doctor.server import examine_access, examine_port
+        from hotdraft.doctor.server import examine_access, examine_files, examine_port
         from hotdraft.doctor.stores import examine_mlflow, examine_replay
         from hotdraft.doctor.vllm import examine_vllm
 
@@ -75,6 +75,7 @@ def _findings(path: Path | None) -> "list[Finding]":
                 ("replay buffer", STORE_SECONDS, lambda: examine_replay(settings)),
                 ("MLflow store", STORE_SECONDS, lambda: examine_mlflow(settings)),
                 ("port", STORE_SECONDS, lambda: examine_port(settings)),
+                ("open files", LOCAL_SECONDS, lambda: examine_files(settings)),
                 ("API keys", STORE_SECONDS, lambda: examine_access(settings)),
                 ("jobs", STORE_SECONDS, lambda: examine_jobs(settings, path)),
             ]

@@ -11,6 +11,7 @@ from hotdraft.doctor.finding import Finding, ok, problem, warning
 from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.serving.http.access import is_loopback, read_admin_keys, read_api_keys
+from hotdraft.serving.http.connections import connection_limit
 
 ANSWER_SECONDS = 3.0
 ANY = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
@@ -79,6 +80,16 @@ def _ask(url: str) -> dict[str, Any]:
     except (httpx.HTTPError, ValueError):
         return {}
     return says if isinstance(says, dict) else {}
+
+
+def examine_files(config: HotdraftConfig) -> Iterator[Finding]:
+    try:
+        room = connection_limit(config.server.max_connections)
+    except ConfigError as error:
+        mend = "raise it where the server is started: `ulimit -n 4096`, LimitNOFILE of systemd, --ulimit of Docker"
+        yield problem("open files", str(error), mend)
+    else:
+        yield ok("open files", f"room for {room} connections")
 
 
 def examine_access(config: HotdraftConfig) -> Iterator[Finding]:

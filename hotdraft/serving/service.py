@@ -70,6 +70,7 @@ def serve(
     signal.signal(signal.SIGTERM, end)  # until the server runs
     configure_logging(config.server.log_format, log_requests=config.server.log_requests)
     api_keys, admin_keys = read_api_keys(config.server), read_admin_keys(config.server)
+    connections = Connections(config.server, connection_limit(config.server.max_connections))
     buffer = ReplayBuffer.of(config)
     forget_served_states(config)
     engine = build_engine(config, buffer, on_step)
@@ -80,7 +81,6 @@ def serve(
     tracker = ServingTracker(config)
     registry, records, controls = AdapterRegistry(config), JobRecords(config.run_dir), ControlFile(config.run_dir)
     k_override = KOverride(engine, controls)
-    connections = Connections(config.server, connection_limit(config.server.max_connections))
     sync = supervisor = None
     if config.draft is not None:
         watch = AcceptanceWatch(Trials(config, server=uuid4().hex[:8]), registry)

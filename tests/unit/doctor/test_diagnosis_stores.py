@@ -1,5 +1,6 @@
 """What `hotdraft doctor` says of stores, disk and port, and that it waits for none of them for long."""
 
+import resource
 import shutil
 import socket
 import sqlite3
@@ -17,7 +18,7 @@ import pytest
 from hotdraft.doctor import preflight, run_dir
 from hotdraft.doctor.finding import Finding, ok, within
 from hotdraft.doctor.run_dir import examine_run_dir
-from hotdraft.doctor.server import examine_access, examine_port
+from hotdraft.doctor.server import examine_access, examine_files, examine_port
 from hotdraft.doctor.stores import examine_mlflow, examine_replay
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store.connection import open_client
@@ -302,3 +303,14 @@ def test_who_may_ask(tmp_path):
     for found in examined(api_key_file=tmp_path / "keys", admin_key_file=tmp_path / "keys"):
         assert (found.state, found.says[:2]) == ("ok", "2,")
         assert "secret" not in found.says
+
+
+def test_a_limit_on_open_files_that_would_keep_serve_from_serving_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: None)
+    config = config_of(tmp_path)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (4096, 4096))
+    assert only(examine_files(config)).state == "ok"
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (64, 64))
+    found = only(examine_files(config))
+    assert found.state == "problem"
+    assert "this process may open 64 files" in found.says

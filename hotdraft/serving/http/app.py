@@ -45,6 +45,7 @@ def create_app(
         description="OpenAI-compatible serving whose speculative draft learns from its traffic.",
         docs_url=None,  # FastAPI's own pages load their scripts from the internet
         redoc_url=None,
+        redirect_slashes=False,  # each path that is redirected would be a label of metrics
     )
     add_error_handlers(app)
     # Applied from the last to the first: every answer, a refusal too, has a request id.

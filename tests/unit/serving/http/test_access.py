@@ -146,3 +146,9 @@ def test_methods_that_http_does_not_name_become_no_labels(guarded: str) -> None:
     assert {reply.status_code for reply in replies} == {405}
     assert replies[0].json()["error"]["code"] == "unknown_method"
     assert "ZZ" not in httpx.get(f"{guarded}/metrics").text
+
+
+def test_paths_with_a_slash_too_many_become_no_labels(guarded: str) -> None:
+    replies = [httpx.get(f"{guarded}/docs/page-{number}/") for number in range(5)]
+    assert {reply.status_code for reply in replies} == {404}
+    assert "page-" not in httpx.get(f"{guarded}/metrics").text

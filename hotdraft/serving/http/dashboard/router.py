@@ -46,6 +46,10 @@ def dashboard_router() -> APIRouter:
     async def page() -> Response:
         return response("index.html", page_content)
 
+    @router.get("/dashboard/")
+    async def with_a_slash() -> RedirectResponse:
+        return RedirectResponse("../dashboard")
+
     @router.get("/dashboard/{name}")
     async def asset(name: str) -> Response:
         if name not in contents:

@@ -19,7 +19,7 @@ STATIC = Path(dashboard.__file__).with_name("static")
 
 @pytest.fixture(scope="module")
 def client() -> TestClient:
-    app = FastAPI()
+    app = FastAPI(redirect_slashes=False)  # as the server's
     add_error_handlers(app)
     app.include_router(dashboard_router())
     return TestClient(app)
@@ -43,6 +43,12 @@ def test_every_file_is_served_with_a_strict_policy(client: TestClient) -> None:
 @pytest.mark.parametrize("name", ["nothing.js", "..%2frouter.py", "%2e%2e/router.py", "index.html"])
 def test_nothing_else_is_served(client: TestClient, name: str) -> None:
     assert client.get(f"/dashboard/{name}").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/", "/dashboard/"])
+def test_whoever_types_its_address_otherwise_finds_it(client: TestClient, path: str) -> None:
+    page = client.get(path)
+    assert (page.status_code, page.url.path) == (200, "/dashboard")
 
 
 def test_nothing_comes_from_elsewhere_and_nothing_is_inserted_as_markup() -> None:

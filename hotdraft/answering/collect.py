@@ -50,16 +50,21 @@ Advance = Callable[[int, int], None]
 
 
 def collect(
-    config: HotdraftConfig, items: Sequence[Prompt | Text], buffer: ReplayBuffer, draft_folder: Path | None
+    config: HotdraftConfig,
+    items: Sequence[Prompt | Text],
+    buffer: ReplayBuffer,
+    draft_folder: Path | None,
+    weights: str | None = None,
 ) -> dict[str, Collection[str]]:
     """Bring `buffer` to hold all that is to be learned from `items`, in their order.
 
     That is the target's answer to every prompt, every piece of text scored, and for `on_policy_fraction` of
     the prompts an answer of the draft in `draft_folder`, scored; none of these without a folder. Gives the ids
     of each kind. Prompts too long for `engine.max_model_len`, and answers that failed, are counted in a line of
-    output each and left out. Raises `CollectError`.
+    output each and left out. `weights` are the target's fingerprint, for which all of it is read if it is not
+    given. Raises `CollectError`.
     """
-    tokenizer, weights = load_tokenizer(config.target), fingerprint(config.target)
+    tokenizer, weights = load_tokenizer(config.target), weights or fingerprint(config.target)
     requests = answer_requests(config, tokenizer, [item for item in items if isinstance(item, Prompt)], weights)
     pieces = text_pieces(config, tokenizer, [item for item in items if isinstance(item, Text)], weights)
     on_policy = {} if draft_folder is None else on_policy_requests(config, requests, fingerprint(str(draft_folder)))

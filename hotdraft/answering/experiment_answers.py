@@ -48,5 +48,6 @@ def answers_of(config: HotdraftConfig, folder: Path, streams: Sequence[Stream]) 
     settings = config.apart(folder).model_copy(update={"predistill": predistill})
     buffer = ReplayBuffer.of(settings)
     prompts = [prompt for stream in streams for prompt in (*stream.prompts, *stream.probes, *stream.more)]
-    collect(settings, prompts, buffer, None)
-    return Answers(settings, buffer, fingerprint(settings.target))
+    weights = fingerprint(settings.target)
+    collect(settings, prompts, buffer, None, weights)
+    return Answers(settings, buffer, weights)

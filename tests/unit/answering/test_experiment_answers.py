@@ -14,7 +14,7 @@ def test_answers_are_recorded_beside_the_results_and_not_among_traffic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffers: list[ReplayBuffer] = []
-    monkeypatch.setattr(experiment_answers, "collect", lambda _, __, buffer, ___: buffers.append(buffer))
+    monkeypatch.setattr(experiment_answers, "collect", lambda _, __, buffer, *___: buffers.append(buffer))
     monkeypatch.setattr(experiment_answers, "fingerprint", str)
     config = HotdraftConfig(target="t", draft="d", replay={"url": str(tmp_path / "live")})
     answers_of(config, tmp_path / "answers", [])

@@ -1,15 +1,12 @@
 """`hotdraft distill`: teach the draft what the target answered."""
 
 import json
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hotdraft.commands.options import ConfigOption, waiting
+from hotdraft.pipeline.system.stop_signals import stopped_by_signals
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,7 +50,7 @@ def distill(
 def _follow(settings: "HotdraftConfig") -> None:
     from hotdraft.pipeline.system.run_lock import run_lock
 
-    with run_lock(settings.run_dir, "trainer"), _stopped_by_signals() as stop:
+    with run_lock(settings.run_dir, "trainer"), stopped_by_signals() as stop:
         from hotdraft.training.fit.progress_bar import quiet_trainer
         from hotdraft.training.online.follow import follow
 
@@ -81,7 +78,7 @@ def _once(settings: "HotdraftConfig", as_json: bool, job_id: str | None, lock: i
     console = Console(stderr=as_json, markup=False)
     records = JobRecords(settings.run_dir)
     result = None
-    with _stopped_by_signals() as stop:
+    with stopped_by_signals() as stop:
         try:
             job = records.begin("command") if job_id is None else records.inherit(job_id, lock)
         except (JobRunningError, JobEndedError) as error:
@@ -129,25 +126,3 @@ def _show(result: "JobResult", console: "Console") -> None:
     table.add_row("seconds", f"{result.seconds:.0f}")
     table.add_row("MLflow run", result.run_id)
     console.print(table)
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that the first SIGTERM or SIGINT sets; a second one does what it does elsewhere."""
-    stop = threading.Event()
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def ask(*_: object) -> None:
-        stop.set()
-        restore()
-
-    for number in before:
-        signal.signal(number, ask)
-    try:
-        yield stop
-    finally:
-        restore()

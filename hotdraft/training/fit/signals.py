@@ -1,42 +1,31 @@
-"""Ending a run at Ctrl-C, or as its machine goes down, without losing the steps since its last checkpoint."""
+"""Ending a run at a signal, at which Lightning ends it within a step or a look, where nothing can be kept of it."""
 
-import signal
-from types import FrameType
-from typing import Any
+from contextlib import ExitStack
+from threading import Event
 
 from lightning.pytorch.callbacks import Callback
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM)
+from hotdraft.pipeline.system.stop_signals import stopped_by_signals
 
 
 class StopAtSignals(Callback):
     """A `StopSignal` that the first SIGINT or SIGTERM during training sets; a second does what it does elsewhere.
 
-    Lightning ends a run at once, within a step or a look, where nothing can be kept of it. Its own handlers, which
-    it has set by the time that training starts, are passed over.
+    Lightning's own handlers, which it has set by the time that training starts, are passed over.
     """
 
     def __init__(self) -> None:
-        self._asked = False
-        self._before: dict[int, Any] = {}
+        self._handlers = ExitStack()
+        self._stop = Event()
 
     def is_set(self) -> bool:
-        return self._asked
+        return self._stop.is_set()
 
     def on_train_start(self, *_: object) -> None:
-        for number in NUMBERS:
-            self._before[number] = signal.signal(number, self._ask)
+        self._stop = self._handlers.enter_context(stopped_by_signals())
 
     def on_train_end(self, *_: object) -> None:
-        self._restore()
+        self._handlers.close()
 
     def on_exception(self, *_: object) -> None:
-        self._restore()
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
-        self._restore()
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._handlers.close()

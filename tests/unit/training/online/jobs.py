@@ -1,4 +1,12 @@
-"""What tests of jobs do to them."""
+"""What tests of jobs do to them, and find of them."""
+
+import pytest
+
+from hotdraft.pipeline.loop.jobs import JobRecords
+from hotdraft.pipeline.store.registry import AdapterRegistry
+from hotdraft.training.fit.resume import JobInterruptedError
+from hotdraft.training.online.job import run_job
+from hotdraft.training.online.unfinished import unfinished
 
 
 class StopAfter:
@@ -28,3 +36,19 @@ class Meanwhile(StopAfter):
 
 def with_distill(config, **values):
     return config.model_copy(update={"distill": config.distill.model_copy(update=values)})
+
+
+def left(config):
+    """The job that the next one goes on with."""
+    return unfinished(JobRecords(config.run_dir), config)
+
+
+def folders(config):
+    return {path.name for path in (config.run_dir / "jobs").glob("????????-??????-??????")}
+
+
+def interrupted(config, buffer):
+    """What a job leaves that is stopped before it trains."""
+    with pytest.raises(JobInterruptedError):
+        run_job(config, buffer=buffer, registry=AdapterRegistry(config), stop=StopAfter(1))
+    return left(config)

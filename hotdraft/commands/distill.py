@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hotdraft.commands.options import ConfigOption, waiting
-from hotdraft.pipeline.system.stop_signals import stopped_by_signals
+from hotdraft.pipeline.processes.stop_signals import stopped_by_signals
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,7 +5,7 @@ from threading import Event
 
 from lightning.pytorch.callbacks import Callback
 
-from hotdraft.pipeline.system.stop_signals import stopped_by_signals
+from hotdraft.pipeline.processes.stop_signals import stopped_by_signals
 
 
 class StopAtSignals(Callback):

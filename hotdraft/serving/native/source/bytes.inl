@@ -37,7 +37,6 @@ struct Int8 {
         float scale;
         int32_t offset;
     };
-    static constexpr bool READS = true;
     static constexpr int VECTORS = GROUP_VECTORS, INPUT_BYTES = sizeof(Inputs);
     static int64_t row_bytes(int64_t inputs) { return rounded(inputs, GROUP) / GROUP * INPUT_BYTES; }
     static constexpr int block(int panels) { return panels > 2 ? 3 : 6; }
@@ -57,7 +56,7 @@ struct Int8 {
     template <int P, int T, class Ahead>
     static void tile(const char *panels, int64_t panel, const char *x, int64_t stride, int64_t vectors, const Ahead &ahead, Floats (&sums)[P][T]) {
         for (int64_t group = 0; group < vectors / GROUP_VECTORS; ++group) {
-            const char *weights = panels + group * GROUP_BYTES;
+            const char *const weights = panels + group * GROUP_BYTES, *const soon = ahead.at(group * GROUP_VECTORS);
             const Inputs *inputs_of[T];
             __m512i counts[P][T];
             for (int t = 0; t < T; ++t) {
@@ -67,7 +66,7 @@ struct Int8 {
 #pragma GCC unroll 4
             for (int i = 0; i < GROUP / 4; ++i) {
                 __m512i bytes[P];
-                ahead.ask(group * GROUP_VECTORS + i);
+                ahead.ask(soon + i * VECTOR);
                 for (int p = 0; p < P; ++p) bytes[p] = _mm512_load_si512(weights + p * panel + i * VECTOR);
                 for (int t = 0; t < T; ++t) {
                     const Alias32 *pairs = reinterpret_cast<const Alias32 *>(inputs_of[t]->values) + 2 * i;

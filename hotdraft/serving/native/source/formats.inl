@@ -1,23 +1,32 @@
 // The formats of weights: how inputs are brought to what they are multiplied with, and the innermost loops of a tile.
 
-// Memory that is asked for while a tile is computed, `count` lines with each vector of a panel. Into the second level's
-// cache: what goes straight to the first has few places to wait in.
+// Memory that is asked for while a tile is computed. Into the second level's cache: what goes straight to the first has
+// few places to wait in. `at` says where it lies for a vector of the panels, some vectors beyond which `ask` goes.
 struct Asking {
     const char *lines;
     int64_t stride;
-    int count;
+    int count;  // of lines with each vector
 
-    void ask(int64_t vector) const {
-        for (int line = 0; line < count; ++line) __builtin_prefetch(lines + line * stride + vector * VECTOR, 0, 2);
+    const char *at(int64_t vector) const { return lines + vector * VECTOR; }
+    void ask(const char *from) const {
+        for (int line = 0; line < count; ++line) __builtin_prefetch(from + line * stride, 0, 2);
     }
 };
 
 // How many vectors before its turn one is asked for where a panel is read but once.
 constexpr int64_t NEAR = 24;
 
-// The processor follows panels by itself, where nothing but reading them takes time.
-struct Nothing {
-    void ask(int64_t) const {}
+// So many vectors further on in P panels of `count` vectors, and behind their end in those that are read `next`.
+template <int P>
+struct Near {
+    const char *panels, *next;
+    int64_t stride, count;
+
+    const char *at(int64_t vector) const {
+        const int64_t further = vector + NEAR;
+        return further < count ? panels + further * VECTOR : next + (further - count) * VECTOR;
+    }
+    void ask(const char *from) const { Asking{from, stride, P}.ask(from); }
 };
 
 // Sums of a tile in vectors of the machine's own width: the compiler keeps those in registers, wider ones in memory.
@@ -51,11 +60,10 @@ constexpr int64_t inputs_of_step = Format::UNIT * Format::VECTORS;
 template <class Format>
 inline void add_step(const char *vectors, const char *inputs, Floats &sums) {
     if constexpr (Format::IS_MATRIX) return Format::add(vectors, inputs, sums);
-    else return Format::template tile<1, 1>(vectors, VECTOR, inputs, 0, 1, Nothing(), reinterpret_cast<Floats(&)[1][1]>(sums));
+    else return Format::template tile<1, 1>(vectors, VECTOR, inputs, 0, 1, Asking{}, reinterpret_cast<Floats(&)[1][1]>(sums));
 }
 
 struct Float32 : Blocks {
-    static constexpr bool READS = true;  // rather than computes, for one token
     static constexpr int UNIT = 1;     // neighbouring inputs in a vector
     static constexpr int VECTORS = 1;  // of a panel that go together
     static constexpr int INPUT_BYTES = 4;  // that are multiplied with them
@@ -65,10 +73,10 @@ struct Float32 : Blocks {
     }
 
     template <int P, int T, class Ahead>
-    static void tile(const char *panels, int64_t panel, const char *x, int64_t stride, int64_t vectors, const Ahead &ahead, Floats (&sums)[P][T]) {
+    [[gnu::always_inline]] static void tile(const char *panels, int64_t panel, const char *x, int64_t stride, int64_t vectors, const Ahead &ahead, Floats (&sums)[P][T]) {
         Registers<P, T> kept(sums);
         for (int64_t i = 0; i < vectors; ++i) {
-            ahead.ask(i);
+            ahead.ask(ahead.at(i));
             for (int p = 0; p < P; ++p)
                 for (int part = 0; part < PARTS; ++part) {
                     const Part weights = reinterpret_cast<const Part *>(panels + p * panel + i * VECTOR)[part];
@@ -84,7 +92,6 @@ struct Float32 : Blocks {
 struct Bfloat16 : Blocks {
     static constexpr int UNIT = 2, VECTORS = 1;
 #ifdef HD_BF16
-    static constexpr bool READS = true;
     static constexpr int INPUT_BYTES = 4;
     static int64_t row_bytes(int64_t inputs) { return rounded(inputs, GROUP) * 2; }
     static void convert(const float *from, int64_t inputs, char *to) {
@@ -93,31 +100,31 @@ struct Bfloat16 : Blocks {
     }
 
     template <int P, int T, class Ahead>
-    static void tile(const char *panels, int64_t panel, const char *x, int64_t stride, int64_t vectors, const Ahead &ahead, Floats (&sums)[P][T]) {
+    [[gnu::always_inline]] static void tile(const char *panels, int64_t panel, const char *x, int64_t stride, int64_t vectors, const Ahead &ahead, Floats (&sums)[P][T]) {
+        Registers<P, T> kept(sums);
+        auto &products = kept.parts[0];
         for (int64_t i = 0; i < vectors; ++i) {
             __m512bh weights[P];
-            ahead.ask(i);
-            for (int p = 0; p < P; ++p) {
-                weights[p] = (__m512bh)_mm512_load_si512(panels + p * panel + i * VECTOR);
-            }
+            ahead.ask(ahead.at(i));
+            for (int p = 0; p < P; ++p) weights[p] = (__m512bh)_mm512_load_si512(panels + p * panel + i * VECTOR);
 #pragma GCC unroll 9
             for (int t = 0; t < T; ++t) {
                 const __m512bh pair = (__m512bh)_mm512_set1_epi32(reinterpret_cast<const Alias32 *>(x + t * stride)[i]);
-                for (int p = 0; p < P; ++p) sums[p][t] = (Floats)_mm512_dpbf16_ps((__m512)sums[p][t], weights[p], pair);
+                for (int p = 0; p < P; ++p) products[p][t] = (Part)_mm512_dpbf16_ps((__m512)products[p][t], weights[p], pair);
             }
         }
+        kept.put_back(sums);
     }
 #else
-    static constexpr bool READS = false;
     static constexpr int INPUT_BYTES = 8;
     static int64_t row_bytes(int64_t inputs) { return Float32::row_bytes(inputs); }
     static void convert(const float *from, int64_t inputs, char *to) { Float32::convert(from, inputs, to); }
 
     template <int P, int T, class Ahead>
-    static void tile(const char *panels, int64_t panel, const char *x, int64_t stride, int64_t vectors, const Ahead &ahead, Floats (&sums)[P][T]) {
+    [[gnu::always_inline]] static void tile(const char *panels, int64_t panel, const char *x, int64_t stride, int64_t vectors, const Ahead &ahead, Floats (&sums)[P][T]) {
         Registers<P, T> kept(sums);
         for (int64_t i = 0; i < vectors; ++i) {
-            ahead.ask(i);
+            ahead.ask(ahead.at(i));
             for (int p = 0; p < P; ++p)
                 for (int part = 0; part < PARTS; ++part) {
                     const PartWords pairs = reinterpret_cast<const PartWords *>(panels + p * panel + i * VECTOR)[part];

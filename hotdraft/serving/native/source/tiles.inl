@@ -53,7 +53,7 @@ struct Product {
             const char *const next = !is_last ? weights + end * Format::VECTORS * VECTOR : at + P < to ? weights + P * panel : after;
             for (int64_t b = 0; b < blocks; ++b) {
                 const int64_t token = tokens * b / blocks;
-                const Step step{weights, begin, end, chunk > 0, is_last, ahead<P>(next, b, blocks)};
+                const Step step{weights, begin, end, chunk > 0, is_last, next, ahead<P>(next, b, blocks)};
                 tile_of<P, 1>(tokens * (b + 1) / blocks - token, step, at, token, kept, use);
             }
         }
@@ -70,6 +70,7 @@ struct Product {
         const char *weights;
         int64_t begin, end;
         bool goes_on, is_last;
+        const char *next;
         Asking ahead;
     };
 
@@ -91,9 +92,8 @@ struct Product {
         const int64_t first = step.begin * Format::VECTORS, count = (step.end - step.begin) * Format::VECTORS;
         const char *const weights = step.weights + first * VECTOR, *const x = inputs + token * stride + step.begin * Format::INPUT_BYTES;
         const auto multiply = [&](const auto &ahead) { Format::template tile<P, T>(weights, panel, x, stride, count, ahead, sums); };
-        if constexpr (T == 1 && Format::READS) multiply(Nothing());
-        else if (step.ahead.count) multiply(step.ahead);
-        else multiply(Asking{weights + NEAR * VECTOR, panel, P});
+        if (step.ahead.count) multiply(step.ahead);
+        else multiply(Near<P>{weights, step.next, panel, count});
         if (step.is_last) return use(at, token, sums);
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p)

@@ -22,8 +22,8 @@ class Measured:
     versions: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     """Peer → why it is missing."""
-    bandwidths: list[float] = field(default_factory=list)
-    """Bytes a second."""
+    bandwidths: dict[int, list[float]] = field(default_factory=dict)
+    """Concurrency → bytes a second that memory reads before or after plain decoding: others on it come and go."""
     costs: dict[int, list[dict[str, float]]] = field(default_factory=dict)
     """Concurrency → seconds of a draft step and of rounds."""
     swap: dict[str, float] | None = None
@@ -74,7 +74,6 @@ def _repeat(
 ) -> None:
     """One interleaved repeat; every other one goes backwards, so that no engine always follows the same."""
     ours = workers[OURS]
-    measured.bandwidths.append(ours.measure("bandwidth", 1)["bytes_per_second"])
     for concurrency in plan.settings.concurrency:
         if plan.settings.draft_folder is not None:
             measured.costs.setdefault(concurrency, []).append(ours.measure("costs", concurrency))
@@ -84,10 +83,18 @@ def _repeat(
                 continue
             tell(f"repeat {repeat + 1} of {plan.repeats}: {name}, {describe(mode)}, {concurrency} at once")
             with _Leaving(name, workers, measured):
+                is_limited = (name, mode) == (OURS, PLAIN)
+                before = _bandwidth(ours) if is_limited else 0.0
                 result = workers[name].run(mode, plan.prompts, plan.max_tokens, concurrency)
+                if is_limited:
+                    measured.bandwidths.setdefault(concurrency, []).append(max(before, _bandwidth(ours)))
                 if any(len(output) != plan.max_tokens for output in result.outputs):
                     raise WorkerError(f"{name} gave outputs that are not of {plan.max_tokens} tokens")
                 measured.measurements.append(Measurement(name, mode, concurrency, repeat, result))
+
+
+def _bandwidth(ours: Worker) -> float:
+    return ours.measure("bandwidth", 1)["bytes_per_second"]
 
 
 def _settings_of(name: str, plan: BenchPlan) -> EngineSettings:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
@@ -16,7 +17,7 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.inflate import INFLATED_FROM
 from hotdraft.pipeline.replay.draft_window import most_held
 from hotdraft.pipeline.system.processor import cpu_name
-from hotdraft.serving.benchmark.engines.engine import EngineSettings, Mode
+from hotdraft.serving.benchmark.engines.engine import PLAIN, EngineSettings, Mode
 from hotdraft.serving.benchmark.engines.weights import (
     bytes_per_step,
     embedding_bytes,
@@ -72,6 +73,7 @@ def build_report(
     rows = summarise(measured.measurements)
     best = best_rows(rows)
     equality = {(item.engine, item.mode, item.concurrency): item for item in equalities}
+    shares = plain_shares(measured, sizes.step)
     return {
         "environment": environment(plan),
         "versions": measured.versions,
@@ -89,8 +91,9 @@ def build_report(
             for row in rows
         ],
         "hotdraft": {
-            "bandwidth_gb_per_second": max(measured.bandwidths) / 1e9,
-            "plain_bandwidth_share": plain_shares(rows, sizes.step, max(measured.bandwidths)),
+            "bandwidth_gb_per_second": float(np.median([*chain(*measured.bandwidths.values())])) / 1e9,
+            "plain_bandwidth_share": {rows: float(np.median(told)) for rows, told in shares.items()},
+            "plain_bandwidth_share_by_repeat": shares,
             "speculation": [
                 {"k": row.mode.k, "concurrency": row.concurrency, **theory(row, measured.costs[row.concurrency])}
                 for row in rows
@@ -154,16 +157,18 @@ def theory(row: Row, costs: Sequence[dict[str, float]]) -> dict[str, float | Non
     }
 
 
-def plain_shares(rows: Sequence[Row], step_bytes: int, bytes_per_second: float) -> dict[str, float]:
-    """Concurrency → share of the memory bandwidth that our plain decoding reaches, where tokens came one by one."""
-    return {
-        str(row.concurrency): bandwidth_share(row.time_per_output_token.p50 / 1000, step_bytes, bytes_per_second)
-        for row in rows
-        if row.engine == OURS
-        and row.mode.kind == "plain"
-        and row.time_per_output_token is not None
-        and row.time_per_output_token.p50 > 0  # a text may come whole, as of tokens that are no characters
-    }
+def plain_shares(measured: Measured, step_bytes: int) -> dict[str, list[float]]:
+    """Concurrency → share of the memory bandwidth that our plain decoding reached, by repeat.
+
+    Where tokens came one by one: a text may come whole, as of tokens that are no characters.
+    """
+    shares = {}
+    for concurrency, limits in measured.bandwidths.items():
+        repeats = select(measured.measurements, OURS, PLAIN, concurrency).values()
+        limited = zip((item.decode_seconds_per_token for item in repeats), limits, strict=True)
+        if told := [bandwidth_share(seconds, step_bytes, limit) for seconds, limit in limited if seconds]:
+            shares[str(concurrency)] = told
+    return shares
 
 
 def memory_beyond(plan: BenchPlan, measured: Measured, sizes: Sizes) -> float | None:

@@ -7,6 +7,7 @@ import pytest
 from hotdraft.serving.benchmark.engines.engine import PLAIN, Mode, RunResult, Speculation
 from hotdraft.serving.benchmark.figures.report import plain_shares
 from hotdraft.serving.benchmark.figures.summary import Measurement, Percentiles, Row, Spread, best_rows, summarise
+from hotdraft.serving.benchmark.session import Measured
 
 K2 = Mode("speculative", 2)
 AUTO = Mode("speculative", "auto")
@@ -59,7 +60,15 @@ def test_times_of_tokens() -> None:
 def test_a_text_that_came_whole_says_nothing_of_the_bandwidth() -> None:
     whole = Measurement("hotdraft", PLAIN, 1, 0, RunResult(1.0, [[1, 2]], [[1.0, 1.0]], None))
     steps = Measurement("hotdraft", PLAIN, 2, 0, RunResult(1.0, [[1, 2]], [[0.5, 1.0]], None))
-    assert plain_shares(summarise([whole, steps]), step_bytes=100, bytes_per_second=400) == {"2": 0.5}
+    measured = Measured([whole, steps], bandwidths={1: [400.0], 2: [400.0]})
+    assert plain_shares(measured, step_bytes=100) == {"2": [0.5]}
+
+
+def test_a_repeat_is_held_against_what_memory_read_beside_it() -> None:
+    quiet = Measurement("hotdraft", PLAIN, 1, 0, RunResult(1.0, [[1, 2]], [[0.5, 1.0]], None))
+    crowded = Measurement("hotdraft", PLAIN, 1, 1, RunResult(1.0, [[1, 2]], [[0.0, 1.0]], None))
+    measured = Measured([quiet, crowded], bandwidths={1: [250.0, 125.0]})
+    assert plain_shares(measured, step_bytes=100) == {"1": [0.8, 0.8]}
 
 
 def test_decoding_is_compared_without_the_tokens_that_came_first() -> None:

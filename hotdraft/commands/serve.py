@@ -101,8 +101,8 @@ def serve(
         raise typer.BadParameter("flags after -- are vLLM's: add --engine vllm")
     if show_command and not on_vllm:
         raise typer.BadParameter("--show-command is of --engine vllm")
-    if self_improve and settings.engine.threads is None and settings.distill.threads is None:
-        overrides = merged(overrides, _shared_cores())
+    if self_improve:
+        overrides = merged(overrides, _shared_cores(settings.engine.threads, settings.distill.threads))
         settings = load_config(config, overrides)
     console = Console(stderr=True)
     with console.status("looking for what could be in the way") as status, ExitStack() as held:
@@ -143,11 +143,11 @@ def serve(
         )
 
 
-def _shared_cores() -> dict[str, Any]:
-    """Threads for server and trainer, who would else fight for every core."""
+def _shared_cores(serving: int | None, training: int | None) -> dict[str, Any]:
+    """Threads for server and trainer, who would else fight for every core, where the configuration does not say."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    serving = max(1, cores - cores // 2)
-    return {"engine": {"threads": serving}, "distill": {"threads": max(1, cores - serving)}}
+    serving = serving or max(1, cores - (training or cores // 2))
+    return {"engine": {"threads": serving}, "distill": {"threads": training or max(1, cores - serving)}}
 
 
 def _write_flags(run_dir: Path, overrides: dict[str, Any]) -> Path:

@@ -1,4 +1,4 @@
-"""What `hotdraft serve` keeps of its flags."""
+"""What `hotdraft serve` makes of its flags, and keeps of them."""
 
 import os
 import resource
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hotdraft.commands.serve import _write_flags
+from hotdraft.commands.serve import _shared_cores, _write_flags
 
 
 def test_the_same_flags_are_kept_on_a_full_disk_and_others_take_nothing_away(tmp_path: Path) -> None:
@@ -22,3 +22,21 @@ def test_the_same_flags_are_kept_on_a_full_disk_and_others_take_nothing_away(tmp
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_text() == kept
     assert os.listdir(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("serving", "training", "shared"),
+    [
+        (None, None, (4, 4)),
+        (None, 2, (6, 2)),
+        (7, None, (7, 1)),
+        (None, 8, (1, 8)),
+        (8, None, (8, 1)),
+        (3, 3, (3, 3)),
+    ],
+)
+def test_a_server_that_improves_itself_shares_its_cores_with_the_trainer_as_far_as_nobody_said_otherwise(
+    serving: int | None, training: int | None, shared: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert _shared_cores(serving, training) == {"engine": {"threads": shared[0]}, "distill": {"threads": shared[1]}}

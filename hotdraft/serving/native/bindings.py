@@ -82,6 +82,11 @@ def native_library() -> ctypes.CDLL:
     path = next((path for suffix in EXTENSION_SUFFIXES if (path := FOLDER / f"_native{suffix}").exists()), None)
     if path is None:
         raise NativeError("hotdraft was installed without a C++ compiler")
+    return load_library(path)
+
+
+def load_library(path: Path) -> ctypes.CDLL:
+    """The library of a build. Raises `NativeError` where it cannot be loaded."""
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:

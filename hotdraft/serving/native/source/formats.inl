@@ -29,7 +29,8 @@ struct Near {
     void ask(const char *from) const { Asking{from, stride, P}.ask(from); }
 };
 
-// Sums of a tile in vectors of the machine's own width: the compiler keeps those in registers, wider ones in memory.
+// Sums of a tile in vectors of the machine's own width: the compiler keeps those in registers, wider ones in memory, as
+// it does those of a tile that it leaves a function of its own.
 template <int P, int T>
 struct Registers {
     Part parts[PARTS][P][T];

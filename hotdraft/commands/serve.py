@@ -144,10 +144,16 @@ def serve(
 
 
 def _shared_cores(serving: int | None, training: int | None) -> dict[str, Any]:
-    """Threads for server and trainer, who would else fight for every core, where the configuration does not say."""
+    """Threads for server and trainer, who would else fight for every core, where the configuration does not say.
+
+    Of two cores the server has both: while a job trains its forwards go by one thread, which is as many as half.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    serving = serving or max(1, cores - (training or cores // 2))
-    return {"engine": {"threads": serving}, "distill": {"threads": training or max(1, cores - serving)}}
+    training = training or max(1, cores - serving if serving else cores // 2)
+    return {
+        "engine": {"threads": serving or max(min(cores, 2), cores - training)},
+        "distill": {"threads": training},
+    }
 
 
 def _write_flags(run_dir: Path, overrides: dict[str, Any]) -> Path:

@@ -25,18 +25,21 @@ def test_the_same_flags_are_kept_on_a_full_disk_and_others_take_nothing_away(tmp
 
 
 @pytest.mark.parametrize(
-    ("serving", "training", "shared"),
+    ("cores", "serving", "training", "shared"),
     [
-        (None, None, (4, 4)),
-        (None, 2, (6, 2)),
-        (7, None, (7, 1)),
-        (None, 8, (1, 8)),
-        (8, None, (8, 1)),
-        (3, 3, (3, 3)),
+        (8, None, None, (4, 4)),
+        (8, None, 2, (6, 2)),
+        (8, 7, None, (7, 1)),
+        (8, None, 8, (2, 8)),
+        (8, 8, None, (8, 1)),
+        (8, 3, 3, (3, 3)),
+        (2, None, None, (2, 1)),
+        (2, 1, None, (1, 1)),
+        (1, None, None, (1, 1)),
     ],
 )
 def test_a_server_that_improves_itself_shares_its_cores_with_the_trainer_as_far_as_nobody_said_otherwise(
-    serving: int | None, training: int | None, shared: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    cores: int, serving: int | None, training: int | None, shared: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     assert _shared_cores(serving, training) == {"engine": {"threads": shared[0]}, "distill": {"threads": shared[1]}}

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from hotdraft.commands.options import DtypeOption, EngineOption, HostOption, KOption, PortOption, serving_overrides
+from hotdraft.pipeline.system.processor import usable_cores
 
 FLAGS_FILE = "serve.yaml"
 """In the run directory: what was said by flags alone, as a file that every other command takes."""
@@ -101,7 +102,7 @@ def serve(
         raise typer.BadParameter("flags after -- are vLLM's: add --engine vllm")
     if show_command and not on_vllm:
         raise typer.BadParameter("--show-command is of --engine vllm")
-    if self_improve:
+    if self_improve and None in (settings.engine.threads, settings.distill.threads):
         overrides = merged(overrides, _shared_cores(settings.engine.threads, settings.distill.threads))
         settings = load_config(config, overrides)
     console = Console(stderr=True)
@@ -148,7 +149,7 @@ def _shared_cores(serving: int | None, training: int | None) -> dict[str, Any]:
 
     Of two cores the server has both: while a job trains its forwards go by one thread, which is as many as half.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     training = training or max(1, cores - serving if serving else cores // 2)
     return {
         "engine": {"threads": serving or max(min(cores, 2), cores - training)},

@@ -1,6 +1,5 @@
 """The machine: processors, memory, and whether torch can use the GPU that is there."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from hotdraft.doctor.finding import Finding, ok, problem, warning
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.loading import choose_device, choose_dtype
 from hotdraft.pipeline.models.names import ModelError
+from hotdraft.pipeline.system.processor import usable_cores
 from hotdraft.serving.native.bindings import NativeError, find_instructions
 from hotdraft.training.planning.machine import ram_bytes
 
@@ -17,7 +17,7 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def examine_machine(config: HotdraftConfig | None) -> Iterator[Finding]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     best = str(choose_dtype("auto", torch.device("cpu"))).removeprefix("torch.")
     yield ok("processor", f"{cores} cores, {ram_bytes() / 1e9:.1f} GB of memory, dtype auto is {best}")
     yield _native("auto" if config is None else config.engine.instructions)

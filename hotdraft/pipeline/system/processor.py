@@ -1,5 +1,6 @@
-"""What computes here, for people."""
+"""What computes here."""
 
+import os
 import platform
 from pathlib import Path
 
@@ -11,3 +12,8 @@ def cpu_name() -> str:
     return next(
         (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine()
     )
+
+
+def usable_cores() -> int:
+    """Those that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

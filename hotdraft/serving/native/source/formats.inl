@@ -1,7 +1,7 @@
 // The formats of weights: how inputs are brought to what they are multiplied with, and the innermost loops of a tile.
 
-// Memory that is asked for while a tile is computed. Into the second level's cache: what goes straight to the first has
-// few places to wait in. `at` says where it lies for a vector of the panels, some vectors beyond which `ask` goes.
+// Memory that is asked for while a tile is computed. `at` says where it lies for a vector of the panels, some vectors
+// beyond which `ask` goes.
 struct Asking {
     const char *lines;
     int64_t stride;
@@ -9,7 +9,7 @@ struct Asking {
 
     const char *at(int64_t vector) const { return lines + vector * VECTOR; }
     void ask(const char *from) const {
-        for (int line = 0; line < count; ++line) __builtin_prefetch(from + line * stride, 0, 2);
+        for (int line = 0; line < count; ++line) __builtin_prefetch(from + line * stride, 0, LOCALITY);
     }
 };
 

@@ -1,5 +1,6 @@
 """The serving process: engine, HTTP face, tracking and the loop, started and stopped together."""
 
+import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -141,6 +142,7 @@ def serve(
     with _running(replay_watch, tracker), recorder, _running(engine, k_override, sync, supervisor):
         if told_to_end.is_set():
             sys.exit(0)
+        gc.freeze()  # else all streams stand still for half a second whenever all that was loaded is looked through
         server.run()
     if engine.fatal_error is not None:
         sys.exit(f"the server ends, as its engine did: {engine.fatal_error}")

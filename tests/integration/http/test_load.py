@@ -83,6 +83,32 @@ def test_sigterm_that_is_swallowed_while_the_server_starts_still_ends_it(
     assert (done.returncode, "swallowed" in done.stdout) == (0, True), done.stderr
 
 
+COUNTS = """
+import gc, os, sys
+from pathlib import Path
+from hotdraft.pipeline.config.settings import load_config
+from hotdraft.serving.service import serve
+
+def listening(says):
+    print(gc.get_freeze_count(), len(gc.get_objects()), flush=True)
+    os._exit(0)
+
+path = Path(sys.argv[1])
+serve(load_config(path), config_path=path, overrides={}, self_improve=False, on_listening=listening)
+"""
+
+
+def test_no_collection_of_garbage_looks_through_what_was_loaded_before_the_first_request(
+    write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Half a second in which every stream stood still, once in some thousand requests."""
+    command = [sys.executable, "-c", COUNTS, str(write_config(tmp_path))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    frozen, looked_through = map(int, done.stdout.split()[-2:])
+    assert looked_through < frozen / 10
+
+
 @pytest.mark.parametrize(("drain_seconds", "told"), [(30, False), (0.2, True)])
 def test_sigterm_under_load(
     write_config: Callable[..., Path], tmp_path: Path, drain_seconds: float, told: bool

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hotdraft.serving.decoding.costs import RoundCosts
-from hotdraft.serving.decoding.learned_costs import LearnedCosts, RoundSetting
+from hotdraft.serving.decoding.learned_costs import ExpectedCosts, LearnedCosts, RoundSetting
 from hotdraft.serving.decoding.outlook import Outlook, tokens_of
 from hotdraft.serving.decoding.round_time import Best, PaddedTime, RaggedTime, RoundTime, total
 from hotdraft.serving.decoding.rounds import RoundSeconds
@@ -71,9 +71,10 @@ class ProposalChoice:
     def choose(self, rows: Sequence[Outlook], setting: RoundSetting | None = None) -> Choice:
         """For a round over `rows`."""
         setting = setting or RoundSetting(len(rows))
-        least, drafting = self._learned.least(setting)
+        expected = self._learned.expected(setting)
+        least, drafting = expected.least_verifying, expected.least_drafting
         # what several rows read is known by how much all of them do: no length of one row is untried
-        verifying = least if len(rows) == 1 else self._learned.verifying(setting)
+        verifying = least if len(rows) == 1 else expected.verifying
         plain = MIN_GAIN * len(rows) / least[0]
         reading = plain * (verifying[-1] - verifying[0]) / len(rows) / max(self.costs.most, 1)
         tokens = tokens_of(rows, self._max_k, self.most_proposed, reading)
@@ -99,7 +100,7 @@ class ProposalChoice:
         return Choice(
             guessed,
             explored,
-            _floors(rows, guessed, speed * self._seconds_of_one_more(setting)),
+            _floors(rows, guessed, speed * self._seconds_of_one_more(expected) / len(rows)),
             self._alternatives(rows, guessed, explored, speed * verifying / len(rows), seconds * speed),
             saved,
         )
@@ -113,7 +114,7 @@ class ProposalChoice:
 
     def plain_seconds(self, setting: RoundSetting) -> float:
         """What a round that proposes nothing is expected to take."""
-        return float(self._learned.verifying(setting)[0])
+        return self._learned.expected(setting).verifying.item(0)
 
     def observe(
         self, setting: RoundSetting, num_read: Sequence[int], drafted: Sequence[int], seconds: RoundSeconds
@@ -186,16 +187,16 @@ class ProposalChoice:
             counts.append(count)
         return counts if any(counts) else None
 
-    def _seconds_of_one_more(self, setting: RoundSetting) -> float:
-        """What another drafted token is expected to cost a row that drafts."""
+    def _seconds_of_one_more(self, expected: ExpectedCosts) -> float:
+        """What another drafted token is expected to cost in all rows."""
         if self._max_k == 0 or self.costs.most == 0:
             return 0.0
-        verifying, drafting = self._learned.verifying(setting), self._learned.drafting(setting)
+        verifying, drafting = expected.verifying, expected.drafting
         # the first step has more to read than those after it
         step = (drafting[-1] - drafting[1]) / (self._max_k - 1) if self._max_k > 1 else drafting[1]
         longest = min(self._max_k, self.costs.most)  # what else is read is no reason to stop
         verified = (verifying[longest] - verifying[0]) / longest
-        return float(verified + max(step, 0.0)) / setting.rows
+        return float(verified + max(step, 0.0))
 
     def _explored(
         self,

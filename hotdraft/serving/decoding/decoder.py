@@ -192,7 +192,7 @@ class SpeculativeDecoder:
         proposed = time.perf_counter()
         if isinstance(proposal, Proposal):
             outcome = self._judge(rows, proposal, sampling, log, meanwhile)
-            outcome = replace(outcome, num_guessed=np.array([len(guess) for guess in plan.guesses]))
+            outcome.num_guessed = np.array([len(guess) for guess in plan.guesses])
             new = zip(outcome.token_ids, outcome.num_new.tolist(), strict=True)
             self.slots.append_on_host([token_ids[:count] for token_ids, count in new])
         else:
@@ -213,8 +213,10 @@ class SpeculativeDecoder:
                 self.discard(row)
         verified = time.perf_counter()
         if self.device.type == "cpu":
-            return replace(outcome, seconds=RoundSeconds(proposed - began, verified - proposed, catches_up))
-        return replace(outcome, seconds=RoundSeconds(None, verified - began, catches_up))
+            outcome.seconds = RoundSeconds(proposed - began, verified - proposed, catches_up)
+        else:
+            outcome.seconds = RoundSeconds(None, verified - began, catches_up)
+        return outcome
 
     def _catches_up(self, plan: ProposalPlan) -> bool:
         proposer = self.proposer

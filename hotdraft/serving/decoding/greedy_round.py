@@ -94,7 +94,7 @@ def _judge(proposal: RowProposal, logits: np.ndarray) -> _Judged:
     proposed, alternatives = proposal.token_ids, proposal.alternatives
     logits = logits[: 1 + len(proposed) + len(alternatives)]
     likeliest = logits.argmax(-1).tolist()  # the first NaN, if there is one
-    if not all(isfinite(of_token[token]) for of_token, token in zip(logits, likeliest, strict=True)):
+    if not all(isfinite(logits.item(place, token)) for place, token in enumerate(likeliest)):
         return _Judged([0], 0, -1, [0], sound=False)
     accepted = 0
     while accepted < len(proposed) and likeliest[accepted] == proposed[accepted]:

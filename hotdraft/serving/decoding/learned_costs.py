@@ -79,11 +79,16 @@ class _Costs:
         self._latest[setting.kind] = learned.effects
 
 
-class _Expected(NamedTuple):
-    """What parts of a round are expected to take by tokens, and what they might take at best."""
+class ExpectedCosts(NamedTuple):
+    """Seconds that parts of a round are expected to take by tokens of each row.
+
+    At least: who always takes the best by these tries all that matter.
+    """
 
     verifying: np.ndarray
+    """[most + 1]."""
     drafting: np.ndarray
+    """[max_k + 1]."""
     least_verifying: np.ndarray
     least_drafting: np.ndarray
 
@@ -103,25 +108,30 @@ class LearnedCosts:
         self._verifying = _Costs(measured.most + 1)
         self._drafting = _Costs(max_k + 1)
         self._tokens, self._steps = np.arange(measured.most + 1), np.arange(max_k + 1)
-        self._expected: dict[tuple[int, RoundSetting], _Expected] = {}
+        self._expected: dict[tuple[int, RoundSetting], ExpectedCosts] = {}
         """Of settings that were asked about since the last round."""
 
-    def verifying(self, setting: RoundSetting) -> np.ndarray:
-        """What it is expected to take to verify t tokens in each row, [most + 1]."""
-        return self._of(setting).verifying
-
-    def drafting(self, setting: RoundSetting) -> np.ndarray:
-        """What it is expected to take to draft j tokens in each row, [max_k + 1]."""
-        return self._of(setting).drafting
+    def expected(self, setting: RoundSetting) -> ExpectedCosts:
+        alike = _alike(setting)
+        known = self._expected.get((setting.rows, alike))
+        if known is None:
+            of_verifying, of_drafting = self._verifying.of(setting), self._drafting.of(setting)
+            pace = self._pace or 0.0
+            verifying = self.measured.verify_seconds(setting.rows) * np.exp(pace + of_verifying.effects)
+            step = self.measured.draft_step_seconds(setting.rows)
+            drafting = step * self._steps * np.exp(pace + of_drafting.effects)
+            known = ExpectedCosts(
+                verifying,
+                drafting,
+                verifying * np.exp(-of_verifying.doubt),
+                drafting * np.exp(-of_drafting.doubt),
+            )
+            self._expected[setting.rows, alike] = known
+        return known
 
     def drafting_of(self, setting: RoundSetting, drafted: Sequence[int]) -> float:
         """What it is expected to take to draft `drafted` [B] tokens."""
-        return float(self.drafting(setting)[max(drafted)]) * self._share(drafted)
-
-    def least(self, setting: RoundSetting) -> tuple[np.ndarray, np.ndarray]:
-        """What either might take at best: who always takes the best by these tries all that matter."""
-        expected = self._of(setting)
-        return expected.least_verifying, expected.least_drafting
+        return self.expected(setting).drafting.item(max(drafted)) * self._share(drafted)
 
     def share_of_one(self, rows: int) -> float:
         """Of what a draft step of all rows takes, what one of a single row does."""
@@ -137,7 +147,7 @@ class LearnedCosts:
         """
         if seconds.caught_up and seconds.proposing is None:
             return
-        expected = float(np.interp(verified, self._tokens, self.verifying(setting)))
+        expected = float(np.interp(verified, self._tokens, self.expected(setting).verifying))
         steps, drafting = max(drafted), self.drafting_of(setting, drafted)
         verify_seconds, draft_seconds = seconds.verifying, seconds.proposing
         if draft_seconds is None:  # as far as can be told
@@ -153,24 +163,6 @@ class LearnedCosts:
             surprise = math.log(max(draft_seconds, 1e-9) / drafting)
             self._drafting.learn(setting, steps, min(max(surprise, -CLIP), CLIP))
         self._expected.clear()
-
-    def _of(self, setting: RoundSetting) -> _Expected:
-        alike = _alike(setting)
-        known = self._expected.get((setting.rows, alike))
-        if known is None:
-            of_verifying, of_drafting = self._verifying.of(setting), self._drafting.of(setting)
-            pace = self._pace or 0.0
-            verifying = self.measured.verify_seconds(setting.rows) * np.exp(pace + of_verifying.effects)
-            step = self.measured.draft_step_seconds(setting.rows)
-            drafting = step * self._steps * np.exp(pace + of_drafting.effects)
-            known = _Expected(
-                verifying,
-                drafting,
-                verifying * np.exp(-of_verifying.doubt),
-                drafting * np.exp(-of_drafting.doubt),
-            )
-            self._expected[setting.rows, alike] = known
-        return known
 
     def _share(self, drafted: Sequence[int]) -> float:
         """Of what the steps would take if all rows drafted as many tokens as the first does."""

@@ -27,7 +27,7 @@ class RoundSeconds(NamedTuple):
 UNTIMED = RoundSeconds(0.0, 0.0)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Round:
     """What one round did to B rows, on the host. Row b's new tokens are `token_ids[b, :num_new[b]]`."""
 

@@ -123,6 +123,5 @@ class KChoice:
     def caught_up(self, plan: ProposalPlan) -> ProposalPlan:
         """The same without drafts for rows that the proposer is far behind in, of which it reads some."""
         drafting = [row for row, count in enumerate(plan.drafted) if count]
-        if not drafting:
-            return plan
-        return plan.without_drafts(set(self._decoder.catch_up(drafting, self._chunk)))
+        behind = self._decoder.catch_up(drafting, self._chunk) if drafting else []
+        return plan.without_drafts(set(behind)) if behind else plan

@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from hotdraft.serving.messages.request import GenerationRequest, RequestStats
 
@@ -13,8 +13,7 @@ or the one that waited longest made room, as all were taken or unfinished bodies
 waited and the new one was sent away (`full`)."""
 
 
-@dataclass(frozen=True)
-class RoundStats:
+class RoundStats(NamedTuple):
     k: int
     """Tokens proposed for the request with the most."""
     drafts: int

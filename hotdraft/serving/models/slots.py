@@ -72,8 +72,9 @@ class Slots:
         """Commit each of the first rows' next tokens, where the device is the host."""
         tokens, lengths = self._as_arrays
         for row, new in enumerate(token_ids):
-            tokens[row, self.lengths[row] : self.lengths[row] + len(new)] = new
-            lengths[row] += len(new)
+            start = self.lengths[row]
+            tokens[row, start : start + len(new)] = new
+            lengths[row] = start + len(new)
         self.append_on_host(token_ids)
 
     @cached_property

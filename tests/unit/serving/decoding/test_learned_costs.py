@@ -135,8 +135,8 @@ def test_costs_that_are_as_measured_are_left_alone() -> None:
     for setting in (RoundSetting(1), RoundSetting(8, 300, FILTERED)):
         for k in range(MAX_K + 1):
             costs.observe(setting, k, [k] * setting.rows, spent(measured, setting, k))
-        assert costs.verifying(setting) == pytest.approx(MEASURED.verify_seconds(setting.rows))
-        assert costs.drafting(setting).tolist() == pytest.approx([STEP * k for k in range(MAX_K + 1)])
+        assert costs.expected(setting).verifying == pytest.approx(MEASURED.verify_seconds(setting.rows))
+        assert costs.expected(setting).drafting.tolist() == pytest.approx([STEP * k for k in range(MAX_K + 1)])
 
 
 def test_a_step_of_few_rows_says_what_one_of_all_costs() -> None:
@@ -144,23 +144,23 @@ def test_a_step_of_few_rows_says_what_one_of_all_costs() -> None:
     costs, setting = LearnedCosts(by_rows, 1), RoundSetting(8)
     for _ in range(50):  # drafting takes twice as long as was measured, here of one row of eight
         costs.observe(setting, 1 / 8, [1, *[0] * 7], RoundSeconds(0.2, 2.05))
-    assert costs.drafting(setting)[1] == pytest.approx(1.6, rel=0.02)
+    assert costs.expected(setting).drafting[1] == pytest.approx(1.6, rel=0.02)
 
 
 def test_one_pause_teaches_little() -> None:
     setting, costs = RoundSetting(8, 200, GREEDY), LearnedCosts(MEASURED, MAX_K)
     for _ in range(50):
         costs.observe(setting, 2, [2] * 8, spent(measured, setting, 2))
-    before = costs.verifying(setting)
+    before = costs.expected(setting).verifying
     costs.observe(setting, 2, [2] * 8, RoundSeconds(0.16, 1000.0))
-    assert (costs.verifying(setting) < 1.1 * before).all()
+    assert (costs.expected(setting).verifying < 1.1 * before).all()
 
 
 def test_what_the_draft_had_missed_is_no_cost_of_drafting() -> None:
     costs, setting = LearnedCosts(MEASURED, MAX_K), RoundSetting(8)
     for _ in range(20):
         costs.observe(setting, 1, [1] * 8, RoundSeconds(0.9, 1.03, caught_up=True))
-    assert costs.drafting(setting).tolist() == pytest.approx([STEP * k for k in range(MAX_K + 1)])
+    assert costs.expected(setting).drafting.tolist() == pytest.approx([STEP * k for k in range(MAX_K + 1)])
 
 
 @pytest.mark.parametrize("rows", [1, 8])

@@ -82,5 +82,5 @@ def test_of_padded_rounds_the_longest_row_teaches_the_cost() -> None:
     for _ in range(200):
         choice.observe(setting, [0, 0], [0, 0], RoundSeconds(None, 1.0))
         choice.observe(setting, [0, 4], [0, 0], RoundSeconds(None, 2.0))
-    verifying = choice._learned.verifying(setting)
+    verifying = choice._learned.expected(setting).verifying
     assert verifying[4] / verifying[0] == pytest.approx(2, rel=0.1)

@@ -80,9 +80,9 @@ class _Costs:
 
 
 class ExpectedCosts(NamedTuple):
-    """Seconds that parts of a round are expected to take by tokens of each row.
+    """Seconds that parts of a round are expected to take by tokens of each row, and might take at least.
 
-    At least: who always takes the best by these tries all that matter.
+    Who always takes the best by the least tries all that matter.
     """
 
     verifying: np.ndarray

@@ -139,10 +139,9 @@ def serve(
     recorder = nullcontext() if engine.recorder is None else closing(engine.recorder)
     graphs = "" if engine.decoder.round_graphs is None else "recording the graphs of rounds, and "
     on_step(f"{graphs}measuring what a round costs")
-    with _running(replay_watch, tracker), recorder, _running(engine, k_override, sync, supervisor):
+    with _running(replay_watch, tracker), recorder, _running(engine, k_override, sync, supervisor), _set_aside():
         if told_to_end.is_set():
             sys.exit(0)
-        gc.freeze()  # else all streams stand still for half a second whenever all that was loaded is looked through
         server.run()
     if engine.fatal_error is not None:
         sys.exit(f"the server ends, as its engine did: {engine.fatal_error}")
@@ -166,3 +165,14 @@ def _running(*parts: _Part | None) -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are about to end
         for part in reversed(started):
             part.stop()
+
+
+@contextmanager
+def _set_aside() -> Iterator[None]:
+    """Collections of garbage pass over all that there is: to look through what was loaded takes half a second, in
+    which every stream stands still."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()  # what is left when Python ends some libraries call a leak

@@ -8,7 +8,6 @@
 namespace {
 constexpr int PART_BYTES = 32;
 constexpr int PANELS = 2, BLOCK = 3, TALL = 3;  // of a tile, and of one of two panels, so that its sums stay in registers
-constexpr int LOCALITY = 2;  // of weights asked for: the second cache, as the first of some has few places to wait in
 #include "build.inl"
 }  // namespace
 

@@ -9,7 +9,6 @@
 namespace {
 constexpr int PART_BYTES = 64;
 constexpr int PANELS = 4, BLOCK = 6, TALL = 9;  // of a tile, and of one of two panels, so that its sums stay in registers
-constexpr int LOCALITY = 0;  // of weights asked for: as what is read but once, which AMD's bring sooner
 #include "build.inl"
 }  // namespace
 

@@ -1,5 +1,12 @@
 // The formats of weights: how inputs are brought to what they are multiplied with, and the innermost loops of a tile.
 
+// How weights are asked for.
+#if defined(HD_BF16) && !defined(HD_AMX)
+constexpr int LOCALITY = 0;  // as what is read but once, which AMD's, as these are, bring sooner
+#else
+constexpr int LOCALITY = 2;  // into the second level's cache: the first of some has few places to wait in
+#endif
+
 // Memory that is asked for while a tile is computed. `at` says where it lies for a vector of the panels, some vectors
 // beyond which `ask` goes.
 struct Asking {

@@ -21,6 +21,7 @@ from hotdraft.commands.simulate import demo, simulate
 from hotdraft.doctor.command import doctor
 from hotdraft.gpu_check.command import gpu_check
 from hotdraft.pipeline.system.log_tail import LOG_FORMAT
+from hotdraft.pipeline.system.resources import core_limits, usable_cores
 
 MLFLOW_DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -109,6 +110,8 @@ def main() -> None:
     logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # a store that is away is told of once
     for name, value in MLFLOW_DEFAULTS.items():
         os.environ.setdefault(name, value)
+    if any(core_limits()):  # torch would make threads for all cores that containers share
+        os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
     try:
         if sys.flags.optimize > 1:
             raise ValueError("PYTHONOPTIMIZE=2, or -OO, takes docstrings that transformers reads; 1 keeps them")

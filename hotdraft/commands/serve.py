@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from hotdraft.commands.options import DtypeOption, EngineOption, HostOption, KOption, PortOption, serving_overrides
-from hotdraft.pipeline.system.processor import usable_cores
+from hotdraft.pipeline.system.resources import usable_cores
 
 FLAGS_FILE = "serve.yaml"
 """In the run directory: what was said by flags alone, as a file that every other command takes."""

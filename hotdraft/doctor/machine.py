@@ -9,9 +9,8 @@ from hotdraft.doctor.finding import Finding, ok, problem, warning
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.loading import choose_device, choose_dtype
 from hotdraft.pipeline.models.names import ModelError
-from hotdraft.pipeline.system.processor import usable_cores
+from hotdraft.pipeline.system.resources import ram_bytes, usable_cores
 from hotdraft.serving.native.bindings import NativeError, find_instructions
-from hotdraft.training.planning.machine import ram_bytes
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 

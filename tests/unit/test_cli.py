@@ -165,6 +165,25 @@ finally:
     assert (done.returncode, done.stdout.splitlines()[1:]) == (0, [str(tmp_path)]), done.stderr
 
 
+def test_a_container_that_is_granted_the_time_of_some_cores_computes_with_as_many_threads() -> None:
+    program = """
+import os, sys
+from hotdraft import cli
+cli.core_limits, cli.usable_cores = lambda: iter([2.5]), lambda: 2
+sys.argv = ["hotdraft", "--version"]
+try:
+    cli.main()
+finally:
+    print(os.environ["OMP_NUM_THREADS"])
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    for said, threads in (({}, "2"), ({"OMP_NUM_THREADS": "3"}, "3")):
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, env={**environment, **said}
+        )
+        assert done.stdout.splitlines()[1:] == [threads], done.stderr
+
+
 def test_python_without_docstrings_is_told_of() -> None:
     done = subprocess.run([sys.executable, "-OO", "-m", "hotdraft", "doctor"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")

@@ -9,7 +9,7 @@ from importlib.metadata import version
 import torch
 
 from hotdraft.gpu_check.plan import CheckPlan, Found
-from hotdraft.pipeline.system.processor import cpu_name
+from hotdraft.pipeline.system.resources import cpu_name
 from hotdraft.pipeline.system.transfer import received, synchronize
 from hotdraft.serving.benchmark.figures.bandwidth import read_bandwidth
 

@@ -132,7 +132,9 @@ class DistillConfig(TrainingSection):
     memory_fraction: float | None = Field(
         None, gt=0, le=1, description="of a GPU's memory: what a process that trains may take, else the job fails"
     )
-    threads: Threads = Field(None, description="CPU threads of the trainer; torch's default if unset")
+    threads: Threads = Field(
+        None, description="CPU threads of the trainer; torch's default if unset, within what a container may use"
+    )
     nice: int = Field(5, ge=0, le=19, description="how far the trainer yields the CPU to serving")
     share: float = Field(1.0, gt=0, le=1, description="of the time that a job's steps take; it sleeps for the rest")
     trigger: TriggerConfig = TriggerConfig()

@@ -137,7 +137,9 @@ class EngineConfig(Section):
         True,
         description="copy what another request has read of the same beginning; of another key's or salt's none",
     )
-    threads: Threads = Field(None, description="CPU threads of the decoder; torch's default if unset")
+    threads: Threads = Field(
+        None, description="CPU threads of the decoder; torch's default if unset, within what a container may use"
+    )
     enforce_eager: bool = Field(
         False,
         description="launch operations one by one on a GPU too, where recurring forwards are CUDA graphs else",

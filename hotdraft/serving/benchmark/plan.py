@@ -1,6 +1,5 @@
 """What a benchmark measures: from what the user asked to settings and prompts that fit each other."""
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.loading import choose_device, choose_dtype, load_tokenizer
 from hotdraft.pipeline.models.names import cache_folder
+from hotdraft.pipeline.system.resources import usable_cores
 from hotdraft.pipeline.traffic.generators import arithmetic, varied
 from hotdraft.pipeline.traffic.prompts import Prompt, read_traffic
 from hotdraft.serving.benchmark.engines.engine import EngineSettings
@@ -85,7 +85,7 @@ def make_plan(
         target_folder=complete_folder(config.target, dtype),
         draft_folder=complete_folder(config.draft, dtype) if config.draft is not None else None,
         dtype=str(dtype).removeprefix("torch."),
-        threads=threads or os.cpu_count() or 1,
+        threads=threads or usable_cores(),
         cache_folder=cache_folder() / BENCH_FOLDER,
         concurrency=tuple(concurrency),
         max_length=longest,

@@ -22,6 +22,7 @@ from hotdraft.pipeline.models.names import ModelError, local_folder
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.system.array_ring import served_states
 from hotdraft.pipeline.system.freed_memory import give_back
+from hotdraft.pipeline.system.resources import usable_cores
 from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.decoding.guessing import Guessing
 from hotdraft.serving.engine.aside import aside
@@ -49,8 +50,7 @@ def build_engine(
 def _build(config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callable[[str], object]) -> Engine:
     if config.draft is not None and "draft" not in config.engine.proposers:
         raise ModelError("engine.proposers leaves the draft out: set draft to null as well")
-    if config.engine.threads is not None:
-        torch.set_num_threads(config.engine.threads)
+    torch.set_num_threads(config.engine.threads or min(torch.get_num_threads(), usable_cores()))
     register_attention()
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)

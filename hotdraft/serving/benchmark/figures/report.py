@@ -16,7 +16,7 @@ from transformers import AutoConfig
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.inflate import INFLATED_FROM
 from hotdraft.pipeline.replay.draft_window import most_held
-from hotdraft.pipeline.system.processor import cpu_name
+from hotdraft.pipeline.system.resources import cpu_name
 from hotdraft.serving.benchmark.engines.engine import PLAIN, EngineSettings, Mode
 from hotdraft.serving.benchmark.engines.weights import (
     bytes_per_step,

@@ -9,10 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, sample_from_row
+from hotdraft.serving.engine import load
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.k_choice import KChoice
 from hotdraft.serving.engine.load import build_engine
@@ -275,3 +277,16 @@ def test_the_threads_that_compute_are_as_nice_as_the_process(config: HotdraftCon
     assert not yielding(before)
     started = set(os.listdir("/proc/self/task")) - before
     assert engine.decoder.target.runner.computation.runner != "native" or len(started) >= 2
+
+
+@pytest.mark.parametrize(("said", "threads"), [(None, 2), (3, 3)])
+def test_it_computes_with_no_more_threads_than_a_container_may_use_unless_told(
+    said: int | None, threads: int, config: HotdraftConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(load, "usable_cores", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: chosen[-1] if chosen else 8)
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    settings = config.engine.model_copy(update={"threads": said})
+    build_engine(config.model_copy(update={"engine": settings}), None)
+    assert chosen[0] == threads

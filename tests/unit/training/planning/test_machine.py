@@ -4,24 +4,7 @@ import pytest
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.training.planning import machine
-from hotdraft.training.planning.machine import available_for, memory_limits
-
-
-def test_memory_limits_of_control_groups(tmp_path):
-    def limit(folder: str, name: str, text: str) -> None:
-        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-        (tmp_path / folder / name).write_text(text)
-
-    own = tmp_path / "cgroup"
-    own.write_text("0::/pod/box\n")
-    limit("pod/box", "memory.max", "max\n")
-    limit("pod", "memory.max", "3000\n")
-    assert list(memory_limits(tmp_path, own)) == [3000]
-    own.write_text("4:memory:/job\n3:cpuset:/pod\n")
-    limit("memory/job", "memory.limit_in_bytes", "2000\n")
-    limit("memory", "memory.limit_in_bytes", "9000\n")
-    assert list(memory_limits(tmp_path, own)) == [2000, 9000]
-    assert list(memory_limits(tmp_path, tmp_path / "absent")) == []
+from hotdraft.training.planning.machine import available_for
 
 
 def test_what_a_run_has_written_is_its_own_to_go_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ from transformers import LlamaConfig
 from hotdraft.pipeline.config.learning import PredistillConfig
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.names import ModelError
+from hotdraft.pipeline.system.resources import ram_bytes
 from hotdraft.training.drafts.model_size import Widths, meta_model, read_config
-from hotdraft.training.planning.machine import Available, available_for, ram_bytes
+from hotdraft.training.planning.machine import Available, available_for
 from hotdraft.training.planning.memory_plan import RUNTIME, Run, layer_bytes, plan_memory
 from hotdraft.training.planning.plan_check import PlanError, check, check_step
 from hotdraft.training.planning.plan_table import plan_predistill, tables

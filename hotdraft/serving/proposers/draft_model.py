@@ -144,7 +144,7 @@ class DraftModel(Track):
             ends = ends + on_device.num_guessed
             slots.write_ahead(on_device.guessed_ids)
         missed = max(self.unread(row) + len(plan.guesses[row]) for row in drafting)
-        guesses = max(map(len, plan.guesses)) if self._reads_target else 0
+        guesses = max(len(plan.guesses[row]) for row in drafting) if self._reads_target else 0
         chain = None if guesses else self._chain  # which knows no guesses
         if chain is not None:
             missed = chain.missed(missed)

@@ -35,9 +35,12 @@ def test_a_draft_reads_what_the_targets_graphs_leave_of_their_states(
         start(one, PROMPTS)
         found.append([])
         for k in [4, 0, 2, 3] * 6:
-            plan = ProposalPlan(guesses, [2] * 4) if k == 3 else ProposalPlan.uniform(4, k)
-            outcome = one.round(plan, batch(params), log=False)
-            found[-1].append((outcome.token_ids.tolist(), outcome.proposed_ids.tolist()))
+            plans = [ProposalPlan.uniform(4, k)]
+            if k == 3:
+                plans = [ProposalPlan(guesses, [2] * 4), ProposalPlan(guesses, [2, 2, 0, 2])]
+            for plan in plans:
+                outcome = one.round(plan, batch(params), log=False)
+                found[-1].append((outcome.token_ids.tolist(), outcome.proposed_ids.tolist()))
     assert found[0] == found[1]
     assert graphs.replays > graphs.captures > 0
     assert {(one.dropped, one.missed) for one in counts(graphed)} == {(0, 0)}

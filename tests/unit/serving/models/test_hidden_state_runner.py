@@ -125,6 +125,16 @@ def test_it_goes_on_behind_guesses_by_its_own_states(pair: tuple[str, str], inst
 
 
 @pytest.mark.parametrize("instructions", ["none", *INSTRUCTIONS])
+def test_rows_that_only_guess_are_nothing_to_those_that_draft(pair: tuple[str, str], instructions: str) -> None:
+    decoder, reference = make(pair, instructions), Reference(pair)
+    start(decoder, PROMPTS)
+    plan = ProposalPlan([(7, 8, 9, 4), (), (12,), (3, 1)], [0, 2, 2, 0])
+    decoder.round(plan, batch([GREEDY] * len(PROMPTS)), log=False)
+    held = [decoder.slots.held(row).tolist() for row in range(len(PROMPTS))]
+    assert drafted(decoder, 4) == [reference.drafted(tokens, 4) for tokens in held]
+
+
+@pytest.mark.parametrize("instructions", ["none", *INSTRUCTIONS])
 def test_answers_are_the_targets(pair: tuple[str, str], instructions: str) -> None:
     decoder = make(pair, instructions, draft_vocabulary=torch.arange(0, 257, 2), max_alternatives=3)
     start(decoder, PROMPTS)

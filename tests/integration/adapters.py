@@ -3,13 +3,11 @@
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from hotdraft.pipeline.config.learning import LoraSection
 from hotdraft.pipeline.models.adapter_folder import AdapterCard
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
-from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.training.fit.lora import build_lora, save_lora, target_modules
 
 
@@ -37,24 +35,5 @@ def write_adapter(folder: Path, draft: str, *, seed: int = 0, rank: int = 4, sca
         domains={"test": 1},
         created_at=time.time(),
     )
-    save_lora(folder, model, card, _sample())
+    save_lora(folder, model, card)
     return folder
-
-
-def _sample() -> ReplaySample:
-    """Something to probe with."""
-    count = 12
-    return ReplaySample(
-        request_id="probe",
-        created_at=0.0,
-        domain="test",
-        temperature=0.0,
-        prompt_ids=np.arange(1, 5, dtype=np.int32),
-        output_ids=np.arange(count, dtype=np.int32),
-        target_top_ids=np.zeros((count, 1), np.int32),
-        target_top_logprobs=np.zeros((count, 1), np.float16),
-        target_tail_logprob=np.zeros(count, np.float32),
-        drafted_ids=np.zeros(count, np.int32),
-        accepted=np.zeros(count, bool),
-        draft_versions=np.zeros(count, np.int32),
-    )

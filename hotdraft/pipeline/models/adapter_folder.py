@@ -1,7 +1,7 @@
 """The adapter folder: how the trainer hands a LoRA to the server, and what is checked on the way.
 
 The folder is PEFT's (`adapter_config.json`, `adapter_model.safetensors`) with a few files more:
-`hotdraft_adapter.json` says what the adapter belongs to, `probe.safetensors` holds a few input ids
+`hotdraft_adapter.json` says what the adapter belongs to, `probe.safetensors` holds a few random ids
 with the logits that the trained model gave for them, so that a server can show that its live draft
 computes what the adapter says, and `draft_vocabulary.safetensors`, where the draft's head is smaller
 than its vocabulary, ranks the tokens. Reading it needs no PEFT and never unpickles anything.

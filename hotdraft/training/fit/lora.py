@@ -8,7 +8,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
@@ -29,7 +28,6 @@ from hotdraft.pipeline.models.adapter_folder import (
 )
 from hotdraft.pipeline.models.hidden_state_draft import probe_inputs
 from hotdraft.pipeline.replay.rows import ReplayRows
-from hotdraft.pipeline.replay.sample import ReplaySample
 
 NF4_PARAMETERS = 500_000_000
 """Of a draft from which on `auto` quantises it on a GPU."""
@@ -140,15 +138,14 @@ def card_of(
 
 
 @torch.no_grad()
-def save_lora(folder: Path, model: PeftModel, card: AdapterCard, sample: ReplaySample) -> None:
-    """Write the adapter folder, with a probe on the end of `sample`."""
+def save_lora(folder: Path, model: PeftModel, card: AdapterCard) -> None:
+    """Write the adapter folder. Its probe is of tokens drawn at random: who is given it learns nobody's text."""
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(str(folder), save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)  # PEFT's model card, a form left empty
     write_card(folder, card)
-    tokens = np.concatenate([sample.prompt_ids, sample.output_ids])[-PROBE_TOKENS:].astype(np.int64)
-    input_ids = torch.from_numpy(tokens)[None].to(model.device)
-    positions = min(PROBE_POSITIONS, len(tokens))
+    drawn = torch.randint(model.config.vocab_size, (1, PROBE_TOKENS), generator=torch.Generator().manual_seed(0))
+    input_ids = drawn.to(model.device)
     model.eval()
     if card.quantization == "nf4":
         from bitsandbytes.nn import Linear4bit
@@ -156,8 +153,9 @@ def save_lora(folder: Path, model: PeftModel, card: AdapterCard, sample: ReplayS
         for module in model.modules():
             if isinstance(module, Linear4bit):
                 module.train()  # in eval mode it would pack its weight and compute in bfloat16
-    given = probe_inputs(model.get_base_model(), len(tokens))  # type: ignore[arg-type]  # of `build_lora`
-    write_probe(folder, input_ids, model(input_ids=input_ids, logits_to_keep=positions, **given).logits[0])
+    given = probe_inputs(model.get_base_model(), PROBE_TOKENS)  # type: ignore[arg-type]  # of `build_lora`
+    logits = model(input_ids=input_ids, logits_to_keep=PROBE_POSITIONS, **given).logits[0]
+    write_probe(folder, input_ids, logits)
 
 
 def structural_copy(model: PreTrainedModel) -> PreTrainedModel:

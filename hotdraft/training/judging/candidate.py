@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from hotdraft.pipeline.models.adapter_folder import AdapterBase, AdapterCard, LoadedAdapter, load_adapter
 from hotdraft.pipeline.models.draft_vocabulary import save_vocabulary
-from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.training.fit.lora import save_lora
 from hotdraft.training.judging.served_draft import ServedDraft
 
@@ -39,20 +38,19 @@ def candidates(
     draft: ServedDraft,
     card: AdapterCard,
     ranking: Tensor | None,
-    probe: ReplaySample,
     blends: Sequence[float],
     job_folder: Path,
 ) -> list[Candidate]:
     """The adapters at `blends` of the way from `start` to what `model` has become, each written below `job_folder`.
 
-    `probe` is what a server will check them by. Raises `AdapterError` if one cannot be served.
+    Raises `AdapterError` if one cannot be served.
     """
     end = copy_trainable(model)
     found = []
     for share in blends:
         blend(model, start, end, share)
         path = candidate_folder(job_folder, share)
-        save_lora(path, model, card, probe)
+        save_lora(path, model, card)
         if ranking is not None:
             save_vocabulary(path, ranking)
         adapter = load_adapter(path, AdapterBase.of(draft.base, draft.fingerprint))

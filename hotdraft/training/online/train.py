@@ -108,8 +108,7 @@ def _candidates(
     context.interruption.give_way_no_more()
     parent = 0 if initial is None else job.work.parent_version
     card = card_of(draft.base, draft.fingerprint, distill.lora, quantization, data.train_rows, parent)
-    sample = recorded.held_out[-1]
-    return candidates(model, start, draft, card, ranking, sample, distill.blends, job.work_folder)
+    return candidates(model, start, draft, card, ranking, distill.blends, job.work_folder)
 
 
 def _left_alone(

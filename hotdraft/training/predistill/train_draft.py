@@ -160,7 +160,7 @@ def _merged(
 ) -> PreTrainedModel:
     """`draft` with the adapter in it, by way of the folder that a served adapter takes, and its checks."""
     card = card_of(draft, UNNAMED, settings.lora, _quantization(settings), data.train_rows)
-    save_lora(folder, model, card, data.validation_samples[0])
+    save_lora(folder, model, card)
     return merged_model(draft, load_adapter(folder, AdapterBase.of(draft, UNNAMED)))
 
 

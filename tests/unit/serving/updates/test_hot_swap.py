@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from peft import PeftModel
@@ -14,7 +13,6 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.adapter_folder import AdapterCard, AdapterError
 from hotdraft.pipeline.models.draft_vocabulary import save_vocabulary
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
-from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.serving.benchmark.random_adapter import write_random_adapter
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.load import build_engine, draft_ranking
@@ -29,7 +27,6 @@ from tests.unit.serving.clients import ask, greedy, request
 
 RANK = 4
 IDS = torch.arange(1, 17)[None]
-PROBED = ReplaySample("probe", 0.0, "d", 0.0, np.arange(9), np.arange(20, 40), *[np.zeros(1)] * 6)
 
 MakeAdapter = Callable[..., tuple[Path, PeftModel]]
 
@@ -48,7 +45,7 @@ def make_adapter(tmp_path: Path, tiny_draft: str) -> MakeAdapter:
                 torch.nn.init.normal_(parameter, std=0.2)
         names = target_modules(base, modules)
         card = AdapterCard(fingerprint(tiny_draft), "none", RANK, 8, names, 0, 1, 1, {"d": 1}, 0.0)
-        save_lora(tmp_path / name, model, card, PROBED)
+        save_lora(tmp_path / name, model, card)
         return tmp_path / name, model.eval()
 
     return make

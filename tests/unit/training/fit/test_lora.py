@@ -104,7 +104,7 @@ def test_a_saved_adapter_merges_into_what_was_trained(make_llama, serve, tmp_pat
     base = make_llama(0, scale=0.1)
     model = build_lora(base, SECTION, quantization)
     train(model, pack(samples, max_length=1000), 5)
-    save_lora(tmp_path, model, card(quantization), samples[0])
+    save_lora(tmp_path, model, card(quantization))
     adapter = load_adapter(tmp_path, AdapterBase.of(base, "f"))
     merged = merged_model(base, adapter)
     with torch.no_grad():
@@ -120,7 +120,7 @@ def test_training_goes_on_from_a_saved_adapter(make_llama, serve, tmp_path):
     base = make_llama(0, scale=0.1)
     model = build_lora(base, SECTION, "none")
     train(model, batch, 10)
-    save_lora(tmp_path, model, card("none"), samples[0])
+    save_lora(tmp_path, model, card("none"))
     continued = build_lora(base, SECTION, "none", initial=load_adapter(tmp_path, AdapterBase.of(base, "f")))
     with torch.no_grad():
         torch.testing.assert_close(draft_logits(continued, batch), draft_logits(model, batch))

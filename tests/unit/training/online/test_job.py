@@ -110,6 +110,16 @@ def test_with_a_smaller_head_the_adapter_ranks_the_tokens_and_the_gate_judges_by
     assert found["champion_expected_acceptance"] < found["candidate_expected_acceptance"]
 
 
+def test_what_a_version_is_probed_with_is_nobodys_text(config, buffer):
+    registry = AdapterRegistry(config)
+    result = run_job(with_distill(config, max_steps=1), buffer=buffer, registry=registry)
+    base = load_causal_lm(config.draft)
+    adapter = load_adapter(registry.download(result.version), AdapterBase.of(base, fingerprint(config.draft)))
+    [probed] = adapter.probe_ids.tolist()
+    ends = [[*row["prompt_ids"], *row["output_ids"]][-len(probed) :] for row in buffer.load()]
+    assert probed not in ends
+
+
 @pytest.mark.parametrize("head_size", [None, 16])
 def test_a_draft_that_is_padded_further_than_its_target_learns(config, target, serve, head_size):
     draft = load_causal_lm(config.draft)

@@ -19,6 +19,8 @@ _OF_THE_BODY = {
 }
 """By pydantic's types of errors."""
 _FASTAPIS_UNREADABLE = "There was an error parsing the body"
+MOST_QUOTED = 1000
+"""Characters of a message, or of a field's name."""
 UNREADABLE = (
     "The body cannot be read as JSON: it is not UTF-8 (no Content-Encoding is taken), nested too deeply, or has a "
     "number of too many digits"
@@ -48,7 +50,7 @@ class ApiError(Exception):
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
-        message, param = _encodable(message), param and _encodable(param)
+        message, param = _quotable(message), param and _quotable(param)
         super().__init__(message)
         self.status = status
         self.headers = headers
@@ -59,8 +61,10 @@ class ApiError(Exception):
         return JSONResponse(self.body.model_dump(), status_code=self.status, headers=self.headers)
 
 
-def _encodable(text: str) -> str:
-    """Messages quote what clients sent, and JSON can spell half of a surrogate pair, which no answer can."""
+def _quotable(text: str) -> str:
+    """Messages quote what clients sent: megabytes, or half of a surrogate pair, which no answer can spell."""
+    if len(text) > MOST_QUOTED:
+        text = f"{text[: MOST_QUOTED // 2]} … {text[-MOST_QUOTED // 2 :]}"
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -89,8 +93,9 @@ def from_validation(error: RequestValidationError) -> ApiError:
     problem: dict[str, Any] = error.errors()[0]
     context = problem.get("ctx", {})
     if problem["type"] == "json_invalid":
-        return ApiError(400, f"The body is not valid JSON: {context.get('error', problem['msg'])}")
-    field = context.get("param") or ".".join(str(part) for part in problem["loc"][1:])
+        says, place = context.get("error", problem["msg"]), problem["loc"][-1]
+        return ApiError(400, f"The body is not valid JSON: {says} (character {place})")
+    field = _quotable(context.get("param") or ".".join(str(part) for part in problem["loc"][1:]))
     cause = context.get("error")
     message = str(cause) if isinstance(cause, ValueError) else problem["msg"]
     if not field:

@@ -1,7 +1,7 @@
 """What a client asks of the engine and what it hears back."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Literal
 
@@ -201,14 +201,3 @@ class OutputDelta:
     """One for each of `token_ids`; None if they were not asked for."""
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     """One for each token of the prompt: in the first delta of a request that asked for them, else None."""
-
-    def then(self, next_one: "OutputDelta") -> "OutputDelta":
-        """Both as one."""
-        logprobs = None if next_one.logprobs is None else (self.logprobs or ()) + next_one.logprobs
-        return replace(
-            next_one,
-            text=self.text + next_one.text,
-            token_ids=self.token_ids + next_one.token_ids,
-            logprobs=logprobs,
-            prompt_logprobs=next_one.prompt_logprobs if self.prompt_logprobs is None else self.prompt_logprobs,
-        )

@@ -13,7 +13,13 @@ from starlette.requests import Request
 
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.http.errors import ApiError
-from hotdraft.serving.messages.request import FinishReason, GenerationRequest, OutputDelta, RequestStats
+from hotdraft.serving.messages.request import (
+    FinishReason,
+    GenerationRequest,
+    OutputDelta,
+    RequestStats,
+    TokenLogprob,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +50,32 @@ async def unless_gone(client: Request, work: Coroutine[None, None, T]) -> T:
         gone.cancel()
 
 
+class _Untold:
+    """Deltas of a request that wait to be told as one."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+
+    def add(self, delta: OutputDelta) -> None:
+        self._last = delta
+        self._texts.append(delta.text)
+        self._token_ids += delta.token_ids
+        self._logprobs += delta.logprobs or ()
+        self._prompt_logprobs = self._prompt_logprobs or delta.prompt_logprobs
+
+    def as_one(self) -> OutputDelta:
+        return replace(
+            self._last,
+            text="".join(self._texts),
+            token_ids=tuple(self._token_ids),
+            logprobs=None if self._last.logprobs is None else tuple(self._logprobs),
+            prompt_logprobs=self._prompt_logprobs,
+        )
+
+
 class TokenStream:
     """Submits `requests` on construction and yields their deltas as they come, each with its request's index.
 
@@ -62,7 +94,7 @@ class TokenStream:
         self._only_prompts = only_prompts
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
-        self._untold: dict[tuple[int, bool], OutputDelta] = {}
+        self._untold: dict[tuple[int, bool], _Untold] = {}
         """By index; an end that is none of the answer's own comes after what was said before it."""
         self._news = asyncio.Event()
         self._unfinished: dict[int, str] = {}
@@ -111,7 +143,7 @@ class TokenStream:
         key = index, delta.finish_reason in ("cancelled", "error")
         with self._lock:
             is_awaited = not self._untold
-            self._untold[key] = self._untold[key].then(delta) if key in self._untold else delta
+            self._untold.setdefault(key, _Untold()).add(delta)
         if is_awaited:
             # The loop may close while the engine finishes its last round; nobody reads this delta then.
             with contextlib.suppress(RuntimeError):
@@ -122,7 +154,7 @@ class TokenStream:
             with self._lock:
                 if self._untold:
                     key = next(iter(self._untold))
-                    return key[0], self._untold.pop(key)
+                    return key[0], self._untold.pop(key).as_one()
                 self._news.clear()
             await self._news.wait()
 

@@ -1,6 +1,6 @@
 """What the HTTP face refuses, and how it says so."""
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import httpx
 import openai
@@ -160,6 +160,7 @@ def test_broken_bodies(url: str, engine: ScriptedEngine, content: bytes) -> None
             "String should have at most 512 characters",
         ),
         (b"[]", "The body must be a JSON object, sent with Content-Type: application/json"),
+        (b'{"model": "tiny-chat", "n": }', "The body is not valid JSON: Expecting value (character 28)"),
         (b"[" * 5000 + b"]" * 5000, "The body cannot be read as JSON: it is not UTF-8"),
         (b'{"n": ' + b"9" * 5000 + b"}", "or has a number of too many digits"),
     ],
@@ -168,6 +169,24 @@ def test_what_is_wrong_is_said_by_the_fields_name(url: str, engine: ScriptedEngi
     header = {"content-type": "application/json"}
     error = httpx.post(f"{url}/v1/chat/completions", content=body, headers=header).json()["error"]
     assert says in error["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logit_bias": {"." * 500_000: 1}},
+        {"metadata": {"." * 500_000: "x" * 513}},
+        {"model": "." * 500_000},
+    ],
+)
+def test_of_a_long_name_that_a_client_made_up_enough_is_quoted(
+    url: str, engine: ScriptedEngine, fields: dict[str, Any]
+) -> None:
+    """Of a field's it made a pattern, which took seconds and megabytes that it kept."""
+    body = {"model": "tiny-chat", "messages": [{"role": "user", "content": "a"}], **fields}
+    reply = httpx.post(f"{url}/v1/chat/completions", json=body)
+    assert reply.status_code in (400, 404)
+    assert len(reply.content) < 5_000
 
 
 def test_framework_errors_have_the_same_shape(url: str, engine: ScriptedEngine) -> None:

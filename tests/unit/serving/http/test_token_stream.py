@@ -1,6 +1,8 @@
 """What the engine says of a request, on its way to a client that may be slow to hear it."""
 
 import asyncio
+import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,6 +11,10 @@ import pytest
 from starlette.requests import Request
 
 from hotdraft.serving.http.errors import ApiError
+from hotdraft.serving.http.openai.completion import sse_events
+from hotdraft.serving.http.openai.logprobs import TokenTexts
+from hotdraft.serving.http.openai.response_builder import ChatBuilder
+from hotdraft.serving.http.openai.responses import ChatCompletionChunk
 from hotdraft.serving.http.openai.token_stream import CLIENT_GONE, TokenStream, unless_gone
 from hotdraft.serving.messages.request import (
     FinishReason,
@@ -18,7 +24,7 @@ from hotdraft.serving.messages.request import (
     SamplingParams,
     TokenLogprob,
 )
-from tests.unit.serving.http.scripted import ScriptedEngine
+from tests.unit.serving.http.scripted import ScriptedEngine, make_tokenizer
 
 TOKENS = 1000
 LOGPROB = TokenLogprob(5, -1.0, ())
@@ -64,6 +70,26 @@ def test_of_an_answer_that_nobody_takes_one_piece_is_kept_and_nothing_is_lost() 
 def test_what_was_said_before_a_failure_is_told_before_it() -> None:
     told = [(delta.text, delta.finish_reason) for _, delta in heard("error", answers=1)]
     assert told == [("a" * TOKENS, None), ("!", "error")]
+
+
+def test_what_a_slow_reader_missed_with_log_probs_is_written_beside_the_event_loop() -> None:
+    writers = set()
+
+    class Watched(ChatBuilder):
+        def chunk(self, *args: Any, **extra: Any) -> ChatCompletionChunk:
+            writers.add(threading.current_thread())
+            return super().chunk(*args, **extra)
+
+    async def scene() -> list[str]:
+        client = Request({"type": "http", "headers": []}, asyncio.Event().wait)
+        stream = TokenStream(Hasty(), [GenerationRequest("0", (5,), SamplingParams(logprobs=0))], client)
+        builder = Watched("0", "tiny", 0, TokenTexts(make_tokenizer()), True)
+        return [event async for event in sse_events(stream, builder, n=1, include_usage=False)]
+
+    events = asyncio.run(scene())
+    assert json.loads(events[1].removeprefix("data: "))["choices"][0]["delta"]["content"] == "a" * TOKENS + "!"
+    assert threading.current_thread() not in writers
+    assert writers
 
 
 def test_who_left_before_its_prompt_was_encoded_is_gone_however_short_that_took() -> None:

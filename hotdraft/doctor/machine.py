@@ -70,8 +70,10 @@ def _gpus() -> Iterator[Finding]:
 
 def _configured(config: HotdraftConfig, cores: int) -> Iterator[Finding]:
     for key, device in (("device", config.device), ("distill.device", config.distill.device)):
+        if device is None:
+            continue
         try:
-            choose_device(device or "auto")
+            choose_device(device)
         except ModelError as error:
             yield problem(key, str(error), f"set `{key}: auto` in the configuration, or cpu")
     for key, threads in (("engine.threads", config.engine.threads), ("distill.threads", config.distill.threads)):

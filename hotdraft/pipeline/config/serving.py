@@ -192,4 +192,4 @@ class RecorderConfig(Section):
     )
     queue_size: int = Field(1024, ge=1, description="finished requests waiting to be written; more are dropped")
     shard_requests: int = Field(16, ge=1, description="requests in a shard, at most, unless the queue is half full")
-    flush_seconds: float = Field(2.0, gt=0, description="age at which an unfinished shard is written")
+    flush_seconds: float = Field(2.0, gt=0, le=3600, description="age at which an unfinished shard is written")

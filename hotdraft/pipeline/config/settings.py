@@ -53,9 +53,9 @@ def _fits_a_filter(name: str) -> str:
 class TrackingConfig(Section):
     uri: Annotated[str, AfterValidator(_has_a_registry)] | None = None
     """MLflow store; ``sqlite:///<run_dir>/mlflow.db`` by default."""
-    interval_seconds: float = Field(5.0, gt=0, description="time between two points of the served curves")
+    interval_seconds: float = Field(5.0, gt=0, le=3600, description="time between two points of the served curves")
     served_seconds: float = Field(
-        30.0, gt=0, description="time between two updates of what an adapter version did in service"
+        30.0, gt=0, le=3600, description="time between two updates of what an adapter version did in service"
     )
     registered_model: Annotated[Name, AfterValidator(_fits_a_filter)] = "hotdraft-draft"
     """Name of the adapter versions in MLflow's registry; servers that share it share a champion."""

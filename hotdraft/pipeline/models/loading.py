@@ -81,8 +81,10 @@ def choose_device(device: str = "auto") -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
-    except RuntimeError as error:
-        raise ModelError(f"device {device!r} is not one that torch knows (auto, cpu, cuda, cuda:N)") from error
+    except RuntimeError:
+        chosen = None
+    if chosen is None or chosen.type not in ("cpu", "cuda"):
+        raise ModelError(f"device {device!r} is none of auto, cpu, cuda, cuda:N")
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ModelError("device 'cuda' was asked for and torch sees no CUDA device")
     return chosen

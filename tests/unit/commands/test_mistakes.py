@@ -109,6 +109,11 @@ MISTAKES = {
         "my.yaml:2: engine.threads: Input should be less than or equal to 1024, not 100000000",
         "target: m\nengine: {threads: 100000000}\n",
     ),
+    "a wait that no clock can count": Mistake(
+        SHOW,
+        "my.yaml:2: recorder.flush_seconds: Input should be less than or equal to 3600",
+        "target: m\nrecorder: {flush_seconds: 1.0e+10}\n",
+    ),
     "a word that is none of the choices": Mistake(
         SHOW, "my.yaml:2: dtype: Input should be 'auto'", "target: m\ndtype: float8\n"
     ),

@@ -3,6 +3,7 @@
 Names and shapes follow vLLM's. `hotdraft serve` does the same over HTTP, and minds the loop by itself.
 """
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,8 @@ from hotdraft.serving.messages.request import (
     SamplingParams,
 )
 from hotdraft.serving.updates.hot_swap import HotSwapper
+
+logger = logging.getLogger(__name__)
 
 
 class LLM:
@@ -70,6 +73,10 @@ class LLM:
         self._changing = threading.Lock()
         self._swapper: HotSwapper | None = None
         self._newest_version = 0
+        if self._engine.decoder.slots.device.type == "cpu" and self._config.engine.instructions != "none":
+            for model, by in self._engine.computations.items():
+                if by.why_not_native is not None:
+                    logger.warning("the %s is computed by torch, which is slower: %s", model, by.why_not_native)
         try:
             self._engine.start()
         except BaseException:

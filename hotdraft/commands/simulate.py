@@ -155,6 +155,9 @@ def run(
         with ExitStack() as running:
             with waiting("waiting for the server"):
                 base_url = running.enter_context(server)
+            if not url:
+                page = "/hotdraft/dashboard" if settings.engine.kind == "vllm" else "/"
+                console.print(f"dashboard {base_url}{page}", highlight=False)
             trainer_state = partial(latest_job, jobs, since=time.time())
             progress = running.enter_context(SimulationProgress(len(prompts), console, trainer_state))
             key = api_key or next(iter(read_api_keys(settings.server)), None)

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from hotdraft.gpu_check.plan import CheckPlan
 from hotdraft.gpu_check.step_process import result_file
 from hotdraft.gpu_check.steps import STEPS, Step
+from hotdraft.pipeline.processes.command_line import MODULE
 
 CHECKOUT = Path(__file__).parents[2]
 """What a step imports `hotdraft` from where it is not installed."""
@@ -45,7 +45,7 @@ def run(
 
 def _perform(step: Step, plan: CheckPlan, limit: float, log: Path, environ: Mapping[str, str]) -> dict[str, Any]:
     path = os.pathsep.join([str(CHECKOUT), *filter(None, [environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "hotdraft.gpu_check.step_process", step.name, plan.work]
+    command = [*MODULE, "hotdraft.gpu_check.step_process", step.name, plan.work]
     with log.open("w") as output:
         process = subprocess.Popen(
             command,

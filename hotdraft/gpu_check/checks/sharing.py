@@ -1,7 +1,6 @@
 """The step `sharing`: tokens a second of a full engine, alone and while a job trains on the same device."""
 
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from functools import partial
 from hotdraft.gpu_check.checks.configured import conversations, recorded, served, write_config
 from hotdraft.gpu_check.plan import CheckError, CheckPlan, Found, Pair
 from hotdraft.llm import LLM
+from hotdraft.pipeline.processes.command_line import hotdraft_command
 from hotdraft.serving.messages.request import SamplingParams
 
 ALONE_SECONDS, ALONE_SECONDS_ON_GPU = 2.0, 8.0
@@ -25,7 +25,7 @@ def check(plan: CheckPlan) -> Found:
     with served(plan, pair) as llm, _Load(llm, max(plan.rows)) as load:
         load.tokens_per_second(partial(time.sleep, seconds))  # first rounds record graphs
         before = load.tokens_per_second(partial(time.sleep, seconds))
-        command = [sys.executable, "-m", "hotdraft", "distill", "--config", str(config)]
+        command = hotdraft_command("distill", "--config", str(config))
         job = subprocess.Popen(command, cwd=plan.folder, stdin=subprocess.DEVNULL)
         beside = load.tokens_per_second(job.wait)
         after = load.tokens_per_second(partial(time.sleep, seconds))

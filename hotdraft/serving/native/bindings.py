@@ -81,6 +81,9 @@ def native_library() -> ctypes.CDLL:
     """The library. Raises `NativeError` where there is none."""
     path = next((path for suffix in EXTENSION_SUFFIXES if (path := FOLDER / f"_native{suffix}").exists()), None)
     if path is None:
+        checkout = FOLDER.parents[2]
+        if (checkout / "pyproject.toml").is_file():
+            raise NativeError(f"hotdraft is imported from {checkout}, where `pip install -e .` has not compiled it")
         raise NativeError("hotdraft was installed without a C++ compiler")
     return load_library(path)
 

@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from hotdraft.pipeline.models.loading import (
     load_tokenizer,
 )
 from hotdraft.pipeline.models.names import local_folder, read_cut
+from hotdraft.pipeline.processes.command_line import MODULE
 from hotdraft.pipeline.processes.supervisor import environment_of
 from hotdraft.serving.http.access import read_api_keys
 from hotdraft.serving.vllm.versions import installed, is_cpu_build
@@ -103,7 +103,7 @@ def vllm_command(
         vllm = ["vllm.entrypoints.cli.main", "serve"]
         if "--headless" not in flags:
             told["--api-server-count"] = "1"  # by default one an engine, of which one alone has the loop
-    start = [sys.executable, "-m", *vllm, str(local_folder(config.target))]
+    start = [*MODULE, *vllm, str(local_folder(config.target))]
     return Command([*start, *(part for pair in told.items() for part in pair), *flags], environment)
 
 

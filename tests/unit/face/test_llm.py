@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from hotdraft import LLM, ReplayBuffer, SamplingParams
 from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.models.adapter_folder import AdapterError
 from hotdraft.pipeline.models.names import ModelError
+from hotdraft.serving.native.bindings import NativeError
 from tests.integration.adapters import write_adapter
 from tests.models import save, tiny_llama
 
@@ -78,6 +79,18 @@ def test_a_wrong_option_is_one_line_and_another_engine_is_not_taken_for_this_one
         LLM(tiny_target, num_slot=2)
     with pytest.raises(ConfigError, match="not vllm"):
         LLM(tiny_target, kind="vllm")
+
+
+def test_where_nothing_native_computes_it_says_why(
+    tiny_target: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def absent() -> NoReturn:
+        raise NativeError("there is no compiler")
+
+    monkeypatch.setattr("hotdraft.serving.native.bindings.native_library", absent)
+    with LLM(tiny_target, device="cpu", max_model_len=64):
+        pass
+    assert "the target is computed by torch, which is slower: there is no compiler" in caplog.text
 
 
 def test_a_folder_is_a_buffer_to_record_to(llm: LLM, tmp_path: Path) -> None:

@@ -66,7 +66,13 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env={**environ, "PYTHONPATH": path, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+                env={
+                    **environ,
+                    "PYTHONPATH": path,
+                    "PYTHONSAFEPATH": "1",  # a checkout that is not built must not stand before what is installed
+                    "OMP_NUM_THREADS": threads,
+                    "MKL_NUM_THREADS": threads,
+                },
             )
 
     def __enter__(self) -> Self:

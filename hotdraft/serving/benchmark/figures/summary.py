@@ -141,8 +141,13 @@ def _decode_speed_up(ours: dict[int, Measurement], plain: dict[int, Measurement]
     return Spread.of(ratios) if ratios else None
 
 
+def _gain(row: Row) -> float:
+    """Over plain decoding of the same repeats: from one to the next a machine changes more than k does."""
+    return 0.0 if row.speed_up is None else row.speed_up.median
+
+
 def best_rows(rows: Sequence[Row]) -> list[Row]:
-    """Of each engine and concurrency: plain, the engine's own choice of k, and else the fastest fixed k."""
+    """Of each engine and concurrency: plain, the engine's own choice of k, and else the k that gained most."""
     kept = []
     for row in rows:
         rivals = [
@@ -152,9 +157,7 @@ def best_rows(rows: Sequence[Row]) -> list[Row]:
             == (row.engine, row.concurrency, row.mode.recording)
             and other.mode.kind == "speculative"
         ]
-        chosen = [other for other in rivals if other.mode.k == "auto"] or [
-            max(rivals, key=lambda other: other.tokens_per_second.median, default=row)
-        ]
+        chosen = [other for other in rivals if other.mode.k == "auto"] or [max(rivals, key=_gain, default=row)]
         if row.mode.kind == "plain" or row in chosen:
             kept.append(row)
     return kept

@@ -90,6 +90,20 @@ def test_an_engine_that_tells_no_times() -> None:
     assert row.tokens_per_second.median == 5.0
 
 
+def test_the_best_k_is_the_one_that_gained_most_however_fast_the_machine_was_meanwhile() -> None:
+    told = Speculation(1, 1, 1)
+    k1, k3 = Mode("speculative", 1), Mode("speculative", 3)
+    seconds = {PLAIN: (4.0, 2.0, 2.0), k1: (3.0, 1.6, 1.6), k3: (1.7, 1.7, 1.4)}
+    rows = summarise(
+        [
+            measurement("llamacpp", mode, repeat, lasted, told if mode != PLAIN else None)
+            for mode, times in seconds.items()
+            for repeat, lasted in enumerate(times)
+        ]
+    )
+    assert [row.mode for row in best_rows(rows)] == [PLAIN, k3]
+
+
 def test_the_table_shows_the_best_fixed_k_or_the_engines_own_choice() -> None:
     told = Speculation(1, 1, 1)
     rows = summarise(

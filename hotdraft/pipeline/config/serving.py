@@ -8,7 +8,8 @@ from pydantic_settings import NoDecode
 
 from hotdraft.pipeline.config.section import Section, Threads
 
-KSetting = Annotated[int, Field(ge=0, le=8)] | Literal["auto"]
+MOST_DRAFTED = 16
+KSetting = Annotated[int, Field(ge=0, le=MOST_DRAFTED)] | Literal["auto"]
 """Drafted tokens a round, or what is fastest at the moment."""
 
 
@@ -95,7 +96,7 @@ class EngineConfig(Section):
     k: KSetting = Field(
         "auto", description="drafted tokens a round; 0 is plain decoding, auto what is fastest at the moment"
     )
-    max_k: int = Field(8, ge=1, le=16, description="largest k that auto chooses")
+    max_k: int = Field(8, ge=1, le=MOST_DRAFTED, description="largest k that auto chooses")
     proposers: Proposers = Field(
         ["draft", "suffix"],
         description="that auto chooses among, request by request: the draft model, and what followed when the same "

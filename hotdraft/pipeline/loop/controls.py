@@ -11,7 +11,7 @@ from typing import Any
 from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hotdraft.pipeline.config.serving import KSetting
+from hotdraft.pipeline.config.serving import MOST_DRAFTED, KSetting
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.system.json_file import BrokenFileError, read_json, write_json
 
@@ -36,7 +36,7 @@ def k_setting(value: object) -> KSetting | None:
     try:
         return Controls.model_validate({"k": value}).k
     except ValidationError:
-        raise ControlError(f"k must be a whole number from 0 to 8, or auto, not {value!r}") from None
+        raise ControlError(f"k must be a whole number from 0 to {MOST_DRAFTED}, or auto, not {value!r}") from None
 
 
 class ControlFile:

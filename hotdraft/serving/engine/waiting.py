@@ -59,6 +59,8 @@ class Waiting:
         self._count += 1
 
     def drop(self, request_ids: set[str]) -> list[Sequence]:
+        if not request_ids:
+            return []
         dropped = [sequence for sequence in self if sequence.request.request_id in request_ids]
         for sequence in dropped:
             self._remove(sequence)

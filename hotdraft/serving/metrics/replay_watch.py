@@ -7,6 +7,9 @@ from hotdraft.pipeline.replay.buffer import ReplayBuffer, ReplaySize
 
 logger = logging.getLogger(__name__)
 
+PATIENCE_SECONDS = 10.0
+"""For a store that does not answer, when the server ends."""
+
 
 class ReplayWatch:
     """Looks every `interval` seconds in a thread of its own. `buffer` must be for this watch alone.
@@ -36,7 +39,7 @@ class ReplayWatch:
     def stop(self) -> None:
         self._stopping.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(PATIENCE_SECONDS)
 
     def _run(self) -> None:
         while True:

@@ -37,7 +37,8 @@ class Slots:
         """
         length = len(prompt_ids)
         prompt = np.asarray(prompt_ids, np.int32)
-        same = (self._host_tokens[:, :length] == prompt).cumprod(1).sum(1)
+        differs = self._host_tokens[:, :length] != prompt
+        same = np.where(differs.any(1), differs.argmax(1), length)
         same[[other != scope for other in self._scopes]] = 0
         self._scopes[row] = scope
         self._host_tokens[row, :length] = prompt

@@ -4,6 +4,7 @@ It is compiled when hotdraft is installed, where there is a compiler; what serve
 """
 
 import ctypes
+import os
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_void_p
 from enum import IntEnum
 from functools import cache
@@ -117,7 +118,8 @@ class ThreadPool:
 
     def __init__(self, instructions: str, threads: int) -> None:
         """Raises `NativeError` if there cannot be so many."""
-        self._library = native_library()
+        self.handle: c_void_p | None = None
+        self._library, self._process = native_library(), os.getpid()
         self.threads = threads
         self.instructions = instructions
         self.handle = c_void_p(self._library.hd_pool_create(instructions.encode(), threads))
@@ -134,7 +136,7 @@ class ThreadPool:
         return self._library.hd_read_speed(self.handle, address, size)
 
     def __del__(self) -> None:
-        if self.handle:
+        if self.handle and os.getpid() == self._process:  # a process that was forked off has none of the threads
             self._library.hd_pool_destroy(self.handle)
 
 

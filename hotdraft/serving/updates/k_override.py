@@ -89,4 +89,7 @@ class KOverride:
 
     def _run(self) -> None:
         while not self._stopping.wait(POLL_SECONDS):
-            self.follow()
+            try:
+                self.follow()
+            except Exception as error:  # noqa: BLE001 -- k stays what it is, and the file is looked at again
+                logger.warning("k cannot be followed, for now: %r", error)

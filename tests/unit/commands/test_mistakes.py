@@ -103,7 +103,7 @@ MISTAKES = {
     "more slots than there can be": Mistake(
         (*SERVE, "--max-num-seqs", "1" + "0" * 30), "by flag: engine.num_slots: Input should be less than or equal"
     ),
-    "a k of 5000 digits": Mistake(("k", "9" * 5000, "-c", "my.yaml"), "k must be a whole number from 0 to 8"),
+    "a k of 5000 digits": Mistake(("k", "9" * 5000, "-c", "my.yaml"), "k must be a whole number from 0 to 16"),
     "more threads than there can be": Mistake(
         SHOW,
         "my.yaml:2: engine.threads: Input should be less than or equal to 1024, not 100000000",

@@ -1,7 +1,7 @@
 """What the admin routes take and give, beside `AdapterVersion` and `Job`."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import Path
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -17,6 +17,9 @@ from hotdraft.serving.http.openai.fields import UnicodeText
 
 Version = Annotated[int, Path(ge=1, le=2**31 - 1, description="adapter version")]
 JobId = Annotated[str, Path(description="as `GET /admin/jobs` lists it")]
+
+InForce = int | Literal["auto"]
+"""k as it is: what vLLM was started with may be more than can be set here."""
 
 
 class VersionConvertor(IntegerConvertor):
@@ -60,7 +63,7 @@ class Status(BaseModel):
     draft: str | None
     draft_version: int
     """The adapter version served; 0 is none."""
-    k: KSetting
+    k: InForce
     k_override: KSetting | None
     loop_enabled: bool
     trainer: TrainerState
@@ -107,9 +110,9 @@ class Loop(BaseModel):
 
 
 class K(BaseModel):
-    k: KSetting
+    k: InForce
     """In force. An override to auto waits for a moment without requests, where round costs are not known yet."""
     k_override: KSetting | None
-    configured_k: KSetting
+    configured_k: InForce
     max_k: int
     """What it can be set to."""

@@ -40,7 +40,7 @@ def test_a_k_that_the_server_does_not_allow(file):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"k": 9}', '{"k": "3"}', '{"k": true}', '{"loop_enabled": "no"}', '{"loop": true}']
+    "text", ["", "{", "[]", '{"k": 17}', '{"k": "3"}', '{"k": true}', '{"loop_enabled": "no"}', '{"loop": true}']
 )
 def test_a_broken_file_leaves_what_was_set_and_is_complained_of_once(file, tmp_path, text, caplog):
     file.switch_loop(False)
@@ -91,7 +91,7 @@ def test_the_commands(hotdraft, file):
     assert json.loads(hotdraft("loop", "on", "--json").stdout) == {"loop_enabled": True, "k": "auto"}
     assert hotdraft("k", "config").stdout == "k is as configured (3)\n"
     assert file.read() == Controls()
-    for wrong, message in (("9", "from 0 to 8"), ("two", "from 0 to 8"), ("4", "allows 3 at most")):
+    for wrong, message in (("17", "from 0 to 16"), ("two", "from 0 to 16"), ("4", "allows 3 at most")):
         refused = hotdraft("k", wrong).exception
         assert isinstance(refused, ControlError)
         assert message in str(refused)

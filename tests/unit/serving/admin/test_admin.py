@@ -273,7 +273,7 @@ def test_a_server_without_a_draft_says_so(make_client, registry, config):
         ("PUT", "loop", {"enabled": 0}),
         ("PUT", "loop", {"enabled": True, "also": 1}),
         ("PUT", "k", {}),
-        ("PUT", "k", {"k": 9}),
+        ("PUT", "k", {"k": 17}),
         ("PUT", "k", {"k": -1}),
         ("PUT", "k", {"k": 2.5}),
         ("PUT", "k", {"k": "2"}),
@@ -297,11 +297,17 @@ def test_what_is_not_valid_is_refused(client, config, registry, method, path, bo
     assert registry.champion() == 0
 
 
+def test_more_than_can_be_set_is_told_where_vllm_was_started_with_it(client, monkeypatch):
+    monkeypatch.setattr(Engine, "k", property(lambda self: 20))
+    for path in ("k", "status"):
+        assert client.get(f"/admin/{path}").json()["k"] == 20
+
+
 def test_a_k_that_is_none_is_explained(client):
-    for k in (9, "2", True):
+    for k in (17, "2", True):
         assert error(client.put("/admin/k", json={"k": k})) == (
             400,
-            f"k must be a whole number from 0 to 8, or auto, not {k!r}",
+            f"k must be a whole number from 0 to 16, or auto, not {k!r}",
         )
 
 

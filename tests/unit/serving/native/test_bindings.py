@@ -1,5 +1,8 @@
-"""What is said where there is no library, and of one that is not this version's."""
+"""What is said where there is no library, and what becomes of its threads."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,3 +22,19 @@ def test_a_checkout_that_was_not_built_is_not_taken_for_one_installed_without_a_
         NativeError, match=f"imported from {tmp_path}, where `pip install -e .` has not compiled it"
     ):
         native_library.__wrapped__()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no process is forked off here")
+def test_a_process_that_was_forked_off_ends_without_threads_that_it_does_not_have() -> None:
+    program = """
+import os, time
+from hotdraft.serving.native.bindings import ThreadPool, find_instructions
+pool = ThreadPool(find_instructions(), 2)
+time.sleep(0.5)  # until its threads wait for work
+child = os.fork()
+del pool
+if child:
+    raise SystemExit(os.waitpid(child, 0)[1])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

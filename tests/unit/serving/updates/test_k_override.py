@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.loop.controls import ControlFile
+from hotdraft.pipeline.loop.controls import ControlFile, Controls
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.updates import k_override as module
@@ -67,6 +67,25 @@ def test_an_override_that_cannot_be_leaves_what_is_configured(engine, override, 
     override.follow()
     assert engine.k == 2
     assert caplog.text.count("between 0 and 2, not 7") == 1
+
+
+def test_what_goes_wrong_otherwise_is_told_of_and_the_file_is_followed_on(
+    engine, override, controls, monkeypatch, caplog
+):
+    failing = threading.Event()
+
+    def read() -> Controls:
+        if not failing.is_set():
+            failing.set()
+            raise MemoryError("for a moment")
+        return ControlFile.read(controls)
+
+    override.start()
+    monkeypatch.setattr(controls, "read", read)
+    assert failing.wait(10)
+    ControlFile.override_k(controls, 1, 2, 3)
+    assert becomes(engine, 1)
+    assert "MemoryError('for a moment')" in caplog.text
 
 
 def test_an_automatic_k_waits_until_no_request_runs(engine, override, controls):

@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import re
 import sys
 import tempfile
 import warnings
@@ -32,6 +33,9 @@ MLFLOW_DEFAULTS = {
 
 OTHERS = r"(transformers|peft|torch|lightning|mlflow|datasets)\b"
 """Libraries that call each other by names that will go: nothing that whoever reads our output could change."""
+
+SHORTAGE = "allocate memory|out of memory|can't start new thread"
+"""What torch, CUDA and Python say of a machine that has no more to give, as a RuntimeError."""
 
 OWNER_ONLY = 0o077
 """What prompts and answers are written under: files are 0600, folders 0700, unless a default ACL says otherwise."""
@@ -118,6 +122,8 @@ def main() -> None:
         app()
     except BrokenPipeError:  # whoever read what we print has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ValueError, OSError) as error:
-        typer.secho(f"hotdraft: {error}", fg="red", err=True)
+    except (ValueError, OSError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not re.search(SHORTAGE, str(error)):
+            raise
+        typer.secho(f"hotdraft: {str(error) or 'out of memory'}", fg="red", err=True)
         sys.exit(2)

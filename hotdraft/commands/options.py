@@ -73,11 +73,21 @@ def serving_overrides(
 ) -> dict[str, Any]:
     """What flags of `hotdraft serve` lay over file and environment, nested as in the file; None says nothing.
 
-    Raises `ConfigError` for a `speculative` configuration, as vLLM has it, that says anything else.
+    Raises `ConfigError` for a `speculative` configuration, as vLLM has it, that says anything else or contradicts them.
     """
+    from hotdraft.pipeline.config.section import ConfigError
     from hotdraft.pipeline.config.settings import given, merged
     from hotdraft.pipeline.config.speculative import read_speculative
 
     flags = {**top, "server": given(server), "engine": given(engine)}
     told = given(flags)
-    return merged(read_speculative(speculative), told) if speculative is not None else told
+    if speculative is None:
+        return told
+    said = read_speculative(speculative)
+    for flag, here, there in (
+        ("--draft", top.get("draft"), said["draft"]),
+        ("--k", engine.get("k"), said["engine"]["k"]),
+    ):
+        if here is not None and there not in (here, "auto"):
+            raise ConfigError(f"{flag} says {here}, and --speculative-config {there or 'none'}: say it once")
+    return merged(said, told)

@@ -184,6 +184,21 @@ finally:
         assert done.stdout.splitlines()[1:] == [threads], done.stderr
 
 
+@pytest.mark.parametrize("error", ["MemoryError()", "RuntimeError('[enforce fail] can\\'t allocate memory')"])
+def test_a_machine_that_has_no_more_memory_is_told_of_in_a_line(error: str) -> None:
+    program = f"""
+from hotdraft import cli
+def app():
+    raise {error}
+cli.app = app
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert "memory" in line
+
+
 def test_python_without_docstrings_is_told_of() -> None:
     done = subprocess.run([sys.executable, "-OO", "-m", "hotdraft", "doctor"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")

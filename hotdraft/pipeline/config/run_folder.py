@@ -7,6 +7,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+MOST_BYTES = 255
+"""Of a name, in any file system of Linux."""
+
 
 def _run_folder(path: Path) -> Path:
     if re.search("^[a-z][a-z0-9+.-]+:/", str(path)):
@@ -17,6 +20,8 @@ def _run_folder(path: Path) -> Path:
         )
     if re.search("[\ud800-\udfff]", str(path.absolute())):
         raise ValueError("must be a folder whose name is text in this locale, as all are with LC_ALL=C.UTF-8")
+    if "\0" in str(path) or any(len(os.fsencode(part)) > MOST_BYTES for part in path.absolute().parts):
+        raise ValueError(f"must be a folder without NUL and with names of {MOST_BYTES} bytes at most")
     return Path(os.path.expanduser(path))  # as fsspec would, of the replay buffer alone
 
 

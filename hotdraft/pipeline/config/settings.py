@@ -168,7 +168,7 @@ def read(path: str | Path | None, overrides: Mapping[str, Any] | None = None) ->
         return FileConfig(**flags), sources
     except ValidationError as error:
         raise ConfigError(problems(error, HotdraftConfig, sources)) from error
-    except SettingsError as error:
+    except (SettingsError, RecursionError) as error:
         says = "holds no JSON, as a section or list has to"
         raise ConfigError("\n".join(f"{name}: {says}: {why}" for name, why in sources.without_json())) from error
 

@@ -57,6 +57,8 @@ class Sources:
                 source()
             except SettingsError as error:
                 yield _as_set(variable), str(error.__cause__)
+            except RecursionError:
+                yield _as_set(variable), "it is nested too deeply"
 
     def _variable(self, keys: Keys) -> str | None:
         """The variable of the key itself, else of a section around it, whose value is JSON."""
@@ -84,7 +86,7 @@ def _as_set(variable: str) -> str:
 def _from_json(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -233,6 +233,24 @@ MISTAKES = {
     "a speculative config of another method": Mistake(
         (*SERVE, "--speculative-config", '{"method": "eagle", "model": "d"}'), "--speculative-config: method: "
     ),
+    "a list without end in a variable": Mistake(
+        SHOW, "HOTDRAFT_ENGINE: holds no JSON, as a section", variables={"HOTDRAFT_ENGINE": "[" * 100_000}
+    ),
+    "a folder whose name no file system takes": Mistake(
+        SHOW, "run_dir: must be a folder without NUL", f"target: m\nrun_dir: {'x' * 300}\n"
+    ),
+    "two drafts": Mistake(
+        (*SERVE, "--draft", "d", "--speculative-config", '{"model": "e"}'),
+        "--draft says d, and --speculative-config e: say it once",
+    ),
+    "a draft and none": Mistake(
+        (*SERVE, "--draft", "d", "--speculative-config", '{"method": "suffix"}'),
+        "--draft says d, and --speculative-config none: say it once",
+    ),
+    "two numbers of tokens": Mistake(
+        (*SERVE, "--k", "2", "--speculative-config", '{"model": "e", "num_speculative_tokens": 3}'),
+        "--k says 2, and --speculative-config 3: say it once",
+    ),
     "a speculative config that is no JSON": Mistake(
         (*SERVE, "--speculative-config", "draft"), "--speculative-config: Invalid JSON"
     ),

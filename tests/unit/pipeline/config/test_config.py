@@ -159,7 +159,7 @@ def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_mistake(config_fil
 
 def test_bad_environment_is_a_clear_error(config_file, monkeypatch):
     monkeypatch.setenv("HOTDRAFT_ENGINE__K", "99")
-    with pytest.raises(ConfigError, match=r"engine\.k.*less than or equal to 8"):
+    with pytest.raises(ConfigError, match=r"engine\.k.*less than or equal to 16"):
         load_config(config_file)
 
 

@@ -73,7 +73,8 @@ def serving_overrides(
 ) -> dict[str, Any]:
     """What flags of `hotdraft serve` lay over file and environment, nested as in the file; None says nothing.
 
-    Raises `ConfigError` for a `speculative` configuration, as vLLM has it, that says anything else or contradicts them.
+    Raises `ConfigError` for a `speculative` configuration, as vLLM has it, that says anything else or contradicts
+    a flag.
     """
     from hotdraft.pipeline.config.section import ConfigError
     from hotdraft.pipeline.config.settings import given, merged

@@ -15,7 +15,6 @@ from hotdraft.serving.proposers.recent_text import END, RecentText
 
 LOOK_BACK = 16
 """Tokens of the context that places are compared by."""
-TOKEN_BYTES = 4
 PLACES = 16
 """Newest ones that are looked at."""
 LENGTHS = (2, 3, 4, 5, 7, 10, 14)
@@ -77,8 +76,7 @@ Found = tuple[list[list[int]], int]
 
 
 def _in_context(context: np.ndarray, most: int) -> Found:
-    text = context.astype(np.int32, copy=False).tobytes()
-    places = _occurrences(text, text[-2 * TOKEN_BYTES :]) or _occurrences(text, text[-TOKEN_BYTES:])
+    places = _occurrences(context, 2) or _occurrences(context, 1)
     around = []
     for end in places:
         after = context[end : end + most].tolist()
@@ -86,15 +84,12 @@ def _in_context(context: np.ndarray, most: int) -> Found:
     return _longest(around, context[-LOOK_BACK:].tolist())
 
 
-def _occurrences(text: bytes, tokens: bytes) -> list[int]:
-    """Where they end in the text before its end, in tokens: the newest `PLACES`, those first."""
-    places: list[int] = []
-    end = len(text) - TOKEN_BYTES  # the last byte of what is found lies before it
-    while len(places) < PLACES and (at := text.rfind(tokens, 0, end)) >= 0:
-        if at % TOKEN_BYTES == 0:
-            places.append((at + len(tokens)) // TOKEN_BYTES)
-        end = at + len(tokens) - 1
-    return places
+def _occurrences(context: np.ndarray, count: int) -> list[int]:
+    """Where its last one or two tokens end before: the newest `PLACES`, those first."""
+    found = context[count - 1 : -1] == context[-1]
+    if count == 2:
+        found &= context[:-2] == context[-2]
+    return (np.flatnonzero(found)[: -PLACES - 1 : -1] + count).tolist()
 
 
 def _in_answers(context: np.ndarray, recent: RecentText | None, most: int) -> Found:

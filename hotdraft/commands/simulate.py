@@ -210,7 +210,7 @@ def _show_curves(console: "Console", settings: "HotdraftConfig") -> None:
         return
     uri = without_password(settings.tracking_uri)
     base = uri if settings.has_remote_store else "http://127.0.0.1:5000"
-    command = "" if settings.has_remote_store else f"mlflow ui --backend-store-uri {uri}, then "
+    command = "" if settings.has_remote_store else f"mlflow ui --backend-store-uri {uri}\n         "
     console.print(f"curves   {command}{base.rstrip('/')}{page}", highlight=False, soft_wrap=True)
 
 
@@ -237,8 +237,8 @@ def show_report(console: "Console", report: dict[str, Any]) -> None:
     console.print(table)
     console.print(
         f"{report['requests']} requests ({report['failed_requests']} failed), {report['tokens']:,} tokens in "
-        f"{report['wall_seconds']:.0f} s ({report['tokens_per_second']:.1f}/s), {report['swaps']} swaps, "
-        f"{report['adapters_rejected']} adapters rejected",
+        f"{report['wall_seconds']:.0f} s ({report['tokens_per_second']:.1f}/s), swaps: {report['swaps']}, "
+        f"adapters rejected: {report['adapters_rejected']}",
         highlight=False,
     )
     if report["speedup"] is not None:

@@ -69,6 +69,7 @@ def k(
     """
     from hotdraft.pipeline.config.settings import load_config
     from hotdraft.pipeline.loop.controls import ControlError, ControlFile, k_setting, largest_k
+    from hotdraft.pipeline.system.run_lock import has_run, is_held
 
     settings = load_config(config)
     file = ControlFile(settings.run_dir)
@@ -81,6 +82,11 @@ def k(
         if k is not None and settings.engine.kind == "vllm":
             raise ControlError("k is fixed for as long as vLLM serves: set engine.k and start it again")
         controls = file.override_k(k, largest_k(settings), settings.engine.k)
+        if has_run(settings.run_dir) and not is_held(settings.run_dir, "server"):
+            folder = settings.run_dir.absolute()
+            typer.echo(
+                f"warning: no server of this machine runs in {folder}: the next one begins with this", err=True
+            )
     if controls.k is None:
         sentence = f"k is as configured ({settings.engine.k})"
     else:

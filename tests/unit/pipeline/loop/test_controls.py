@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from hotdraft.cli import app
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import ControlError, ControlFile, Controls, largest_k
+from hotdraft.pipeline.system.run_lock import run_lock
 
 
 @pytest.fixture
@@ -96,6 +97,14 @@ def test_the_commands(hotdraft, file):
         assert isinstance(refused, ControlError)
         assert message in str(refused)
     assert file.read() == Controls()
+
+
+def test_that_no_server_hears_of_k_is_said(hotdraft, tmp_path):
+    run_dir = tmp_path / "run"
+    (run_dir / "jobs").mkdir(parents=True)
+    assert f"no server of this machine runs in {run_dir}" in hotdraft("k", "2").stderr
+    with run_lock(run_dir, "server"):
+        assert hotdraft("k", "2").stderr == ""
 
 
 def test_over_vllm_k_is_fixed_and_the_file_says_nothing_else(hotdraft, file, monkeypatch):

@@ -24,6 +24,7 @@ from hotdraft.training.fit.module import LOG_EVERY_STEPS, WARMUP_STEPS, Distilla
 from hotdraft.training.fit.pace import Pace
 from hotdraft.training.fit.progress_bar import StepsBar, Throughput, ToldProgress
 from hotdraft.training.fit.resume import JobInterruptedError, ResumePoint, StopSignal
+from hotdraft.training.fit.signals import StopAtSignals
 from hotdraft.training.fit.validation import Validation
 
 PRECISION: dict[torch.dtype, Literal["bf16-mixed", "16-mixed", "32-true"]] = {
@@ -83,16 +84,18 @@ def train(
 
     Goes on from `last.ckpt` in `place.checkpoints` if there is one; without `max_seconds` it ends where it would
     have ended unbroken, or about there where prompts are kept. Raises `NonFiniteLossError`, and
-    `JobInterruptedError` once `place.stop` is set, with a checkpoint written, or at SIGTERM or SIGINT.
+    `JobInterruptedError`, with a checkpoint written, once `place.stop` is set or its one process gets a signal.
     """
     device = next(model.parameters()).device
     last, validation = place.checkpoints / "last.ckpt", options.validation
     budget = settings.max_seconds
     timer = Timer(duration=None if budget is None else timedelta(seconds=budget))
     validation_steps = None if validation is None else validation.every_steps
-    resume = ResumePoint(last, settings.checkpoint_steps, validation_steps, place.stop)
+    stop = StopAtSignals(place.stop) if options.processes == 1 else None  # several hear of none, and are killed
+    resume = ResumePoint(last, settings.checkpoint_steps, validation_steps, stop)
     callbacks: list[Callback] = [
         timer,
+        *([] if stop is None else [stop]),
         *options.beside,
         options.throughput or Throughput(LOG_EVERY_STEPS),
         *(validation.callbacks(place.checkpoints, data.validation_samples) if validation else []),

@@ -4,7 +4,6 @@ import gc
 import shutil
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from hotdraft.training.batches.replay_data import ReplayDataModule
 from hotdraft.training.fit.lora import build_lora, card_of, merged_model, save_lora
 from hotdraft.training.fit.processes import check_devices, in_processes, strategy_of
 from hotdraft.training.fit.run import FitOptions, RunPlace, train
-from hotdraft.training.fit.signals import StopAtSignals
 from hotdraft.training.fit.validation import BEST, Validation
 from hotdraft.training.scoring.target_reader import give_target, target_given
 
@@ -99,16 +97,14 @@ def _fit(
     tokenizer: PreTrainedTokenizerBase,
     place: RunPlace,
 ) -> dict[str, float]:
-    stop = StopAtSignals() if settings.devices == 1 else None  # several hear of none, and are killed
     options = FitOptions(
         compute=compute,
         warmup_steps=settings.warmup_steps,
         validation=Validation(settings.validation_steps, settings.patience, tokenizer),
         processes=settings.devices,
         strategy=strategy_of(settings),
-        beside=() if stop is None else (stop,),
     )
-    return train(model, data, settings, replace(place, stop=stop), options)
+    return train(model, data, settings, place, options)
 
 
 def fit_in_processes(

@@ -1,20 +1,25 @@
 """Jobs that are stopped, killed, or whose store goes away, and what the next makes of them."""
 
+import os
 import shutil
+import signal
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from hotdraft.pipeline.loop.job_record import RunningJob
 from hotdraft.pipeline.loop.jobs import JobRecords
+from hotdraft.pipeline.processes.stop_signals import stopped_by_signals
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.replay.schema import table_of
 from hotdraft.pipeline.store.connection import StoreError, open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.batches.mixture import save_mixture
-from hotdraft.training.fit.resume import JobInterruptedError
+from hotdraft.training.fit.resume import JobInterruptedError, ResumePoint
 from hotdraft.training.online.job import run_job
 from hotdraft.training.online.unproven import Unproven
 from tests.unit.training.online.jobs import StopAfter, folders, interrupted, left, with_distill
@@ -45,6 +50,26 @@ def test_a_stopped_job_is_finished_by_the_next_and_not_begun_again(config, buffe
     assert finished.metrics["gain"] == result.verdict.gain
     assert finished.metrics["steps"] == 40
     assert stopped.started_at < stopped.ended_at < finished.started_at < finished.ended_at
+
+
+@pytest.mark.parametrize("hears", [stopped_by_signals, nullcontext], ids=["its command hears", "nobody else hears"])
+def test_a_job_keeps_its_steps_whenever_the_signal_comes(config, buffer, monkeypatch, hears):
+    """Also between the look for it at a step's end and the next step."""
+    look = ResumePoint.on_train_batch_end
+
+    def look_and_press(resume, trainer, *batch):
+        look(resume, trainer, *batch)
+        if trainer.global_step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch, hears() as stop:
+        patch.setattr(ResumePoint, "on_train_batch_end", look_and_press)
+        with pytest.raises(JobInterruptedError, match=r"asked to stop at step 4$"):
+            run_job(config, buffer=buffer, registry=AdapterRegistry(config), stop=stop)
+    assert signal.getsignal(signal.SIGTERM) is before
+    kept = config.run_dir / "jobs" / left(config).work.id / "checkpoints" / "last.ckpt"
+    assert torch.load(kept, weights_only=True)["global_step"] == 4
 
 
 def test_a_job_that_is_gone_on_with_behind_its_last_step_knows_its_loss(config, buffer, monkeypatch):

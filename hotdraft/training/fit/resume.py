@@ -20,7 +20,8 @@ class StopSignal(Protocol):
 
 
 class ResumePoint(Checkpoint):
-    """Keeps the whole state of training in the file `path`: every `every_steps` steps and after each validation.
+    """Keeps the whole state of training in the file `path`: every `every_steps` steps, after each validation, and
+    at the end, as what follows may be stopped too.
 
     Never between a step and the validation that is due at it: the run that goes on would not make up
     for it. The file appears by rename, so that a kill leaves the former one or the new one. Raises
@@ -34,6 +35,8 @@ class ResumePoint(Checkpoint):
         self._stop = stop
         self.loss = math.nan
         """Of the last step before the state that was written, or gone on from."""
+        self._written = -1
+        """Steps before that state."""
 
     def on_train_start(self, trainer: lightning.Trainer, *_: object) -> None:
         """A run that was killed after it had been stopped early is not begun again."""
@@ -62,6 +65,10 @@ class ResumePoint(Checkpoint):
         if self._stop is not None and self._stop.is_set():
             raise JobInterruptedError(f"the job was asked to stop at step {trainer.global_step}")
 
+    def on_train_end(self, trainer: lightning.Trainer, *_: object) -> None:
+        if self._written != trainer.global_step:
+            self._save(trainer)
+
     def state_dict(self) -> dict[str, Any]:
         return {"loss": self.loss}
 
@@ -74,4 +81,5 @@ class ResumePoint(Checkpoint):
         trainer.save_checkpoint(temporary, weights_only=False)
         if trainer.is_global_zero:
             os.replace(temporary, self._path)
+        self._written = trainer.global_step
         trainer.strategy.barrier()

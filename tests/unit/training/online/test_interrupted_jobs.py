@@ -27,6 +27,12 @@ from tests.unit.training.online.jobs import StopAfter, folders, interrupted, lef
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 
+def waiting(config, seconds):
+    """`config` whose gate asks for more prompts than there are and waits so long for them."""
+    gate = {"wait_seconds": seconds, "min_prompts": 40}
+    return config.model_copy(update={"gate": config.gate.model_copy(update=gate)})
+
+
 def test_a_stopped_job_is_finished_by_the_next_and_not_begun_again(config, buffer, serve, target):
     registry = AdapterRegistry(config)
     with pytest.raises(JobInterruptedError, match="step 3"):
@@ -70,6 +76,21 @@ def test_a_job_keeps_its_steps_whenever_the_signal_comes(config, buffer, monkeyp
     assert signal.getsignal(signal.SIGTERM) is before
     kept = config.run_dir / "jobs" / left(config).work.id / "checkpoints" / "last.ckpt"
     assert torch.load(kept, weights_only=True)["global_step"] == 4
+
+
+@pytest.mark.parametrize("max_seconds", [None, 1000.0])
+@pytest.mark.parametrize("asked", [10, 11], ids=["before its candidates are judged", "while it waits for requests"])
+def test_a_job_that_is_stopped_once_it_is_trained_is_not_trained_again(
+    config, buffer, monkeypatch, asked, max_seconds
+):
+    """Its last step is none after which its state is written anyway."""
+    steps, step = [], ResumePoint.on_train_batch_end
+    monkeypatch.setattr(ResumePoint, "on_train_batch_end", lambda *told: steps.append(told) or step(*told))
+    short, registry = with_distill(config, max_steps=6, max_seconds=max_seconds), AdapterRegistry(config)
+    with pytest.raises(JobInterruptedError, match="before"):
+        run_job(waiting(short, 60.0), buffer=buffer, registry=registry, stop=StopAfter(asked))
+    assert run_job(waiting(short, 0.0), buffer=buffer, registry=registry).metrics["steps"] == 6
+    assert len(steps) == 6
 
 
 def test_a_job_that_is_gone_on_with_behind_its_last_step_knows_its_loss(config, buffer, monkeypatch):

@@ -37,7 +37,6 @@ def compare(context: JobContext, recorded: Recorded, trained: Trained) -> tuple[
         if judged.verdict.accepted:
             break
     evidence.save(folder)
-    context.interruption.check("the verdict was published")
     return judged, evidence
 
 

@@ -129,9 +129,10 @@ def _judged(context: JobContext, burst: Burst | None) -> tuple[Judged, GateEvide
             log_inputs(open_client(config), job.run_id, narrow.config, recorded.data)
             trained = train_candidates(narrow, recorded)
             judged, evidence = compare(narrow, recorded, trained)
-    spent = {"job_seconds": time.monotonic() - began, "cpu_seconds": time.process_time() - cpu_began}
-    judged = replace(judged, metrics=judged.metrics | spent, at=time.time())
-    judged.save(job.work_folder)
+            spent = {"job_seconds": time.monotonic() - began, "cpu_seconds": time.process_time() - cpu_began}
+            judged = replace(judged, metrics=judged.metrics | spent, at=time.time())
+            judged.save(job.work_folder)
+            context.interruption.check("the verdict was published")
     job.note(replace(job.work, attempts=0))
     return judged, evidence
 

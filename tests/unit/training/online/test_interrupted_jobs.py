@@ -93,6 +93,14 @@ def test_a_job_that_is_stopped_once_it_is_trained_is_not_trained_again(
     assert len(steps) == 6
 
 
+def test_a_job_that_is_stopped_once_it_is_judged_is_not_judged_again(config, buffer, monkeypatch):
+    short, registry = with_distill(waiting(config, 0.0), max_steps=2), AdapterRegistry(config)
+    with pytest.raises(JobInterruptedError, match="before the verdict was published"):
+        run_job(short, buffer=buffer, registry=registry, stop=StopAfter(7))
+    monkeypatch.setattr("hotdraft.training.online.job.compare", lambda *_: pytest.fail("judged again"))
+    assert run_job(short, buffer=buffer, registry=registry).version == 1
+
+
 def test_a_job_that_is_gone_on_with_behind_its_last_step_knows_its_loss(config, buffer, monkeypatch):
     """As the loss of its last step, when that was done."""
     told = []

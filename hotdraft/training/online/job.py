@@ -86,7 +86,7 @@ def run_job(
         judged, version, promoted = published.judged, published.version, published.promoted
         if version is not None and evidence is not None:
             resident.note(version, evidence.samples, evidence.candidates[judged.metrics["blend"]])
-        Unproven(config.run_dir).settle(judged)
+        Unproven(config).settle(judged)
         verdict, last = judged.verdict, JobRecords(config.run_dir).last_job()
         refused = 1 + (0 if last is None else last.refused_in_a_row) if verdict.is_hopeless else 0
         result = JobResult(version, promoted, verdict, judged.metrics, job.run_id, time.monotonic() - began)

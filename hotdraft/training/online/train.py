@@ -85,7 +85,7 @@ def _candidates(
     distill, data, job = context.config.distill, recorded.data, context.job
     context.interruption.check("training began")
     quantization = resolve_quantization(distill.quantization, draft.base)
-    unproven = Unproven(context.config.run_dir).beside(job.work.parent_version, draft)
+    unproven = Unproven(context.config).beside(job.work.parent_version, draft)
     initial = initial_adapter(draft, unproven, distill, quantization)
     model = build_lora(draft.base, distill.lora, quantization, initial=initial)
     beside = _left_alone(model, initial, draft, recorded, context)

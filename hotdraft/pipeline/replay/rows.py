@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hotdraft.pipeline.replay.counted import is_reservoir
 from hotdraft.pipeline.replay.index import index_of
 from hotdraft.pipeline.replay.schema import SCHEMA, pieces
 from hotdraft.pipeline.replay.shard import Shard
@@ -104,10 +105,13 @@ class ReplayRows:
         position = self.position(request_id)
         return self.select(range(len(self) if position is None else position + 1, len(self)))
 
-    def up_to(self, request_id: str) -> Self:
-        """Those up to a request and with it; all if it is not there."""
+    def up_to(self, request_id: str) -> Self | None:
+        """Those up to a request and with it; None once its shard is gone, of which the reservoir may keep it."""
         position = self.position(request_id)
-        return self if position is None else self.select(range(position + 1))
+        if position is None or self._at[position] < 0:
+            return None
+        place = self._places[int(np.searchsorted(self._starts, self._at[position], side="right")) - 1]
+        return None if is_reservoir(place.shard.name) else self.select(range(position + 1))
 
     def table(self, rows: Sequence[int] | np.ndarray | range) -> pa.Table:
         """`rows` in the schema of shards, in this order, without those that are gone.

@@ -23,7 +23,8 @@ class Recorded:
 def open_recorded(context: JobContext) -> Recorded:
     """What the job learns from and is judged by, as did one that it goes on with.
 
-    Raises `JobError`, and `JobCancelledError` for one that goes on with another of which too little is left.
+    Raises `JobError`, and `JobCancelledError` for one that goes on with another of which too little is left, or not
+    the newest request that it knew.
     """
     try:
         return _open_recorded(context)
@@ -41,7 +42,10 @@ def _open_recorded(context: JobContext) -> Recorded:
     if mixture is not None:
         rows = rows.following(mixture)
     if (work := context.job.job.work) is not None:
-        rows = rows.up_to(work.last_request)
+        known = rows.up_to(work.last_request)
+        if known is None:
+            raise JobError(f"the replay buffer holds request {work.last_request} and those before it no more")
+        rows = known
     vocab_size = None if config.draft is None else read_config(config.draft).get_text_config().vocab_size
     try:
         data = ReplayDataModule.for_job(

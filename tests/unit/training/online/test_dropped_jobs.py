@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from hotdraft.pipeline.config.settings import HotdraftConfig, merged
 from hotdraft.pipeline.loop.job_record import JobWork
 from hotdraft.pipeline.loop.jobs import JobRecords
+from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import StoreError, open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.online.context import JobCancelledError
@@ -32,6 +33,21 @@ def test_a_job_whose_requests_are_gone_is_dropped_and_the_next_begins_anew(confi
     then = interrupted(config, buffer)
     assert (then.work.id != was.work.id, then.work.last_request) == (True, "new39")
     assert open_client(config).get_run(was.run_id).info.status == "KILLED"
+
+
+@pytest.mark.parametrize("reservoir", [0, 64], ids=["gone", "kept in the reservoir"])
+def test_a_job_whose_newest_request_left_the_shards_is_dropped_though_others_came(config, serve, target, reservoir):
+    """Nothing tells any more which of what is there it was to learn from, and which the next."""
+    buffer = ReplayBuffer(config.replay_url, max_bytes=640_000, reservoir_requests=reservoir)
+    *others, newest = serve(target, 40)
+    buffer.append([*others, replace(newest, domain="its own")])
+    interrupted(config, buffer)
+    for turn, count in enumerate((160, 160, 160, 60)):
+        buffer.append(serve(target, count, prefix=f"new{turn}-", seed=1 + turn))
+    assert ("r39" in buffer.rows()["request_id"]) == bool(reservoir)
+    with pytest.raises(JobCancelledError, match="what it began with is gone"):
+        run_job(config, buffer=buffer, registry=AdapterRegistry(config))
+    assert interrupted(config, buffer).work.last_request == "new3-59"
 
 
 class CancelAfter(StopAfter):

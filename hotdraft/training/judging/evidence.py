@@ -4,7 +4,6 @@ It is kept until the job's version is decided, so that a champion that moved mea
 requests, without training again.
 """
 
-import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from hotdraft.pipeline.replay.buffer import ReplayBuffer, sample_from_row
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.store.errors import RegistryError
 from hotdraft.pipeline.store.registry import AdapterRegistry
-from hotdraft.pipeline.system.json_file import write_json
+from hotdraft.pipeline.system.json_file import BrokenFileError, read_json, write_json
 from hotdraft.training.judging.parent import load_version
 from hotdraft.training.judging.served_draft import ServedDraft
 from hotdraft.training.scoring.evaluate import by_request
@@ -28,6 +27,13 @@ from hotdraft.training.scoring.evaluate import by_request
 logger = logging.getLogger(__name__)
 
 FOLDER, SCORES = "evidence", "scores.json"
+
+
+@dataclass(frozen=True)
+class _Scores:
+    mix: dict[str, float]
+    candidates: list[tuple[float, list[float]]]
+    offered: int
 
 
 @dataclass(frozen=True)
@@ -50,11 +56,13 @@ class GateEvidence:
 
     @classmethod
     def load(cls, job_folder: Path) -> Self:
+        """What the job in `job_folder` was judged by. Raises as `read_json` does, also where requests are lost."""
         folder = job_folder / FOLDER
-        content = json.loads((folder / SCORES).read_text())
+        scores = read_json(folder / SCORES, _Scores)
         samples = [sample_from_row(row) for row in ReplayBuffer(str(folder)).load().with_format("numpy")]
-        candidates = {blend: np.array(row) for blend, row in content["candidates"]}
-        return cls(samples, content["mix"], candidates, content.get("offered", len(candidates)))
+        if any(len(row) != len(samples) for _, row in scores.candidates):
+            raise BrokenFileError(f"{folder} is broken: {len(samples)} requests are left")
+        return cls(samples, scores.mix, {blend: np.array(row) for blend, row in scores.candidates}, scores.offered)
 
 
 Known = dict[int, dict[str, float]]

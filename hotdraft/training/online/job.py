@@ -82,7 +82,7 @@ def run_job(
             registry.champion()  # no job trains that could not be told of
         judged, evidence = _judged(context, burst)
         with kept_or_dropped(context), store_errors(config):
-            published = offer(judged, job.run_id, job.work_folder, config, registry)
+            published = offer(judged, evidence, job.run_id, job.work_folder, config, registry)
         judged, version, promoted = published.judged, published.version, published.promoted
         if version is not None and evidence is not None:
             resident.note(version, evidence.samples, evidence.candidates[judged.metrics["blend"]])
@@ -104,14 +104,14 @@ def run_job(
 
 
 def _judged(context: JobContext, burst: Burst | None) -> tuple[Judged, GateEvidence | None]:
-    """The verdict to publish, of an unfinished job if there is one, and what it rests on if it was come to now."""
+    """The verdict to publish, of an unfinished job if there is one, and what it rests on."""
     job, config = context.job, context.config
     if (former := unfinished(JobRecords(config.run_dir), config)) is not None:
         job.note(former.work, former.run_id)
-        if former.run_id is not None and (judged := _verdict_in(job.work_folder)) is not None:
+        if former.run_id is not None and (verdict := _verdict_in(job.work_folder)) is not None:
             with store_errors(config):
                 job.note(replace(job.work, attempts=job.work.attempts + 1), standing_run(context, job.work.id))
-            return judged, None
+            return verdict
         burst = job.work.burst
     if burst is not None:
         context.interruption.give_way_no_more()
@@ -148,10 +148,11 @@ def _end_on_record(job: RunningJob) -> Iterator[None]:
         raise
 
 
-def _verdict_in(folder: Path) -> Judged | None:
-    """What the job in `folder` came to; None if it has not, or it cannot be read."""
+def _verdict_in(folder: Path) -> tuple[Judged, GateEvidence | None] | None:
+    """What the job in `folder` came to, and on what; None if it has not, or it cannot be read."""
     try:
-        return Judged.load(folder)
+        judged = Judged.load(folder)
+        return judged, None if judged.folder is None else GateEvidence.load(folder)
     except FileNotFoundError:
         return None
     except BrokenFileError as error:

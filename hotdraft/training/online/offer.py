@@ -17,9 +17,17 @@ logger = logging.getLogger(__name__)
 
 
 def offer(
-    judged: Judged, run_id: str, job_folder: Path, config: HotdraftConfig, registry: AdapterRegistry
+    judged: Judged,
+    evidence: GateEvidence | None,
+    run_id: str,
+    job_folder: Path,
+    config: HotdraftConfig,
+    registry: AdapterRegistry,
 ) -> Published:
-    """Publish the version by the verdict that decides it, which is on disk before it counts."""
+    """Publish the version by the verdict that decides it, which is on disk before it counts.
+
+    `evidence` is what `judged` rests on, where there is a version.
+    """
     while True:
         published = registry.published_by(run_id)
         open_still = judged.folder is not None and (published is None or published.status == CANDIDATE)
@@ -27,7 +35,8 @@ def offer(
             logger.info("version %s serves, not %s: judging again", champion, judged.champion)
             # What was published is the adapter that it is.
             blends = None if published is None else [judged.metrics["blend"]]
-            judged = _judge_anew(judged, job_folder, config, registry, blends)
+            assert evidence is not None
+            judged = _judge_anew(judged, evidence, job_folder, config, registry, blends)
             judged.save(job_folder)
         try:
             return publish(judged, run_id, config, registry)
@@ -37,14 +46,14 @@ def offer(
 
 def _judge_anew(
     judged: Judged,
+    evidence: GateEvidence,
     job_folder: Path,
     config: HotdraftConfig,
     registry: AdapterRegistry,
     blends: Iterable[float] | None,
 ) -> Judged:
-    """`contest` without what the job had in memory."""
+    """`contest` without what else the job had in memory."""
     assert config.draft is not None
-    evidence = GateEvidence.load(job_folder)
     draft = load_draft(config.draft, config)
     scores = VersionScores(draft, registry, config.distill, evidence.samples)
     return contest(judged, evidence, scores, job_folder, registry, config, blends)

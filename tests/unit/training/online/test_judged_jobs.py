@@ -1,6 +1,7 @@
 """What a job is judged by, and against which champion."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -165,6 +166,36 @@ def test_a_verdict_on_disk_against_a_champion_that_moved_is_judged_again_without
     assert result.verdict.gain != before.verdict.gain
     assert two_versions.champion() == (3 if result.verdict.accepted else 1)
     assert two_versions.version(2).status == "rolled_back"
+
+
+def _without_scores(evidence):
+    (evidence / "scores.json").unlink()
+
+
+def _with_half_the_scores(evidence):
+    content = (evidence / "scores.json").read_bytes()
+    (evidence / "scores.json").write_bytes(content[: len(content) // 2])
+
+
+def _without_requests(evidence):
+    for shard in evidence.glob("shard-*"):
+        shard.unlink()
+
+
+@pytest.mark.parametrize("lose", [shutil.rmtree, _without_scores, _with_half_the_scores, _without_requests])
+def test_a_verdict_that_rests_on_what_is_lost_is_reached_again(config, buffer, two_versions, store, lose):
+    """It is to be judged again, as the champion moved, and that is no fault of the store."""
+    store.goes_away("log_artifacts")
+    with pytest.raises(StoreError):
+        run_job(config, buffer=buffer, registry=two_versions)
+    store.is_back()
+    was = JobRecords(config.run_dir).unfinished()
+    two_versions.rollback(reason="fell", version=2)
+    lose(config.run_dir / "jobs" / was.work.id / "evidence")
+    result = run_job(config, buffer=buffer, registry=two_versions)
+    assert result.run_id == was.run_id
+    assert result.verdict.requests > 4
+    assert two_versions.version(result.version).tags["judged_against"] == "1"
 
 
 def test_requests_that_come_while_a_job_trains_judge_it_and_those_it_learned_from_do_not(

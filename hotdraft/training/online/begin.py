@@ -43,7 +43,10 @@ def begin(context: JobContext, recorded: Recorded, burst: Burst | None) -> None:
     for folder in job.leftovers():
         if (left_running := _run_of(client, config, folder.name)) is not None:
             end_run(client, left_running)
-        shutil.rmtree(folder)
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            logger.warning("what job %s left could not be deleted: %s", folder.name, error)
     job.note(replace(work, attempts=work.attempts + 1), standing_run(context, work.id))
     rows = recorded.data.train_rows
     logger.info(

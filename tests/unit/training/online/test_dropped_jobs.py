@@ -1,5 +1,6 @@
 """Jobs that are cancelled, tried too often or of another recipe: what they left is dropped."""
 
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -175,6 +176,23 @@ def test_a_job_whose_record_is_broken_is_swept_and_its_run_ended(config, buffer,
     assert path.read_bytes() == content, "it is named, and stays to be looked at"
     assert open_client(config).get_run(was.run_id).info.status == "KILLED"
     assert then.run_id != was.run_id
+
+
+def test_what_another_user_left_and_nobody_else_can_delete_stops_no_job(config, buffer, monkeypatch, caplog):
+    foreign = config.run_dir / "jobs" / "20260101-000000-abcdef"
+    foreign.mkdir(parents=True)
+    rmtree = shutil.rmtree
+
+    def refuse(folder, **options):
+        if folder == foreign:
+            raise PermissionError(13, "Permission denied", str(folder))
+        rmtree(folder, **options)
+
+    monkeypatch.setattr("hotdraft.training.online.begin.shutil.rmtree", refuse)
+    short = with_distill(config, max_steps=2)
+    assert run_job(short, buffer=buffer, registry=AdapterRegistry(config)).version == 1
+    assert f"what job {foreign.name} left could not be deleted: [Errno 13] Permission denied" in caplog.text
+    assert folders(config) == {foreign.name}
 
 
 def test_what_older_versions_left_is_swept(config, buffer):

@@ -19,17 +19,19 @@ class NextJobFile:
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / "next_job.json"
-        self._told = ""
+        self._told = self._refused = ""
 
     def tell(self, says: str) -> None:
-        """Write what a trigger's decision `says`, if that is news."""
+        """Write what a trigger's decision `says`, if that is news, or could not be written yet."""
         if says == self._told:
             return
-        self._told = says
         try:
             write_json(self._path, asdict(_NextJob(says)))
+            self._told = says
         except OSError as error:
-            logger.warning("%s could not be written: %s", self._path, error)
+            if says != self._refused:
+                logger.warning("%s could not be written: %s", self._path, error)
+            self._refused = says
 
     def read(self) -> str | None:
         """None as long as no trainer has said anything."""

@@ -1,4 +1,4 @@
-"""A job that meets a full disk leaves nothing behind that keeps the next one from beginning."""
+"""A full disk: a job leaves nothing that keeps the next one from beginning, and what that waits for is told yet."""
 
 import logging
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hotdraft.pipeline.loop.jobs import JobRecords
+from hotdraft.pipeline.loop.next_job import NextJobFile
 from hotdraft.pipeline.system import json_file
 
 
@@ -49,3 +50,16 @@ def test_one_whose_end_cannot_be_written_has_died(tmp_path: Path, disk: pytest.M
     assert logging.getLogger().handlers == handlers
     assert [job.state for job in records.jobs()] == ["died"]
     records.begin("command").end("rejected", "worse")
+
+
+def test_what_a_job_waits_for_is_told_once_there_is_room(
+    tmp_path: Path, disk: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    next_job = NextJobFile(tmp_path)
+    disk.setattr(*FULL)
+    for _ in range(3):
+        next_job.tell("waiting: 3 of 8 new requests")
+    assert len(caplog.messages) == 1
+    disk.undo()
+    next_job.tell("waiting: 3 of 8 new requests")
+    assert NextJobFile(tmp_path).read() == "waiting: 3 of 8 new requests"

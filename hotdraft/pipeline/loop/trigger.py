@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -198,7 +199,12 @@ class DistillTrigger:
         now = self._clock()  # one that was set back must not have us wait until it is as late again
         self._last_job = self._last_job and min(self._last_job, now)
         self._first_request = self._first_request and min(self._first_request, now)
-        news, self._known = self._buffer.news(self._known)
+        news, there = self._buffer.news(self._known)
+        if not self._known <= there:  # retention deleted some, and what is left of them is the reservoir's
+            prompts = self._buffer.rows().column("prompt_hash")
+            self._held_out.clear()
+            self._hold_out(prompts)
+        self._known = there
         if len(news):
             self._count(news)
 
@@ -206,11 +212,7 @@ class DistillTrigger:
         if self._first_request is None:
             self._first_request = news["created_at"][0].as_py()
         prompts = news["prompt_hash"].to_numpy()
-        for_gate = held_out(prompts, self._held_out_fraction)
-        for prompt in prompts[for_gate].tolist():
-            if len(self._held_out) == self._held_out_needed:
-                break
-            self._held_out.add(prompt)
+        for_gate = self._hold_out(prompts)
         told = -1 if self._told is None else pc.index(news["request_id"], self._told.request).as_py()
         if told >= 0:  # what came up to here is not new
             self._new_requests = self._new_missed = 0
@@ -223,6 +225,15 @@ class DistillTrigger:
             self._follow_drift((accepted, examined) if tells_of_draft(examined, tokens) else None)
             if row == told and self._told is not None:
                 self._take_up(self._told)
+
+    def _hold_out(self, prompts: np.ndarray) -> np.ndarray:
+        """bool [R]: which of `prompts` are for the gate, which are noted as far as it needs them."""
+        for_gate = held_out(prompts, self._held_out_fraction)
+        for prompt in prompts[for_gate].tolist():
+            if len(self._held_out) == self._held_out_needed:
+                break
+            self._held_out.add(prompt)
+        return for_gate
 
     def _follow_drift(self, counted: Counted | None) -> None:
         """One request: its accepted and its examined tokens, if these tell of the draft."""

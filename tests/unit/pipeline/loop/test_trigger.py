@@ -13,7 +13,7 @@ from hotdraft.pipeline.loop.controls import ControlFile
 from hotdraft.pipeline.loop.job_record import JobWork, LastJob
 from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.pipeline.loop.trigger import DistillTrigger
-from hotdraft.pipeline.replay.buffer import is_held_out
+from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out
 from hotdraft.pipeline.replay.sample import NOT_DRAFTED, missed
 from tests.unit.pipeline.loop.recorded import FRACTION, Clock, changed, samples, trained_on
 
@@ -99,6 +99,23 @@ def test_a_prompt_asked_again_is_one_to_the_gate(config, buffer):
     other = next(sample for sample in samples(40, 40) if is_held_out(sample.prompt_ids, FRACTION))
     buffer.append([other])
     assert trigger.decide().due
+
+
+@pytest.mark.parametrize("reservoir", [0, 64], ids=["gone", "kept in the reservoir"])
+def test_prompts_to_judge_by_count_for_as_long_as_they_are_there(config, reservoir):
+    for_gate = [
+        replace(sample, domain="its own") for sample in samples(0, 40) if is_held_out(sample.prompt_ids, FRACTION)
+    ]
+    others = [sample for sample in samples(0, 400) if not is_held_out(sample.prompt_ids, FRACTION)]
+    buffer = ReplayBuffer(config.replay_url, max_bytes=100_000, reservoir_requests=reservoir)
+    buffer.append(for_gate)
+    trigger = DistillTrigger(config, buffer)
+    for start in range(0, len(others), 20):
+        buffer.append(others[start : start + 20])
+        decision = trigger.decide()
+    assert buffer.size().requests < len(others)
+    assert (decision.due, decision.possible) == (bool(reservoir), bool(reservoir))
+    assert reservoir or "0 of 2 held-out prompts" in decision.reason
 
 
 def test_what_came_while_a_job_ran_is_the_next_jobs(config, buffer):

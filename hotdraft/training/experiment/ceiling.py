@@ -8,6 +8,7 @@ from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.experiment.played_draft import PlayedDraft
+from hotdraft.training.online.context import JobError
 from hotdraft.training.online.job import run_job
 
 EVERYTHING = 10**9
@@ -31,10 +32,15 @@ class Reached:
 
 
 def ceiling(config: HotdraftConfig, samples: Sequence[ReplaySample], probes: Sequence[ReplaySample]) -> Reached:
-    """What a job on all of `samples` reaches. `config.run_dir` must be new."""
+    """What a job on all of `samples` reaches. `config.run_dir` must be new.
+
+    Raises what `run_job` raises, and `JobError` for a job of which nothing came that could be served.
+    """
     buffer, registry = ReplayBuffer.of(config), AdapterRegistry(config)
     draft = PlayedDraft(config, registry)
     buffer.append([played.sample for played in draft.play(samples)])
-    run_job(config, buffer=buffer, registry=registry)
+    result = run_job(config, buffer=buffer, registry=registry)
+    if not result.promoted:
+        raise JobError(f"a ceiling's job came to nothing: {result.verdict.reason}")
     draft.follow_champion()
     return Reached(draft.acceptance_by_domain(probes))

@@ -96,7 +96,8 @@ class VersionScores:
     def of_champion(self, version: int) -> np.ndarray:
         """Scores [R]; the draft's own if `version` is of another draft.
 
-        Where its files are spoiled, those of the champion before it that can be read, which servers stand in with.
+        Where its files are spoiled or lost, those of the champion before it that can be read, which servers stand in
+        with.
         """
         every = np.ones(len(self._samples), bool)
         try:
@@ -104,10 +105,8 @@ class VersionScores:
         except OtherBaseError as error:
             logger.warning("judging against the draft itself: version %d does not fit: %s", version, error)
             return self._complete(0, every)
-        except AdapterError as error:
-            logger.error(
-                "version %d is judged by what stands in for it, as its files are spoiled: %s", version, error
-            )
+        except (AdapterError, RegistryError) as error:
+            logger.error("version %d is judged by what stands in for it: %s", version, error)
         for stand_in in self._registry.champions_before(version):
             if (scores := self.of_best(stand_in, every)) is not None:
                 return scores

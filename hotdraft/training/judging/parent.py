@@ -12,6 +12,7 @@ from hotdraft.pipeline.models.adapter_folder import (
     Quantization,
     load_adapter,
 )
+from hotdraft.pipeline.store.errors import RegistryError
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.fit.lora import target_modules
 from hotdraft.training.judging.served_draft import ServedDraft
@@ -20,11 +21,11 @@ logger = logging.getLogger(__name__)
 
 
 def with_parent(draft: ServedDraft, registry: AdapterRegistry, version: int) -> ServedDraft:
-    """`draft` with the adapter `version` as its parent; without one if that is 0 or does not fit."""
+    """`draft` with the adapter `version` as its parent; without one if that is 0, does not fit or is lost."""
     try:
         return replace(draft, parent=load_version(draft, registry, version))
-    except AdapterError as error:
-        logger.warning("starting afresh: version %d does not fit the draft: %s", version, error)
+    except (AdapterError, RegistryError) as error:
+        logger.warning("starting afresh: version %d cannot be gone on from: %s", version, error)
         return draft
 
 

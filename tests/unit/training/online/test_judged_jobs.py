@@ -102,8 +102,9 @@ def two_versions(config, buffer):
     return registry
 
 
-def test_a_champion_whose_files_are_spoiled_is_judged_by_what_stands_in_for_it_and_not_by_the_draft(
-    config, buffer, two_versions
+@pytest.mark.parametrize("lose", [lambda file: file.write_bytes(b""), lambda file: shutil.rmtree(file.parent)])
+def test_a_champion_whose_files_are_spoiled_or_lost_is_judged_by_what_stands_in_for_it_and_not_by_the_draft(
+    config, buffer, two_versions, lose
 ):
     samples = [sample_from_row(row) for row in buffer.load().with_format("numpy")][:8]
     draft = Resident().draft(config.draft, config)
@@ -111,8 +112,9 @@ def test_a_champion_whose_files_are_spoiled_is_judged_by_what_stands_in_for_it_a
     def scores(version):
         return VersionScores(draft, two_versions, config.distill, samples).of_champion(version).tolist()
 
-    (two_versions.download(2) / "adapter_model.safetensors").write_bytes(b"")
+    lose(two_versions.download(2) / "adapter_model.safetensors")
     assert scores(2) == scores(1) != scores(0)
+    assert run_job(config, buffer=buffer, registry=two_versions).version == 3, "and jobs go on"
 
 
 @pytest.mark.parametrize(("asked", "judgements"), [(20, 1), (45, 2)])

@@ -28,7 +28,7 @@ from transformers.utils.logging import disable_progress_bar
 
 import hotdraft.pipeline.models.hidden_state_draft  # noqa: F401  -- tells transformers of its architecture
 from hotdraft.pipeline.models.draft_vocabulary import VOCABULARY_FILE
-from hotdraft.pipeline.models.names import CUT_FILE, Cut, ModelError, local_folder, read_cut
+from hotdraft.pipeline.models.names import CUT_FILE, Cut, ModelError, folder_here, local_folder, read_cut
 
 
 def save_cut(folder: Path, model: PreTrainedModel, cut: Cut) -> None:
@@ -52,6 +52,12 @@ def shared_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
 
 def read_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Names and tensors of a model's folder, in the order of the names; a draft's ranking is none of them."""
+    for name, file in _tensors(folder):
+        yield name, file.get_tensor(name)
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Names, in order, each with the open file that has the tensor."""
     files = sorted(path for path in folder.glob("*.safetensors") if path.name != VOCABULARY_FILE)
     if not files:
         raise ModelError(f"{folder} holds no *.safetensors file")
@@ -62,7 +68,7 @@ def read_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
                 owner.update(dict.fromkeys(file.keys(), path))
         for name in sorted(owner):
             with safe_open(owner[name], framework="pt") as file:
-                yield name, file.get_tensor(name)
+                yield name, file
     except SafetensorError as error:
         raise ModelError(f"{folder} holds a broken safetensors file: {error}") from error
 
@@ -74,6 +80,27 @@ def fingerprint(name: str) -> str:
         digest.update(f"{key}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
         digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def weights_id(name: str | None) -> str:
+    """What tells a model from others, also from itself taught further, by little of it; empty if it cannot be read.
+
+    Of the names, types and shapes of its own tensors, and the first row of each: whatever teaches a model changes
+    that of most of them. All of a large one would take minutes to read.
+    """
+    folder = None if name is None else folder_here(name)
+    if folder is None:
+        return ""
+    digest = hashlib.sha256()
+    try:
+        for key, file in _tensors(folder):
+            part = file.get_slice(key)
+            row = part[:1] if part.get_shape() else file.get_tensor(key)
+            digest.update(f"{key}:{part.get_dtype()}:{part.get_shape()}".encode())
+            digest.update(row.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    except (ModelError, OSError):  # whoever loads it says why; a trainer need not be able to
+        return ""
+    return digest.hexdigest()[:16]
 
 
 def choose_device(device: str = "auto") -> torch.device:

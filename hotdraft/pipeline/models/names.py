@@ -125,6 +125,17 @@ def local_folder(name: str, patterns: Sequence[str] = MODEL_FILES) -> Path:
             ) from error
 
 
+def folder_here(name: str) -> Path | None:
+    """The folder with the files of `name`; None if it is nowhere on this machine."""
+    try:
+        resolved = resolve(name)
+        if Path(resolved).is_dir():
+            return Path(resolved)
+        return Path(snapshot_download(resolved, allow_patterns=list(MODEL_FILES), local_files_only=True))
+    except (ModelError, *HUB_ERRORS):
+        return None
+
+
 def read_cut(folder: Path) -> Cut | None:
     """The origin of a cut draft's folder; None for a complete model. Raises `ModelError` if it is spoiled."""
     path = folder / CUT_FILE

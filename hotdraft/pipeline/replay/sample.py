@@ -58,6 +58,9 @@ class ReplaySample:
     min_p: float = 0.0
     salted: bool = False
     """Whether the request had a `cache_salt`: nobody else's tokens are guessed from its answer."""
+    target_id: str = ""
+    """Which models answered and drafted, as `pipeline.models.loading.weights_id` tells them; empty if not known."""
+    draft_id: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -79,6 +82,11 @@ class ReplaySample:
     def read_tokens(self) -> np.ndarray:
         """int64 [P + N - 1]: what the models read of it; nothing is predicted after its last token."""
         return np.concatenate([self.prompt_ids, self.output_ids])[:-1].astype(np.int64)
+
+
+def may_be_same(weights: str, other_weights: str) -> bool:
+    """Whether two ids of models, as in a sample, may be of one: what is not known is taken for the same."""
+    return not weights or not other_weights or weights == other_weights
 
 
 def tells_of_draft(examined: int, output_tokens: int) -> bool:

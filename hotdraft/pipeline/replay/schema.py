@@ -26,9 +26,11 @@ SCHEMA = pa.schema(
         ("top_k", pa.int32()),
         ("min_p", pa.float32()),
         ("salted", pa.bool_()),
+        ("target_id", pa.string()),
+        ("draft_id", pa.string()),
     ]
 )
-ADDED = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "salted": False}
+ADDED = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "salted": False, "target_id": "", "draft_id": ""}
 """Columns that older shards lack, and what their rows have there."""
 BY_TOP_TOKEN = ("target_top_ids", "target_top_logprobs")
 """Columns [N, K], row-major."""
@@ -71,6 +73,8 @@ def sample_from_row(row: dict) -> ReplaySample:
         top_k=row["top_k"],
         min_p=row["min_p"],
         salted=bool(row["salted"]),  # of `datasets` in NumPy's format it is an array of one
+        target_id=row["target_id"],
+        draft_id=row["draft_id"],
     )
 
 

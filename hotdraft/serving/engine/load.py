@@ -17,6 +17,7 @@ from hotdraft.pipeline.models.loading import (
     load_causal_lm,
     load_config_of,
     load_tokenizer,
+    weights_id,
 )
 from hotdraft.pipeline.models.names import ModelError, local_folder
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
@@ -115,7 +116,9 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callabl
 def _recorder(config: HotdraftConfig, buffer: ReplayBuffer | None, *, keeps_states: bool) -> Recorder | None:
     if buffer is None or not config.recorder.enabled:
         return None
-    return Recorder(buffer, config.recorder, served_states(config) if keeps_states else None)
+    states = served_states(config) if keeps_states else None
+    target_id, draft_id = weights_id(config.target), weights_id(config.draft)
+    return Recorder(buffer, config.recorder, states, target_id=target_id, draft_id=draft_id)
 
 
 def draft_vocabulary(config: HotdraftConfig, vocab_size: int) -> Tensor | None:

@@ -39,8 +39,17 @@ class Recorder:
     Clients choose domains, and whatever reads the buffer keeps something by domain: their names are bounded here.
     """
 
-    def __init__(self, buffer: ReplayBuffer, config: RecorderConfig, states: ArrayRing | None = None) -> None:
-        """`states` is where a trainer looks for what the target's layers made of a request."""
+    def __init__(
+        self,
+        buffer: ReplayBuffer,
+        config: RecorderConfig,
+        states: ArrayRing | None = None,
+        *,
+        target_id: str = "",
+        draft_id: str = "",
+    ) -> None:
+        """`states` is where a trainer looks for what the target's layers made of a request. Samples say which
+        models they are of."""
         self.recorded = 0
         """Samples in committed shards."""
         self.dropped = 0
@@ -53,6 +62,7 @@ class Recorder:
         self._config = config
         self._domains = DomainNames()
         self._states = states
+        self._target_id, self._draft_id = target_id, draft_id
         self._queue: queue.Queue[Finished | None] = queue.Queue(config.queue_size)
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
@@ -121,11 +131,15 @@ class Recorder:
     def _lost_states(self, error: Exception) -> None:
         self.failures.add("states", error, "a trainer has to make them again")
 
+    def _named(self, sample: ReplaySample) -> ReplaySample:
+        domain = self._domains.name(sample.domain)
+        return replace(sample, domain=domain, target_id=self._target_id, draft_id=self._draft_id)
+
     def _write(self, samples: list[ReplaySample]) -> None:
         if not samples:
             return
         try:
-            named = [replace(one, domain=self._domains.name(one.domain)) for one in samples]
+            named = [self._named(one) for one in samples]
             self._buffer.append(named, self._clear_states if self._states is not None else None)
         except Exception as error:  # noqa: BLE001 -- each object store's client has errors of its own
             self.dropped += len(samples)

@@ -101,4 +101,6 @@ def _shortened(sample: ReplaySample) -> ReplaySample:
         target_tail_logprob=tail,
         drafted_ids=np.full(count, NOT_DRAFTED, np.int32),
         accepted=np.zeros(count, bool),
+        target_id="",  # what counts is what a champion says there, whichever target it serves
+        draft_id="",
     )

@@ -41,6 +41,8 @@ class Selection:
     """The draft's."""
     checked_requests: int | None = None
     """Newest ones that are read at once, all if None; others are when they are drawn."""
+    target_id: str = ""
+    """Of today's target, whose answers alone count if it is known."""
     validation_requests: int = 0
     """Held-out ones that validation looks at, drawn uniformly."""
 
@@ -49,8 +51,8 @@ class ReplayDataModule(lightning.LightningDataModule):
     """Rows of `ReplayBuffer.rows` or `load`, oldest first, split for good into a training and a held-out part.
 
     Requests whose prompt alone is as long as any may be are left out of both, and so are those that contradict
-    themselves, see `record_check`. Raises `DataError` if nothing is left to train on, or nothing to validate on
-    where that is asked for.
+    themselves, see `record_check`, or that another target answered. Raises `DataError` if nothing is left to train
+    on, or nothing to validate on where that is asked for.
     """
 
     def __init__(
@@ -62,10 +64,15 @@ class ReplayDataModule(lightning.LightningDataModule):
     ) -> None:
         super().__init__()
         self._batching = batching
-        self._vocab_size = selection.vocab_size
+        self._sound_rows = partial(
+            SoundRows,
+            vocab_size=selection.vocab_size,
+            answered=selection.served,
+            target_id=selection.target_id,
+        )
         if isinstance(rows, Dataset):
             rows = ReplayRows.of(rows.with_format("arrow")[:])
-        self._sound = SoundRows(rows, vocab_size=selection.vocab_size, answered=selection.served)
+        self._sound = self._sound_rows(rows)
         prompts = rows.column("prompt_hash")
         newest = range(max(0, len(rows) - (selection.checked_requests or len(rows))), len(rows))
         for row, sample in self._sound.items(newest):
@@ -110,6 +117,7 @@ class ReplayDataModule(lightning.LightningDataModule):
         held_out_fraction: float,
         vocab_size: int | None = None,
         window: int | None = None,
+        target_id: str = "",
     ) -> Self:
         """What a job learns from, see `training.batches.pools`. `vocab_size` and `window` are the draft's."""
         batching = Batching(
@@ -122,7 +130,9 @@ class ReplayDataModule(lightning.LightningDataModule):
             together=STEPS_TOGETHER if settings.prompt_steps else 1,
         )
         checked = 2 * settings.window_requests
-        selection = Selection(held_out_fraction, vocab_size=vocab_size, checked_requests=checked)
+        selection = Selection(
+            held_out_fraction, vocab_size=vocab_size, checked_requests=checked, target_id=target_id
+        )
         return cls(rows, partial(pools_of, settings=settings), batching, selection)
 
     @classmethod
@@ -139,12 +149,12 @@ class ReplayDataModule(lightning.LightningDataModule):
 
     @property
     def left_out(self) -> int:
-        """How many requests contradict themselves, of those that were read so far."""
+        """How many requests contradict themselves or are another target's, of those that were read so far."""
         return len(self._sound.faults)
 
     def usable(self, rows: ReplayRows) -> list[ReplaySample]:
         """Those of `rows`, which were served, that a job would take."""
-        sound = SoundRows(rows, vocab_size=self._vocab_size).samples(range(len(rows)))
+        sound = self._sound_rows(rows).samples(range(len(rows)))
         fits = self._batching.fits(np.array([len(sample.prompt_ids) for sample in sound]))
         return [sample for sample, fit in zip(sound, fits, strict=True) if fit]
 

@@ -1,4 +1,7 @@
-"""Recorded requests as samples, without those that contradict themselves; each is read when it is first needed."""
+"""Recorded requests as samples, without those that contradict themselves or that another target answered.
+
+Each is read when it is first needed.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,7 +9,7 @@ import numpy as np
 
 from hotdraft.pipeline.replay.buffer import sample_from_row
 from hotdraft.pipeline.replay.rows import ReplayRows
-from hotdraft.pipeline.replay.sample import ReplaySample
+from hotdraft.pipeline.replay.sample import ReplaySample, may_be_same
 from hotdraft.pipeline.system.byte_cache import ByteCache
 from hotdraft.training.batches.record_check import contradiction
 
@@ -16,14 +19,20 @@ AT_ONCE = 256
 
 
 class SoundRows:
-    """The samples of `rows`; `answered` and `vocab_size` are those of `record_check.contradiction`."""
+    """The samples of `rows`; `answered` and `vocab_size` are those of `record_check.contradiction`.
 
-    def __init__(self, rows: ReplayRows, *, vocab_size: int | None = None, answered: bool = True) -> None:
+    `target_id` is today's target; where it or a request's is not known, that request counts.
+    """
+
+    def __init__(
+        self, rows: ReplayRows, *, vocab_size: int | None = None, answered: bool = True, target_id: str = ""
+    ) -> None:
         self.faults: dict[int, str] = {}
         """Why a row is left out, of those that were read so far."""
         self._rows = rows
         self._vocab_size = vocab_size
         self._answered = answered
+        self._target_id = target_id
         self._is_sound = np.zeros(len(rows), bool)
         self._kept = ByteCache[int, ReplaySample](KEPT_BYTES)
 
@@ -53,6 +62,8 @@ class SoundRows:
             if self._is_sound[row]:
                 return sample
             fault = contradiction(sample, vocab_size=self._vocab_size, answered=self._answered)
+            if not may_be_same(sample.target_id, self._target_id):
+                fault = "another target answered it"
         if fault is not None:
             self.faults[row] = fault
             return None

@@ -96,8 +96,7 @@ class VersionScores:
     def of_champion(self, version: int) -> np.ndarray:
         """Scores [R]; the draft's own if `version` is of another draft.
 
-        Where its files are spoiled or lost, those of the champion before it that can be read, which servers stand in
-        with.
+        Where its files are spoiled or lost, those of the champion before it that can be read: it stands in for it.
         """
         every = np.ones(len(self._samples), bool)
         try:

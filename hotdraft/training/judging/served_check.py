@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hotdraft.pipeline.replay.sample import ReplaySample
+from hotdraft.pipeline.replay.sample import ReplaySample, may_be_same
 
 TOLERANCE = 0.07
 """Acceptance rate that may be missing: serving rounds otherwise."""
@@ -19,9 +19,22 @@ class UnlikeServedError(ValueError):
     """Held-out requests that no adapter can be judged by."""
 
 
-def checkable(samples: Sequence[ReplaySample], version: int) -> list[ReplaySample]:
-    """Those that tell whether draft `version` does as well on them as when it served them."""
-    return [sample for sample in samples if sample.temperature == 0 and _drafted_by(sample, version).any()]
+def checkable(
+    samples: Sequence[ReplaySample], version: int, draft_id: str = "", since: float = 0.0
+) -> list[ReplaySample]:
+    """Those that tell whether a version of the draft `draft_id` does as well on them as when it served them.
+
+    Other drafts, and registries, have versions of that number too: what is known to be of another draft, or is from
+    before it was made, at Unix time `since`, tells nothing.
+    """
+    return [
+        sample
+        for sample in samples
+        if sample.temperature == 0
+        and may_be_same(sample.draft_id, draft_id)
+        and sample.created_at >= since
+        and _drafted_by(sample, version).any()
+    ]
 
 
 def check_served(samples: Sequence[ReplaySample], chances: Sequence[np.ndarray], version: int) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from hotdraft.pipeline.models.loading import weights_id
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.training.batches.mixture import read_mixture, served
 from hotdraft.training.batches.packing import DataError
@@ -49,14 +50,15 @@ def _open_recorded(context: JobContext) -> Recorded:
     vocab_size = None if config.draft is None else read_config(config.draft).get_text_config().vocab_size
     try:
         data = ReplayDataModule.for_job(
-            rows, config.distill, config.replay.held_out_fraction, vocab_size, config.engine.served_window
-        )
+            rows, config.distill, config.replay.held_out_fraction, vocab_size, config.engine.served_window,
+            weights_id(config.target),
+        )  # fmt: skip
     except DataError as error:
         raise JobError(str(error)) from error
     if not len(served(data.train_rows)):
         raise JobError(
             f"none of {len(served(rows))} recorded requests can be learned from, {data.left_out} of them "
-            "contradict themselves or are no requests: let other traffic pass"
+            "contradict themselves, are no requests or another target's: let other traffic pass"
         )
     held_out = data.held_out_by_domain(mix_of(data.domains, config.distill), config.gate)
     if len(held_out) < config.gate.min_requests:

@@ -10,6 +10,7 @@ import torch
 from peft import PeftModel
 
 from hotdraft.pipeline.models.adapter_folder import AdapterError, LoadedAdapter
+from hotdraft.pipeline.models.loading import weights_id
 from hotdraft.training.batches.packing import DataError
 from hotdraft.training.fit.lora import LoraError, build_lora, card_of, resolve_quantization, target_modules
 from hotdraft.training.fit.module import NonFiniteLossError
@@ -58,7 +59,8 @@ def train_candidates(context: JobContext, recorded: Recorded) -> Trained:
     interruption.check("the champion was judged")
     serving = 0 if draft.parent is None else champion
     scores = VersionScores(draft, context.registry, config.distill, recorded.held_out, context.resident.scores)
-    checked = checkable(recorded.held_out, serving)
+    since = context.registry.version(serving).created_at if serving else 0.0
+    checked = checkable(recorded.held_out, serving, weights_id(config.draft), since)
     chances = draft.chances(draft.parent, checked, config.distill.batch_tokens)
     tell(context.resident.scores, serving, checked, by_request(chances))
     before = scores.of_champion(serving)

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from hotdraft import LLM, ReplayBuffer, SamplingParams
 from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.models.adapter_folder import AdapterError
+from hotdraft.pipeline.models.loading import weights_id
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.serving.native.bindings import NativeError
 from tests.integration.adapters import write_adapter
@@ -93,11 +94,15 @@ def test_where_nothing_native_computes_it_says_why(
     assert "the target is computed by torch, which is slower: there is no compiler" in caplog.text
 
 
-def test_a_folder_is_a_buffer_to_record_to(llm: LLM, tmp_path: Path) -> None:
+def test_a_folder_is_a_buffer_to_record_to_which_is_told_of_what_models_it_is(
+    llm: LLM, tmp_path: Path, tiny_target: str, tiny_draft: str
+) -> None:
     llm.record_to(tmp_path / "traffic")
     llm.generate(PROMPTS, GREEDY)
     llm.record_to(None)
-    assert ReplayBuffer.at(str(tmp_path / "traffic")).stats().requests == len(PROMPTS)
+    rows = list(ReplayBuffer.at(str(tmp_path / "traffic")).load())
+    models = weights_id(tiny_target), weights_id(tiny_draft)
+    assert [(row["target_id"], row["draft_id"]) for row in rows] == [models] * len(PROMPTS)
 
 
 def test_to_record_to_a_folder_deletes_nothing_of_what_a_server_keeps_there(llm: LLM, tmp_path: Path) -> None:

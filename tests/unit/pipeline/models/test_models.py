@@ -21,6 +21,7 @@ from hotdraft.pipeline.models.loading import (
     load_causal_lm,
     load_tokenizer,
     save_cut,
+    weights_id,
 )
 from hotdraft.pipeline.models.names import Cut, HubAwayError, ModelError, local_folder, read_cut, resolve
 from hotdraft.training.drafts.model_size import read_config
@@ -135,6 +136,25 @@ def test_the_fingerprint_is_of_the_weights_alone(tmp_path, tiny_target, tiny_dra
         model.model.norm.weight[0] += 1
     model.save_pretrained(tmp_path / "changed")
     assert fingerprint(str(tmp_path / "changed")) != fingerprint(tiny_target)
+
+
+def test_a_models_id_tells_it_from_others_and_from_itself_taught_further_and_is_none_where_it_is_not_here(
+    tmp_path, tiny_target, tiny_draft
+):
+    known = weights_id(tiny_target)
+    assert known == weights_id(tiny_target) != weights_id(tiny_draft)
+    model = load_causal_lm(tiny_target)
+    model.save_pretrained(tmp_path / "sharded", max_shard_size="20KB")
+    assert weights_id(str(tmp_path / "sharded")) == known
+    with torch.no_grad():
+        model.model.norm.weight += 0.01
+    model.save_pretrained(tmp_path / "taught")
+    assert len({known, weights_id(str(tmp_path / "taught")), weights_id(tiny_draft), ""}) == 4
+    (tmp_path / "taught" / "model.safetensors").write_bytes(b"spoiled")
+    assert [weights_id(name) for name in (None, "nowhere", str(tmp_path / "taught"))] == ["", "", ""]
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "gone" / "model.safetensors").symlink_to(tmp_path / "nothing")
+    assert weights_id(str(tmp_path / "gone")) == ""
 
 
 @pytest.fixture(params=[False, True], ids=["untied", "tied"])

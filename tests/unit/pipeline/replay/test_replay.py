@@ -12,6 +12,7 @@ from pathlib import Path
 
 import fsspec
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -63,16 +64,18 @@ def test_shards_from_before_the_filters_were_recorded_say_that_nothing_was_filte
     assert (new.top_p, new.top_k, new.min_p) == (0.5, 20, 0.25)
 
 
-def test_shards_from_before_salts_were_recorded_say_that_there_was_none(tmp_path, monkeypatch):
-    schema = SCHEMA.remove(SCHEMA.get_field_index("salted"))
+def test_shards_from_before_salts_and_models_were_recorded_say_that_there_was_none(tmp_path, monkeypatch):
+    schema = pa.schema([SCHEMA.field(name) for name in SCHEMA.names[: SCHEMA.names.index("salted")]])
     with monkeypatch.context() as before:
         for module in ("schema", "shard_writer"):
             before.setattr(f"hotdraft.pipeline.replay.{module}.SCHEMA", schema)
         ReplayBuffer(str(tmp_path)).append([make_sample("old")])
     buffer = ReplayBuffer(str(tmp_path))
-    buffer.append([replace(make_sample("new"), salted=True)])
+    buffer.append([replace(make_sample("new"), salted=True, target_id="a", draft_id="b")])
     for rows in (buffer.load(), buffer.load().with_format("numpy")):
-        assert json.dumps([sample_from_row(row).salted for row in rows]) == "[false, true]"
+        found = [sample_from_row(row) for row in rows]
+        assert json.dumps([sample.salted for sample in found]) == "[false, true]"
+        assert [(sample.target_id, sample.draft_id) for sample in found] == [("", ""), ("a", "b")]
 
 
 def test_round_trip_keeps_values_types_and_shapes(tmp_path):

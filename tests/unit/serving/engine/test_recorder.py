@@ -19,6 +19,7 @@ class Store:
     def __init__(self) -> None:
         self.shards: list[list[str]] = []
         self.domains: list[str] = []
+        self.models: list[tuple[str, str]] = []
         self.open = threading.Event()
         self.open.set()
         self.error: Exception | None = None
@@ -32,6 +33,7 @@ class Store:
             raise self.error
         self.shards.append([sample.request_id for sample in samples])
         self.domains += [sample.domain for sample in samples]
+        self.models += [(sample.target_id, sample.draft_id) for sample in samples]
         return "shard"
 
 
@@ -75,6 +77,13 @@ def test_an_unfinished_shard_is_written_when_it_is_old(store):
     under_test.record(sample("r"))
     assert eventually(lambda: store.shards == [["r"]])
     under_test.close()
+
+
+def test_each_sample_says_which_models_it_is_of(store):
+    under_test = Recorder(store, RecorderConfig(), target_id="t", draft_id="d")
+    under_test.record(sample("r"))
+    under_test.close()
+    assert store.models == [("t", "d")]
 
 
 def test_a_full_queue_drops_and_never_blocks(store):

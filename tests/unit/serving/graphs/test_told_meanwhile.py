@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.models.loading import weights_id
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.serving.decoding import decoder
 from hotdraft.serving.decoding.rounds import Round
@@ -56,6 +57,7 @@ def test_answers_and_what_is_learnt_from_them_are_as_without(
     recorder.close()
     engine.stop()
     rows = buffer.rows()
+    assert set(rows.table(range(len(rows)))["target_id"].to_pylist()) == {weights_id(tiny_target)}
     assert sorted(len(ids) for ids in rows.table(range(len(rows)))["output_ids"].to_pylist()) == [
         3 + 4 * n for n in range(9)
     ]

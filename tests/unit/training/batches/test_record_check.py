@@ -136,6 +136,31 @@ def test_they_are_left_out_of_both_parts_and_counted(target, serve, tmp_path, ca
         ReplayDataModule.for_job(load(samples, tmp_path / "all"), settings, FRACTION, 3)
 
 
+def test_what_another_target_answered_is_left_out_where_both_are_known(target, serve, tmp_path, caplog):
+    """Whatever became of their shards."""
+    former, present, unknown = (
+        [replace(one, target_id=name) for one in serve(target, 40, prefix=name or "u", seed=seed)]
+        for seed, name in enumerate(["former", "present", ""])
+    )
+    buffer = ReplayBuffer(str(tmp_path), max_bytes=10_000_000)
+    for start in range(0, 40, 2):
+        buffer.append([*former[start : start + 2], *present[start : start + 2], *unknown[start : start + 2]])
+    for _ in range(40):
+        buffer.append(present[:1])
+    assert len(buffer.shards()) < 40, "they were merged"
+
+    def known(target_id):
+        settings = DistillConfig(batch_tokens=90)
+        data = ReplayDataModule.for_job(buffer.rows(), settings, FRACTION, 64, target_id=target_id)
+        names = [*data.train_rows["request_id"], *data.held_out_rows["request_id"]]
+        return {name.rstrip("0123456789") for name in names}, data.left_out
+
+    with caplog.at_level(logging.WARNING):
+        assert known("present") == ({"present", "u"}, 40)
+    assert "40 of 160 recorded requests are left out, the first: another target answered it" in caplog.text
+    assert known("") == ({"former", "present", "u"}, 0)
+
+
 def _rest(sample):
     mass = np.exp(sample.target_top_logprobs.astype(np.float32)).sum(1)
     return np.log((1 - mass).clip(1e-9)).astype(np.float32)

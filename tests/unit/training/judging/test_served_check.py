@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hotdraft.training.experiment.play import play
-from hotdraft.training.judging.served_check import UnlikeServedError, check_served
+from hotdraft.training.judging.served_check import UnlikeServedError, check_served, checkable
 
 
 @pytest.fixture
@@ -39,3 +39,11 @@ def test_what_another_draft_drafted_or_was_sampled_otherwise_or_is_little_tells_
     check_served(samples, others, 6)
     check_served([replace(sample, temperature=0.7) for sample in samples], others, 7)
     check_served(samples[:7], others[:7], 7)
+
+
+def test_a_number_of_another_draft_or_registry_is_not_taken_for_this_version(served):
+    samples, _ = served
+    assert checkable(samples, 7, "present") == samples, "who drafted is not known"
+    of_former, of_present = ([replace(one, draft_id=name) for one in samples] for name in ("former", "present"))
+    assert checkable([*of_former, *of_present], 7, "present") == of_present
+    assert checkable(samples, 7, since=5.0) == [one for one in samples if one.created_at >= 5]

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.pipeline.models.adapter_folder import AdapterBase, load_adapter
-from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
+from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm, weights_id
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out, sample_from_row
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.replay.schema import table_of
@@ -30,6 +31,23 @@ from hotdraft.training.scoring.rehearsal import Teacher
 from tests.unit.training.online.jobs import Meanwhile, with_distill
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]
+
+
+@torch.no_grad()
+def greedy(target, sample):
+    """`sample` with the answer that `target` gives at temperature 0."""
+    ids, logprobs = torch.tensor(sample.prompt_ids, dtype=torch.long), []
+    for _ in sample.output_ids:
+        logprobs.append(target(ids[None]).logits[0, -1].log_softmax(-1))
+        ids = torch.cat([ids, logprobs[-1].argmax()[None]])
+    top, top_ids = torch.stack(logprobs).topk(16)
+    return replace(
+        sample,
+        output_ids=ids[len(sample.prompt_ids) :].numpy().astype(np.int32),
+        target_top_ids=top_ids.numpy().astype(np.int32),
+        target_top_logprobs=top.numpy().astype(np.float16),
+        target_tail_logprob=(1 - top.exp().sum(-1)).clamp_min(1e-9).log().numpy(),
+    )
 
 
 def test_a_version_that_a_person_rolled_back_is_not_promoted_by_a_job_that_ends_late(config, buffer, store):
@@ -279,6 +297,24 @@ def test_a_domain_is_held_against_the_best_it_ever_had(config, buffer, target, s
     model = merged_model(load_causal_lm(config.draft), adapter)
     scores = by_request(expected_acceptance_by_position(model, held_out, batch_tokens=256))
     assert best == pytest.approx(scores)
+
+
+def test_a_draft_is_not_refused_for_what_the_one_before_it_in_the_run_directory_did(config, target, serve):
+    """Without an adapter either is version 0."""
+    served = [greedy(target, one) for one in serve(target, 40, temperature=0.0)]
+    drafted = [
+        replace(one, drafted_ids=one.output_ids, accepted=one.drafted_ids > -9, draft_versions=0 * one.drafted_ids)
+        for one in served
+    ]
+
+    def reason(draft_id):
+        buffer = ReplayBuffer(f"{config.replay_url}-{draft_id}")
+        buffer.append([replace(one, draft_id=draft_id) for one in drafted])
+        settings = with_distill(config, max_steps=2)
+        return run_job(settings, buffer=buffer, registry=AdapterRegistry(config)).verdict.reason
+
+    assert "are not what was served" in reason(weights_id(config.draft))
+    assert "are not what was served" not in reason("former")
 
 
 def test_a_draft_is_held_to_what_it_brings_of_its_pre_distillation(config, buffer, target, serve):

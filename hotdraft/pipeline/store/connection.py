@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from filelock import FileLock
 from mlflow import MlflowClient
@@ -39,6 +40,8 @@ FROM_SQLALCHEMY = re.compile(
     r"\(raised as a result of [^)]*\)|\[SQL: .*|\(Background on this error at: .*", re.DOTALL
 )
 """What it adds to a database's words, all of which an MLflow server passes on: statements, with their values."""
+TOKEN_TAG = "hotdraft.token"
+"""Of a run: what tells it from others, but for those that one request made."""
 OPENING_TRIES = 2
 """Of a database that cannot be opened: MLflow's ten take 102 s, within which nothing would say what is wrong."""
 MAX_PARAMS_AT_ONCE = 100  # MLflow's limit
@@ -180,11 +183,16 @@ def create_run(
 ) -> str:
     """Id of a new run, with the tags that MLflow gives any run of its own: user, source, commit.
 
-    `started` is the Unix time in seconds from which it counts; now if None.
+    `started` is the Unix time in seconds from which it counts; now if None. MLflow's client asks again where an
+    answer is late, and each time a run is made: those that nobody was told of are ended.
     """
-    source = {"mlflow.source.name": command, "mlflow.source.type": "LOCAL"}
+    token = uuid4().hex
+    source = {"mlflow.source.name": command, "mlflow.source.type": "LOCAL", TOKEN_TAG: token}
     start_time = None if started is None else int(1000 * started)
     run = client.create_run(experiment, start_time, resolve_tags({**source, **(tags or {})}), run_name=name)
+    for twin in client.search_runs([experiment], f"tags.`{TOKEN_TAG}` = '{token}'"):
+        if twin.info.run_id != run.info.run_id:
+            client.set_terminated(twin.info.run_id, "KILLED")
     return run.info.run_id
 
 

@@ -59,7 +59,10 @@ class AdapterRegistry:
         return client
 
     def publish(self, folder: Path, *, run_id: str, tags: Mapping[str, str]) -> int:
-        """Store the adapter in `folder` with the training run `run_id`; returns its version, a candidate."""
+        """Store the adapter in `folder` with the training run `run_id`; returns its version, a candidate.
+
+        MLflow's client asks again where an answer is late, and each time a version is made: the first counts.
+        """
         if not any(folder.iterdir()):
             raise RegistryError(f"nothing to publish: {folder} is empty")
         path = f"adapter-{uuid4().hex[:8]}"
@@ -67,18 +70,23 @@ class AdapterRegistry:
         source = f"{self._client.get_run(run_id).info.artifact_uri}/{path}"
         with self._exclusive():  # two writers of the same alias at once collide in MLflow's store
             self._model()
-            version = self._client.create_model_version(
+            self._client.create_model_version(
                 self._name, source, run_id, tags={**tags, "status": CANDIDATE}, await_creation_for=0
-            ).version
+            )
+            version, *again = self._made_of(run_id, source)
+            for twin in again:
+                self._tag(
+                    twin, reason=f"version {version} once more: an answer of MLflow was late", status=REJECTED
+                )
             self._client.set_registered_model_alias(self._name, CANDIDATE, str(version))
-        return int(version)
+        return version
 
     def published_by(self, run_id: str) -> AdapterVersion | None:
         """The newest version that the training run `run_id` published."""
         made = self._client.search_model_versions(
             f"name = '{self._name}' AND run_id = '{run_id}'", order_by=["version_number DESC"], max_results=1
         )
-        return self.version(int(made[0].version)) if made else None
+        return self.version(self._made_of(run_id, made[0].source or "")[0]) if made else None
 
     def promote(self, version: int, *, reason: str, instead_of: int | None = None, by_hand: bool = False) -> None:
         """Make `version` the champion; the one before it is retired and remembered for a rollback.
@@ -231,6 +239,11 @@ class AdapterRegistry:
             if error.error_code in ABSENT:
                 raise UnknownVersionError(f"no version {version} of {self._name} in the registry") from error
             raise
+
+    def _made_of(self, run_id: str, source: str) -> list[int]:
+        """Versions of the files at `source`, which the run `run_id` published, the first one first."""
+        made = self._search(f"run_id = '{run_id}'")
+        return sorted(int(found.version) for found in made if found.source == source)
 
     def _exclusive(self) -> AbstractContextManager[Callable[[], None]]:
         return exclusive(self._config, self._client, self._name)

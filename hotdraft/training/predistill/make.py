@@ -31,7 +31,7 @@ from hotdraft.pipeline.models.names import Cut
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, sample_from_row
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.replay.sample import ReplaySample
-from hotdraft.pipeline.store.connection import experiment_id, open_client
+from hotdraft.pipeline.store.connection import create_run, experiment_id, open_client
 from hotdraft.pipeline.store.domains import name_part
 from hotdraft.training.batches.mixture import save_mixture
 from hotdraft.training.batches.replay_data import ReplayDataModule
@@ -194,7 +194,7 @@ def has_begun(config: HotdraftConfig) -> bool:
 
 def _new_run(config: HotdraftConfig, name: str) -> str:
     client = open_client(config)
-    run_id = client.create_run(experiment_id(client, config, EXPERIMENT), run_name=name).info.run_id
+    run_id = create_run(client, experiment_id(client, config, EXPERIMENT), name, "hotdraft predistill")
     client.log_param(run_id, "target", config.target)
     for key, value in config.predistill.model_dump().items():
         client.log_param(run_id, key, value)

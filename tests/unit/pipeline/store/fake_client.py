@@ -37,6 +37,9 @@ class FakeClient:
         info = type("Info", (), {"run_id": "run"})
         return type("Run", (), {"info": info})
 
+    def search_runs(self, experiments, query):
+        return []
+
     def log_batch(self, run_id, metrics=(), params=()):
         self._reach()
         self.params |= {param.key: param.value for param in params}

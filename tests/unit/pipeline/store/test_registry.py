@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store import fetched
-from hotdraft.pipeline.store.connection import StoreError
+from hotdraft.pipeline.store.connection import StoreError, create_run, experiment_id, open_client
 from hotdraft.pipeline.store.errors import RegistryError
 from hotdraft.pipeline.store.registry import AdapterRegistry
 
@@ -38,6 +38,36 @@ def test_versions_of_one_run_keep_their_own_files(publisher):
     assert contents == ["first", "second"]
     assert [version.version for version in publisher.registry.versions()] == [second, first]
     assert publisher.registry.version(first).aliases == []  # `candidate` is the newest
+
+
+def asked_twice(monkeypatch, method):
+    """MLflow's client asks again where an answer is late, and tells the last one."""
+    real = getattr(MlflowClient, method)
+    monkeypatch.setattr(MlflowClient, method, lambda *args, **keys: [real(*args, **keys) for _ in range(2)][-1])
+
+
+def test_of_versions_that_a_late_answer_doubled_the_first_is_the_candidate_and_the_other_is_refused(
+    publisher, monkeypatch
+):
+    earlier = publisher.publish("earlier")
+    asked_twice(monkeypatch, "create_model_version")
+    version = publisher.publish("first")
+    kept, twin = publisher.registry.version(version), publisher.registry.version(version + 1)
+    assert (kept.status, kept.aliases) == ("candidate", ["candidate"])
+    assert (twin.status, twin.aliases) == ("rejected", [])
+    assert twin.tags["reason"] == "version 2 once more: an answer of MLflow was late"
+    assert publisher.registry.published_by(publisher.run_id).version == version
+    assert publisher.registry.version(earlier).status == "candidate"
+
+
+def test_of_runs_that_a_late_answer_doubled_one_is_under_way(store_config, monkeypatch):
+    asked_twice(monkeypatch, "create_run")
+    client = open_client(store_config)
+    experiment = experiment_id(client, store_config, "e")
+    runs = [create_run(client, experiment, "r", "command") for _ in range(2)]
+    found = {run.info.run_id: run.info.status for run in client.search_runs([experiment])}
+    assert len(found) == 4
+    assert {run_id for run_id, status in found.items() if status == "RUNNING"} == set(runs)
 
 
 def test_unknown_versions_and_lost_files_are_clear_errors(publisher, tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store.domains import name_part
 from hotdraft.pipeline.store.registry import AdapterRegistry
-from hotdraft.training.judging.anchors import anchors_tag, read_anchors
+from hotdraft.training.judging.anchors import anchors_tag, held_against, read_anchors
 from hotdraft.training.judging.candidate import candidate_folder
 from hotdraft.training.judging.evidence import GateEvidence, VersionScores
 from hotdraft.training.judging.gate import Estimate, judge, tail_of
@@ -30,7 +30,7 @@ def contest(
     of_champion = scores.of_champion(champion)
     domains = np.array([name_part(sample.domain) for sample in evidence.samples])
     known = read_anchors(champion, registry.version(champion).tags) if champion else {}
-    anchors = {str(domain): known.get(str(domain), champion) for domain in np.unique(domains)}
+    anchors = held_against(np.unique(domains).tolist(), known, champion)
     best = _best_scores(anchors, domains, of_champion, scores)
     offered = evidence.offered
     verdicts = {
@@ -51,7 +51,7 @@ def contest(
         **gain_metrics(verdict),
     }
     tags = {name: f"{value:.4f}" for name, value in metrics.items()}
-    tags |= gate_tags(domains, of_champion, candidate) | anchors_tag(known | anchors, better)
+    tags |= gate_tags(domains, of_champion, candidate) | anchors_tag(anchors | known, better)
     tags |= {"held_out_requests": str(verdict.requests), "judged_against": str(champion)}
     return replace(
         judged,

@@ -19,7 +19,7 @@ from hotdraft.pipeline.store.connection import StoreError, open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.batches.mixture import DOMAIN, save_mixture
 from hotdraft.training.fit.lora import merged_model
-from hotdraft.training.judging.anchors import read_anchors
+from hotdraft.training.judging.anchors import anchors_tag, read_anchors
 from hotdraft.training.judging.evidence import VersionScores
 from hotdraft.training.judging.gate import judge
 from hotdraft.training.judging.resident import Resident
@@ -297,6 +297,17 @@ def test_a_domain_is_held_against_the_best_it_ever_had(config, buffer, target, s
     model = merged_model(load_causal_lm(config.draft), adapter)
     scores = by_request(expected_acceptance_by_position(model, held_out, batch_tokens=256))
     assert best == pytest.approx(scores)
+
+
+def test_names_of_tenants_long_gone_keep_no_domain_of_today_from_being_held_to_its_best(config, buffer):
+    registry = AdapterRegistry(config)
+    champion = run_job(config, buffer=buffer, registry=registry).version
+    names = [f"tenant-{number:0{digits}}" for digits in (40, 3) for number in range(200)]
+    gone = anchors_tag({name: index % 9 + 100 for index, name in enumerate(names)}, better=[])
+    registry.tell(champion, gone)
+    again = run_job(with_distill(config, seed=2, max_steps=2), buffer=buffer, registry=registry).version
+    assert read_anchors(again, registry.version(again).tags)["d"] == champion
+    assert len(registry.version(again).tags["best_by_domain"]) > 4000, "of the others as many as fit"
 
 
 def test_a_draft_is_not_refused_for_what_the_one_before_it_in_the_run_directory_did(config, target, serve):

@@ -47,12 +47,13 @@ def stem_behind(names: Iterable[str]) -> str:
 
 
 class ShardFolder:
-    """Any fsspec URL. One thread at a time."""
+    """Any fsspec URL. One thread at a time. Raises OSError where it cannot be made or reached."""
 
     def __init__(self, url: str) -> None:
         self.fs, self.root = fsspec.core.url_to_fs(url)
         self.is_local = "file" in (self.fs.protocol if isinstance(self.fs.protocol, tuple) else (self.fs.protocol,))
-        self.fs.makedirs(self.root, exist_ok=True)
+        with self._answering():
+            self.fs.makedirs(self.root, exist_ok=True)
         self.errors = 0
         """Times that a file could not be read for now, or the folder not be kept in order."""
         self._passed_over: dict[str, int] = {}

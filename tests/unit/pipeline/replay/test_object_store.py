@@ -8,6 +8,8 @@ import uuid
 import fsspec
 import pytest
 
+from hotdraft.pipeline.config.section import ConfigError
+from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.replay.counted import is_reservoir
 from hotdraft.pipeline.replay.upkeep import FAN_IN
@@ -37,6 +39,16 @@ def test_a_bucket_that_nothing_was_written_to_is_an_empty_buffer(buffer: ReplayB
     assert buffer.size().requests == len(buffer.rows()) == len(buffer.news(set())[0]) == 0
     buffer.append([make_sample("a")])
     assert request_ids(buffer) == ["a"]
+
+
+def test_a_store_that_lets_nobody_in_is_told_in_one_line(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise ClientError("Unable to locate credentials")
+
+    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "makedirs", refuse)
+    config = HotdraftConfig(target="t", run_dir=tmp_path, replay={"url": "memory://bucket"})
+    with pytest.raises(ConfigError, match="memory://bucket cannot be opened: ClientError: Unable to locate cred"):
+        ReplayBuffer.of(config)
 
 
 class Remembering:

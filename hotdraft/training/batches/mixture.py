@@ -17,7 +17,7 @@ from hotdraft.pipeline.models.names import resolve
 from hotdraft.pipeline.replay.index import held_out
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample
-from hotdraft.pipeline.replay.schema import completed, table_of
+from hotdraft.pipeline.replay.schema import SCHEMA, completed, table_of
 from hotdraft.training.batches.packing import cut_top
 from hotdraft.training.batches.sound_rows import SoundRows
 
@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 
 FILE = "mixture.parquet"
 """In a draft's folder."""
-DOMAIN = "pre-distillation"
+DOMAIN = "pre-distillation mixture"
+"""With a space, which no domain of a client has once it is recorded, see `pipeline.store.domains.name_part`."""
 TOP_K = 8
 """Of the target's tokens at each position."""
 JUDGES = 0.3
@@ -53,10 +54,16 @@ def read_mixture(draft: str) -> pa.Table | None:
     """What the folder of `draft` holds, of the schema of shards; None if nothing can be read, or it is a hub's."""
     try:
         path = Path(resolve(draft)) / FILE
-        return completed(pq.read_table(path)) if path.is_file() else None
+        return _under_its_name(completed(pq.read_table(path))) if path.is_file() else None
     except (OSError, ValueError) as error:  # Arrow's and `ModelError` are among the latter
         logger.warning("jobs go without what the draft was pre-distilled on: %s", error)
         return None
+
+
+def _under_its_name(table: pa.Table) -> pa.Table:
+    """Whatever an earlier release called it."""
+    at = SCHEMA.get_field_index("domain")
+    return table.set_column(at, SCHEMA.field(at), pa.repeat(pa.scalar(DOMAIN), len(table)))
 
 
 def split_mixture(config: HotdraftConfig) -> tuple[list[ReplaySample], list[ReplaySample]]:

@@ -12,6 +12,7 @@ from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.replay.sample import NOT_DRAFTED
 from hotdraft.pipeline.replay.schema import table_of
+from hotdraft.pipeline.store.domains import DomainNames
 from hotdraft.training.batches.mixture import DOMAIN, FILE, read_mixture, save_mixture, served
 from hotdraft.training.batches.pools import mix_of, pools_of
 from hotdraft.training.batches.record_check import contradiction
@@ -67,6 +68,20 @@ def test_a_table_of_something_else_is_none(tmp_path, caplog):
 
 def test_a_draft_that_is_not_there_brings_none(tmp_path):
     assert read_mixture(str(tmp_path / "nowhere")) is None
+
+
+def test_what_an_earlier_release_wrote_has_todays_name(tmp_path, answers):
+    pq.write_table(table_of([replace(one, domain="pre-distillation") for one in answers]), tmp_path / FILE)
+    brought = ReplayRows.of(read_mixture(str(tmp_path)))
+    assert set(brought["domain"]) == {DOMAIN}
+    assert len(served(brought)) == 0
+
+
+@pytest.mark.parametrize("domain", ["pre-distillation", DOMAIN])
+def test_no_client_can_have_its_traffic_taken_for_it(answers, domain):
+    rows = rows_of([replace(sample, domain=DomainNames().name(domain)) for sample in answers])
+    assert len(served(rows)) == len(answers)
+    assert list(mix_of(rows["domain"], DistillConfig()).values()) == [1.0]
 
 
 def test_it_is_older_than_all_traffic_and_no_part_of_the_mix(answers):

@@ -35,6 +35,10 @@ def contradiction(sample: ReplaySample, *, vocab_size: int | None = None, answer
     same = logprobs.shape == sample.target_top_ids.shape and len(logprobs) == len(tail) == count
     if not logprobs.size or not same:
         return "it has not one distribution for each token of its answer"
+    if any(len(part) != count for part in (sample.drafted_ids, sample.accepted, sample.draft_versions)):
+        return "it does not say of each token of its answer how it was drafted"
+    if not all(0 <= number < math.inf for number in (sample.temperature, sample.top_p, sample.min_p)):
+        return "it has a temperature or filter that is not finite or below 0"
     ids = (sample.prompt_ids, sample.output_ids, sample.target_top_ids)
     if any(part.size and (part.min() < 0 or (vocab_size and part.max() >= vocab_size)) for part in ids):
         return "it has token ids outside the vocabulary"

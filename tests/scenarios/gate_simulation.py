@@ -68,3 +68,19 @@ def lineage(setting: Setting, generator: np.random.Generator, jobs: int = 20) ->
 
 def lineages(setting: Setting, count: int, seed: int = 0, jobs: int = 20) -> list[Lineage]:
     return [lineage(setting, np.random.default_rng([seed, index]), jobs) for index in range(count)]
+
+
+def promoted_by_chance(tokens: int, today: int, trials: int, seed: int = 0) -> float:
+    """Share of candidates that gain nothing and are accepted, on answers of so few tokens.
+
+    Champion and candidate accept each token with a chance of one half, by themselves: no shares are coarser. A job
+    offers two candidates.
+    """
+    generator = np.random.default_rng([seed, tokens, today])
+    domains = [TODAY] * today + ["older"] * 8
+    lengths = [tokens] * today + [24] * 8
+    accepted = 0
+    for champion, candidate in generator.binomial(tokens, 0.5, (trials, 2, today)) / tokens:
+        scores = (np.append(one, np.full(8, 0.5)) for one in (champion, candidate))
+        accepted += judge(*scores, domains, CONFIG, {TODAY: 1.0}, tokens=lengths, offered=2).accepted
+    return accepted / trials

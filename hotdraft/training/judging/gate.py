@@ -18,6 +18,8 @@ from hotdraft.pipeline.config.learning import GateConfig
 
 SPREAD = 0.13
 """Standard deviation of one request's gain that is taken before any is seen: 0.03 to 0.13 on real pairs."""
+USUAL_TOKENS = 24
+"""Of an answer. A shorter one's share of accepted tokens is coarser: the variance grows as the tokens get fewer."""
 SPREAD_WEIGHT = 5
 """Requests that this counts as."""
 LONE_PROMPTS = 3
@@ -74,17 +76,17 @@ class Estimate:
     freedom: float
 
     @classmethod
-    def plain(cls, gains: np.ndarray) -> Self:
-        """Of the mean of gains [n] alike."""
+    def plain(cls, gains: np.ndarray, tokens: np.ndarray) -> Self:
+        """Of the mean of gains [n] alike, on answers of so many `tokens` [n]."""
         count, mean = len(gains), gains.sum() / len(gains)
         freedom = count - 1 + SPREAD_WEIGHT
-        squares = SPREAD_WEIGHT * SPREAD**2 + np.square(gains - mean).sum()
+        usual = SPREAD**2 * np.maximum(1.0, USUAL_TOKENS / tokens).mean()
+        squares = SPREAD_WEIGHT * usual + np.square(gains - mean).sum()
         return cls(float(mean), math.sqrt(squares / freedom / count), freedom)
 
     @classmethod
-    def of(cls, strata: Sequence[tuple[float, np.ndarray]]) -> Self:
-        """Of the sum over strata of weight times mean of gains [n]; freedom by Welch and Satterthwaite."""
-        weighted = [(weight, cls.plain(gains)) for weight, gains in strata]
+    def of(cls, weighted: Sequence[tuple[float, Self]]) -> Self:
+        """Of the sum over strata of weight times mean; freedom by Welch and Satterthwaite."""
         value = sum(weight * mean.value for weight, mean in weighted)
         parts = [(weight * mean.error) ** 2 for weight, mean in weighted]
         shares = sum(part**2 / mean.freedom for part, (_, mean) in zip(parts, weighted, strict=True))
@@ -103,6 +105,7 @@ def judge(
     mix: Mapping[str, float] | None = None,
     *,
     best_scores: np.ndarray | None = None,
+    tokens: Sequence[int] | np.ndarray | None = None,
     offered: int = 1,
 ) -> Verdict:
     """Accept a candidate that is better beyond doubt on today's traffic and not much worse anywhere.
@@ -114,7 +117,7 @@ def judge(
     the best passes, so each has its part of the chance to err.
 
     `best_scores` [R] are those of the best version that each request's domain ever had, the champion's if not
-    given: see `Guard` for what may be lost.
+    given: see `Guard` for what may be lost. `tokens` [R] are those of the answers, `USUAL_TOKENS` if not given.
     """
     requests = len(domains)
     if requests < config.min_requests:
@@ -124,13 +127,15 @@ def judge(
     if not np.isfinite([champion, candidate, best]).all():
         return refused("scores are not finite", requests)
     names, gains = np.asarray(domains), candidate - champion
+    lengths = np.full(requests, USUAL_TOKENS) if tokens is None else np.asarray(tokens)
     prompts, tail = effective_prompts(names, mix), tail_of(config, offered)
     if not prompts:
         return refused("no unseen prompt of today's traffic", requests)
     shares = mix or {str(name): float((names == name).mean()) for name in np.unique(names)}
-    estimate = Estimate.of([(share, gains[names == name]) for name, share in shares.items() if name in names])
+    strata = [(share, names == name) for name, share in shares.items() if name in names]
+    estimate = Estimate.of([(share, Estimate.plain(gains[rows], lengths[rows])) for share, rows in strata])
     low, high = (estimate.value + side * estimate.margin(tail) for side in (-1, 1))
-    guards = guards_of(names, mix or {}, config.max_domain_loss, tail)
+    guards = guards_of(names, lengths, mix or {}, config.max_domain_loss, tail)
     losing = [guard for guard in guards if guard.loses(candidate, champion, best)]
     loss_high = max(guard.loss_high(candidate - best) for guard in guards)
     gained = f"gain {estimate.value:+.3f}, at least {low:+.3f},"
@@ -179,12 +184,14 @@ class Guard:
     name: str
     rows: np.ndarray
     """bool [R]: the requests of these domains."""
+    tokens: np.ndarray
+    """int [R]: those of the answers."""
     allowed: float
     tail: float
     alarm: float
 
     def estimate(self, differences: np.ndarray) -> Estimate:
-        return Estimate.plain(differences[self.rows])
+        return Estimate.plain(differences[self.rows], self.tokens[self.rows])
 
     def loses(self, candidate: np.ndarray, champion: np.ndarray, best: np.ndarray) -> bool:
         """Scores [R]. What the champion has lost beyond doubt is not charged to one that adds nothing to it."""
@@ -200,7 +207,9 @@ class Guard:
         return found.margin(self.tail) - found.value
 
 
-def guards_of(names: np.ndarray, mix: Mapping[str, float], allowed: float, tail: float) -> list[Guard]:
+def guards_of(
+    names: np.ndarray, tokens: np.ndarray, mix: Mapping[str, float], allowed: float, tail: float
+) -> list[Guard]:
     """Of all domains but today's together, of every domain with `LONE_PROMPTS`, and of those with fewer together.
 
     Together they tell what none of many small ones could: that a draft forgets everywhere. So the first of these
@@ -216,8 +225,9 @@ def guards_of(names: np.ndarray, mix: Mapping[str, float], allowed: float, tail:
     others = max(1, len(groups.keys() - {older}))
     alarms = {group: FALSE_ALARM / 2 / (1 if group == older else others) for group in groups}
     return [
-        Guard(name if len(group) > 1 else min(group), np.isin(names, list(group)), allowed, tail, alarms[group])
+        Guard(name if len(group) > 1 else min(group), rows, tokens, allowed, tail, alarms[group])
         for group, name in groups.items()
+        for rows in [np.isin(names, list(group))]
     ]
 
 

@@ -28,6 +28,7 @@ def contest(
     """`judged` with the verdict on the best candidate, or of those at `blends`, against what is champion now."""
     champion = registry.champion()
     of_champion = scores.of_champion(champion)
+    tokens = np.array([len(sample.output_ids) for sample in evidence.samples])
     domains = np.array([name_part(sample.domain) for sample in evidence.samples])
     known = read_anchors(champion, registry.version(champion).tags) if champion else {}
     anchors = held_against(np.unique(domains).tolist(), known, champion)
@@ -36,14 +37,15 @@ def contest(
     verdicts = {
         blend: judge(
             of_champion, evidence.candidates[blend], [sample.domain for sample in evidence.samples], config.gate,
-            evidence.mix, best_scores=best, offered=offered,
+            evidence.mix, best_scores=best, tokens=tokens, offered=offered,
         )
         for blend in blends or evidence.candidates
     }  # fmt: skip
     blend, verdict = max(verdicts.items(), key=lambda item: (item[1].accepted, not item[1].loses, item[1].gain))
     candidate = evidence.candidates[blend]
     tail = tail_of(config.gate, offered)
-    better = [domain for domain in anchors if _is_better((candidate - best)[domains == domain], tail)]
+    of_domain = {domain: domains == domain for domain in anchors}
+    better = [name for name, rows in of_domain.items() if _is_better((candidate - best)[rows], tokens[rows], tail)]
     metrics = {
         "champion_expected_acceptance": float(of_champion.mean()),
         "candidate_expected_acceptance": float(candidate.mean()),
@@ -76,6 +78,6 @@ def _best_scores(
     return best
 
 
-def _is_better(gains: np.ndarray, tail: float) -> bool:
-    found = Estimate.plain(gains)
+def _is_better(gains: np.ndarray, tokens: np.ndarray, tail: float) -> bool:
+    found = Estimate.plain(gains, tokens)
     return found.value > found.margin(tail)

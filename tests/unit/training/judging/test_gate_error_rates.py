@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.scenarios.gate_simulation import Setting, lineages
+from tests.scenarios.gate_simulation import Setting, lineages, promoted_by_chance
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +49,16 @@ def test_a_great_loss_of_all_domains_is_seen_however_few_prompts_each_has(domain
 def test_candidates_that_gain_nothing_are_hardly_ever_accepted_over_a_lineage(today, blends):
     setting = Setting(today=today, older=24, blends=blends, gain=0.0)
     assert np.mean([found.accepted > 0 for found in lineages(setting, 60)]) <= FALSE_ACCEPT + 0.025, "and chance"
+
+
+@pytest.mark.parametrize("today", [5, 12, 20])
+@pytest.mark.parametrize("tokens", [1, 2, 5])
+def test_answers_of_few_tokens_are_accepted_by_chance_no_more_than_others(tokens, today):
+    """One in twenty lineages of 20 jobs with two candidates each is to have one: 0.125 % of the candidates.
+
+    As long answers are judged, 0.25 % to 2.1 % of these were accepted.
+    """
+    assert promoted_by_chance(tokens, today, 8000) <= 0.003
 
 
 @pytest.mark.parametrize("domains", [1, 4, 8, 16, 32])

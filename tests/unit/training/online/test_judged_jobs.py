@@ -282,6 +282,7 @@ def test_a_domain_is_held_against_the_best_it_ever_had(config, buffer, target, s
 
     def remember(champion, candidate, *args, best_scores, **kwargs):
         asked.append((champion, best_scores))
+        assert kwargs["tokens"].tolist() == [24] * len(champion)
         return replace(judge(champion, candidate, *args, best_scores=best_scores, **kwargs), accepted=True)
 
     monkeypatch.setattr("hotdraft.training.online.contest.judge", remember)

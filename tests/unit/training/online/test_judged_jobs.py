@@ -311,22 +311,45 @@ def test_names_of_tenants_long_gone_keep_no_domain_of_today_from_being_held_to_i
     assert len(registry.version(again).tags["best_by_domain"]) > 4000, "of the others as many as fit"
 
 
-def test_a_draft_is_not_refused_for_what_the_one_before_it_in_the_run_directory_did(config, target, serve):
-    """Without an adapter either is version 0."""
+UNLIKE = "are not what was served"
+
+
+@pytest.fixture
+def accepted(target, serve):
+    """Greedy requests, all of whose tokens were drafted by version 0 and accepted."""
     served = [greedy(target, one) for one in serve(target, 40, temperature=0.0)]
-    drafted = [
+    return [
         replace(one, drafted_ids=one.output_ids, accepted=one.drafted_ids > -9, draft_versions=0 * one.drafted_ids)
         for one in served
     ]
 
+
+def test_a_draft_is_not_refused_for_what_the_one_before_it_in_the_run_directory_did(config, accepted):
+    """Without an adapter either is version 0."""
+
     def reason(draft_id):
         buffer = ReplayBuffer(f"{config.replay_url}-{draft_id}")
-        buffer.append([replace(one, draft_id=draft_id) for one in drafted])
+        buffer.append([replace(one, draft_id=draft_id) for one in accepted])
         settings = with_distill(config, max_steps=2)
         return run_job(settings, buffer=buffer, registry=AdapterRegistry(config)).verdict.reason
 
-    assert "are not what was served" in reason(weights_id(config.draft))
-    assert "are not what was served" not in reason("former")
+    assert UNLIKE in reason(weights_id(config.draft))
+    assert UNLIKE not in reason("former")
+
+
+def test_a_version_is_not_refused_for_what_one_of_its_number_did_in_a_store_before(config, buffer, accepted):
+    registry = AdapterRegistry(config)
+    version = run_job(config, buffer=buffer, registry=registry).version
+
+    def reason(at):
+        other = ReplayBuffer(f"{config.replay_url}-{at}")
+        versions = np.full_like(accepted[0].draft_versions, version)
+        other.append([replace(one, created_at=at, draft_versions=versions) for one in accepted])
+        return run_job(with_distill(config, max_steps=2), buffer=other, registry=registry).verdict.reason
+
+    assert registry.champion() == version
+    assert UNLIKE not in reason(registry.version(version).created_at - 1)
+    assert UNLIKE in reason(registry.version(version).created_at + 1)
 
 
 def test_a_draft_is_held_to_what_it_brings_of_its_pre_distillation(config, buffer, target, serve):

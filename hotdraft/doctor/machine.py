@@ -40,10 +40,7 @@ def _native(instructions: str) -> Finding:
     except NativeError as error:
         if instructions != "auto":
             return problem("native library", str(error), "set `engine.instructions: auto` in the configuration")
-        mend = (
-            "with a compiler (Debian: `apt-get install g++`) run `pip install --force-reinstall --no-deps .` "
-            "in a checkout"
-        )
+        mend = "with a compiler (Debian: `apt-get install g++`) run `pip install --no-deps -e .` in a checkout"
         return warning("native library", f"torch computes instead, slower: {error}", mend)
 
 

@@ -140,7 +140,7 @@ class LLM:
             self._engine.cancel(request.request_id)
 
     def record_to(self, buffer: ReplayBuffer | str | Path | None, *, flush_seconds: float = 2.0) -> None:
-        """Keep what is asked from now on, once answered, in `buffer` with the target's distributions; None ends it.
+        """Keep what is answered from now on in `buffer`, with the target's distributions; None ends it.
 
         It may be a folder or URL, as of `ReplayBuffer`. Shards appear every `flush_seconds`. What the recorder
         before had taken is written first, for ten seconds at most; what is lost is logged, and what is answered

@@ -12,9 +12,10 @@ if TYPE_CHECKING:  # a machine that only has torch needs the rest
 KEPT_BYTES = 4.0
 """A kept token in a shard: 2.0 were measured for its id, which Parquet's dictionary packs into as many bits as the
 vocabulary needs (16 of 49152; 18 of 152k are 2.3), and 1.6 for its log-prob, whose 16 bits zstd shortens."""
-POSITION_BYTES = 32
+POSITION_BYTES = 34
 """Everything else of an output position: 15 were measured for prompts as long as their answers, 31 for prompts four
-times as long. 5 are the log of the tail, whose bits look random; a token of the prompt or the answer takes 2."""
+times as long. 5 are the log of the tail, whose bits look random; a token of the prompt or the answer takes 2,
+and what a shard of few requests says of itself 1 more."""
 
 
 class DiskError(ValueError):

@@ -109,7 +109,7 @@ class Engine:
         return self._outputs.recorder
 
     def record_with(self, recorder: Recorder | None) -> Recorder | None:
-        """Hand requests that are asked from now on to `recorder`; gives the one before, which hears no more."""
+        """Hand requests that end from now on to `recorder`; gives the one before, which hears no more."""
         return self._outputs.record_with(recorder).result()
 
     @property

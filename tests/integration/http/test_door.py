@@ -41,7 +41,7 @@ def door(pair: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Ite
         "--self-improve",
     ]
     words += ["--served-model-name", "mine", "--max-model-len", "128", "--max-num-seqs", "2", "--api-key", "secret"]
-    words += ["--speculative-config", '{"model": "not/this", "num_speculative_tokens": 2}']
+    words += ["--speculative-config", '{"model": "' + draft + '", "num_speculative_tokens": 2}']
     log = folder / "log"
     with log.open("wb") as output:
         process = start([*HOTDRAFT, *words], stdout=output, stderr=subprocess.STDOUT)

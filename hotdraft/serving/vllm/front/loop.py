@@ -180,7 +180,7 @@ def worker_settings(config: HotdraftConfig, journal: Path, draft_folder: str, dr
     """What `hotdraft_attach` takes; `draft` is its fingerprint. Of `config` it is what workers go by: the rest,
     every default spelled out, may not be valid a second time."""
     return {
-        "config": config.model_dump(mode="json", include={"target", "run_dir", "recorder", "replay"}),
+        "config": config.model_dump(mode="json", include={"target", "draft", "run_dir", "recorder", "replay"}),
         "journal": str(journal),
         "draft_folder": draft_folder,
         "fingerprint": draft,

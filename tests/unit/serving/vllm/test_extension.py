@@ -13,6 +13,7 @@ import torch
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.adapter_folder import AdapterError
+from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.serving.vllm.front.loop import worker_settings
 from hotdraft.serving.vllm.worker import extension
 from hotdraft.serving.vllm.worker.extension import WorkerExtension
@@ -99,6 +100,7 @@ def attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., A
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(extension, "installed", lambda: None)
     monkeypatch.setattr(extension, "DraftFile", DraftFile)
+    monkeypatch.setattr(extension, "weights_id", "weights of {}".format)
 
     def attach(runner: Any = None, model: Any = None) -> Attached:
         DraftFile.model = model = Model() if model is None else model
@@ -132,6 +134,8 @@ def test_a_version_is_staged_then_committed_and_what_it_drafts_is_recorded_as_it
     runner.step(Scheduled(finished_req_ids={"a"}), {}, [], torch.randn(0, 16))
     one.worker.hotdraft_close()
     assert [event["draft_version"] for event in one.told("finished")] == [3]
+    [row] = ReplayBuffer(str(one.folder / "replay")).load()
+    assert (row["target_id"], row["draft_id"]) == ("weights of t", "weights of d")
     runner.step(Scheduled([new_request("b")]), {"b": [5]}, [[5, 6]], torch.randn(2, 16))
     runner.step(Scheduled(finished_req_ids={"b"}), {}, [], torch.randn(0, 16))
     assert len(one.told("finished")) == 1, "what is closed records nothing more"

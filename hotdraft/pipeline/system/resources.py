@@ -66,6 +66,9 @@ def _groups(controller: str, root: Path, own: Path) -> Iterator[Path]:
 
 
 def _read(file: Path) -> list[str]:
-    """The words of a limit; none where there is none, "max" or -1."""
-    words = file.read_text().split() if file.is_file() else []
+    """The words of a limit; none where there is none that can be read, "max" or -1."""
+    try:
+        words = file.read_text().split()
+    except OSError:
+        return []
     return [] if words and words[0] in {"max", "-1"} else words

@@ -17,10 +17,10 @@ from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.config.serving import RecorderConfig
 from hotdraft.pipeline.config.settings import given, load_config
 from hotdraft.pipeline.models.adapter_folder import AdapterError
-from hotdraft.pipeline.models.loading import fingerprint, weights_id
+from hotdraft.pipeline.models.loading import fingerprint
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.serving.engine.load import build_engine, draft_ranking
-from hotdraft.serving.engine.recorder import Recorder
+from hotdraft.serving.engine.recorder import Recorder, ServedModels
 from hotdraft.serving.messages.events import SwapEvent
 from hotdraft.serving.messages.prompt_encoder import encode_chat, encode_text
 from hotdraft.serving.messages.request import (
@@ -156,8 +156,7 @@ class LLM:
             if before is not None:
                 before.close()
             if opened is not None:
-                target_id, draft_id = weights_id(self._config.target), weights_id(self._config.draft)
-                self._engine.record_with(Recorder(opened, config, target_id=target_id, draft_id=draft_id))
+                self._engine.record_with(Recorder(opened, config, models=ServedModels.of(self._config)))
 
     def swap(self, adapter: str | Path | None, *, version: int | None = None) -> SwapEvent:
         """Let the draft take on the adapter in a folder, between two rounds; None brings back the draft itself.

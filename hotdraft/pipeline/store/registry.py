@@ -6,7 +6,7 @@ is told by tags, written before the alias moves where a crash in between must no
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
@@ -73,7 +73,7 @@ class AdapterRegistry:
             self._client.create_model_version(
                 self._name, source, run_id, tags={**tags, "status": CANDIDATE}, await_creation_for=0
             )
-            version, *again = self._made_of(run_id, source)
+            version, *again = _made_of(source, self._search(f"run_id = '{run_id}'"))
             for twin in again:
                 self._tag(
                     twin, reason=f"version {version} once more: an answer of MLflow was late", status=REJECTED
@@ -83,10 +83,8 @@ class AdapterRegistry:
 
     def published_by(self, run_id: str) -> AdapterVersion | None:
         """The newest version that the training run `run_id` published."""
-        made = self._client.search_model_versions(
-            f"name = '{self._name}' AND run_id = '{run_id}'", order_by=["version_number DESC"], max_results=1
-        )
-        return self.version(self._made_of(run_id, made[0].source or "")[0]) if made else None
+        made = list(self._search(f"run_id = '{run_id}'"))
+        return self.version(_made_of(made[0].source, made)[0]) if made else None
 
     def promote(self, version: int, *, reason: str, instead_of: int | None = None, by_hand: bool = False) -> None:
         """Make `version` the champion; the one before it is retired and remembered for a rollback.
@@ -240,11 +238,6 @@ class AdapterRegistry:
                 raise UnknownVersionError(f"no version {version} of {self._name} in the registry") from error
             raise
 
-    def _made_of(self, run_id: str, source: str) -> list[int]:
-        """Versions of the files at `source`, which the run `run_id` published, the first one first."""
-        made = self._search(f"run_id = '{run_id}'")
-        return sorted(int(found.version) for found in made if found.source == source)
-
     def _exclusive(self) -> AbstractContextManager[Callable[[], None]]:
         return exclusive(self._config, self._client, self._name)
 
@@ -281,6 +274,11 @@ class AdapterRegistry:
     def _drop_candidate(self, version: int) -> None:
         if _aliases(self._model()).get(CANDIDATE) == version:
             self._client.delete_registered_model_alias(self._name, CANDIDATE)
+
+
+def _made_of(source: str | None, versions: Iterable[ModelVersion]) -> list[int]:
+    """Those of the files at `source`, the first one first: more than one where an answer of MLflow was late."""
+    return sorted(int(found.version) for found in versions if found.source == source)
 
 
 def _champions_before(tags: Mapping[str, str]) -> list[str]:

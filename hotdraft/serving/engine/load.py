@@ -17,7 +17,6 @@ from hotdraft.pipeline.models.loading import (
     load_causal_lm,
     load_config_of,
     load_tokenizer,
-    weights_id,
 )
 from hotdraft.pipeline.models.names import ModelError, local_folder
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
@@ -28,7 +27,7 @@ from hotdraft.serving.decoding.build import build_decoder
 from hotdraft.serving.decoding.guessing import Guessing
 from hotdraft.serving.engine.aside import aside
 from hotdraft.serving.engine.engine import Engine
-from hotdraft.serving.engine.recorder import Recorder
+from hotdraft.serving.engine.recorder import Recorder, ServedModels
 from hotdraft.serving.graphs.graphs import CudaGraphs
 from hotdraft.serving.messages.request import MODEL_TELLS
 from hotdraft.serving.models.attention import ATTENTION, register_attention
@@ -117,8 +116,7 @@ def _recorder(config: HotdraftConfig, buffer: ReplayBuffer | None, *, keeps_stat
     if buffer is None or not config.recorder.enabled:
         return None
     states = served_states(config) if keeps_states else None
-    target_id, draft_id = weights_id(config.target), weights_id(config.draft)
-    return Recorder(buffer, config.recorder, states, target_id=target_id, draft_id=draft_id)
+    return Recorder(buffer, config.recorder, states, models=ServedModels.of(config))
 
 
 def draft_vocabulary(config: HotdraftConfig, vocab_size: int) -> Tensor | None:

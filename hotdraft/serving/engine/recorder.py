@@ -7,11 +7,13 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from hotdraft.pipeline.config.serving import RecorderConfig
+from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.models.loading import weights_id
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.store.domains import DomainNames
@@ -33,6 +35,20 @@ class Finished(NamedTuple):
     states: np.ndarray | None
 
 
+class ServedModels(NamedTuple):
+    """Which models a server's samples are of, as `weights_id` tells them; empty where that is not known."""
+
+    target_id: str = ""
+    draft_id: str = ""
+
+    @classmethod
+    def of(cls, config: HotdraftConfig) -> Self:
+        return cls(weights_id(config.target), weights_id(config.draft))
+
+
+UNKNOWN_MODELS = ServedModels()
+
+
 class Recorder:
     """Writes samples as shards in a thread of its own; what does not fit its queue is dropped and counted.
 
@@ -45,11 +61,9 @@ class Recorder:
         config: RecorderConfig,
         states: ArrayRing | None = None,
         *,
-        target_id: str = "",
-        draft_id: str = "",
+        models: ServedModels = UNKNOWN_MODELS,
     ) -> None:
-        """`states` is where a trainer looks for what the target's layers made of a request. Samples say which
-        models they are of."""
+        """`states` is where a trainer looks for what the target's layers made of a request."""
         self.recorded = 0
         """Samples in committed shards."""
         self.dropped = 0
@@ -62,7 +76,7 @@ class Recorder:
         self._config = config
         self._domains = DomainNames()
         self._states = states
-        self._target_id, self._draft_id = target_id, draft_id
+        self._models = models
         self._queue: queue.Queue[Finished | None] = queue.Queue(config.queue_size)
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
@@ -133,7 +147,7 @@ class Recorder:
 
     def _named(self, sample: ReplaySample) -> ReplaySample:
         domain = self._domains.name(sample.domain)
-        return replace(sample, domain=domain, target_id=self._target_id, draft_id=self._draft_id)
+        return replace(sample, domain=domain, **self._models._asdict())
 
     def _write(self, samples: list[ReplaySample]) -> None:
         if not samples:

@@ -16,9 +16,8 @@ import torch
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.adapter_folder import PROBE_TOKENS, AdapterError
-from hotdraft.pipeline.models.loading import weights_id
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
-from hotdraft.serving.engine.recorder import Recorder
+from hotdraft.serving.engine.recorder import Recorder, ServedModels
 from hotdraft.serving.updates.hot_swap import PROBE_TOLERANCE
 from hotdraft.serving.vllm.journal import UNKNOWN, Journal
 from hotdraft.serving.vllm.versions import installed
@@ -190,8 +189,7 @@ class WorkerPart:
         told = config.recorder
         method = self._worker.vllm_config.speculative_config.rejection_sample_method
         if told.enabled and method != "synthetic":
-            target_id, draft_id = weights_id(config.target), weights_id(config.draft)
-            self._recorder = Recorder(ReplayBuffer.of(config), told, target_id=target_id, draft_id=draft_id)
+            self._recorder = Recorder(ReplayBuffer.of(config), told, models=ServedModels.of(config))
         self.recording = Recording(self._journal, self._recorder, told.top_k)
         runner = self._worker.model_runner
         kind = next((module for module in (runner_v1, runner_v2) if module.fits(runner)), None)

@@ -10,7 +10,7 @@ from hotdraft.pipeline.config.serving import RecorderConfig
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.store.domains import MAX_DOMAINS, OTHER
 from hotdraft.pipeline.system.array_ring import ArrayRing
-from hotdraft.serving.engine.recorder import WAITING_STATES, Recorder
+from hotdraft.serving.engine.recorder import WAITING_STATES, Recorder, ServedModels
 
 
 class Store:
@@ -80,7 +80,7 @@ def test_an_unfinished_shard_is_written_when_it_is_old(store):
 
 
 def test_each_sample_says_which_models_it_is_of(store):
-    under_test = Recorder(store, RecorderConfig(), target_id="t", draft_id="d")
+    under_test = Recorder(store, RecorderConfig(), models=ServedModels("t", "d"))
     under_test.record(sample("r"))
     under_test.close()
     assert store.models == [("t", "d")]

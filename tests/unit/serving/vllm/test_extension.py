@@ -14,6 +14,7 @@ import torch
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.adapter_folder import AdapterError
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
+from hotdraft.serving.engine import recorder
 from hotdraft.serving.vllm.front.loop import worker_settings
 from hotdraft.serving.vllm.worker import extension
 from hotdraft.serving.vllm.worker.extension import WorkerExtension
@@ -100,7 +101,7 @@ def attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., A
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(extension, "installed", lambda: None)
     monkeypatch.setattr(extension, "DraftFile", DraftFile)
-    monkeypatch.setattr(extension, "weights_id", "weights of {}".format)
+    monkeypatch.setattr(recorder, "weights_id", "weights of {}".format)
 
     def attach(runner: Any = None, model: Any = None) -> Attached:
         DraftFile.model = model = Model() if model is None else model

@@ -199,6 +199,7 @@ class Engine:
                 on_delta,
                 self._detokenizer(request),
                 record=recorder is not None and recorder.wants_next(),
+                keeps_states=self.decoder.keeps_states,
             ),
             seed=seed if seed is not None else random.getrandbits(62),
             eos_ids=self.eos_ids,

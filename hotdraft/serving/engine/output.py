@@ -35,6 +35,7 @@ class Output:
         detokenizer: Detokenizer,
         *,
         record: bool = True,
+        keeps_states: bool = False,
     ) -> None:
         self.request = request
         self.is_recorded = record and request.record and not request.params.has_penalties
@@ -46,8 +47,12 @@ class Output:
         """When the request got its slot, by `time.perf_counter`."""
         self.finish_reason: FinishReason | None = None
         """Set once, when the client has been told; what is decoded after that is dropped."""
+        self.keeps_states = keeps_states and self.is_recorded
+        """Whether what the target's layers made of the request's tokens is kept for training."""
         self.states: np.ndarray | None = None
-        """What the target's layers made of the request's tokens, where that is kept for training."""
+        """That, once its row has ended."""
+        self.is_recorded_late = False
+        """Whether a stop string ended it, so that its states are there only after its client has been told."""
         self._rounds = self._drafted = self._examined = self._accepted = 0
         self._first_examined = self._first_accepted = 0
         self._guessed = self._accepted_guesses = 0

@@ -18,7 +18,8 @@ class OutputThread:
     """Tells listeners, clients and the recorder, in the order of the calls.
 
     A round is told before the requests that finish in it, and a request is recorded and counted before
-    its client hears the end, so that it finds what it looks for. A client that cannot be told ends its own
+    its client hears the end, so that it finds what it looks for; recorded after it where a stop string ends a
+    request whose states are kept, which its row has first to give. A client that cannot be told ends its own
     request only, which is counted as an "error"; a listener that raises misses what it was told, and a
     sample that cannot be made is lost. Until it is started, and once it is stopped, calls do their work on
     the spot.
@@ -101,10 +102,14 @@ class OutputThread:
         self._tell_listeners(lambda listener: listener.on_round(stats))
         for row, (output, (count, reason)) in enumerate(zip(outputs, advances, strict=True)):
             if output.finish_reason is not None:  # it met a stop string while this round was under way
+                if reason is not None:
+                    self._record_late(output)
                 continue
             try:
                 if reason != "error":
+                    row_goes_on = reason is None
                     reason = output.take(outcome, row, count, stats.draft_version) or reason
+                    output.is_recorded_late = output.keeps_states and row_goes_on and reason is not None
                 if reason is None:
                     output.send(None)
             except Exception as error:  # noqa: BLE001 -- it is this row's, the others are told
@@ -117,9 +122,10 @@ class OutputThread:
 
     def _finish(self, output: Output, reason: FinishReason) -> None:
         if output.finish_reason is not None:
+            self._record_late(output)
             return
-        if reason in ("stop", "length") and self.recorder is not None:
-            self._record(output, self.recorder)
+        if reason in ("stop", "length") and not output.is_recorded_late:
+            self._record(output)
         self._count(output, reason)
         try:
             output.send(reason)
@@ -127,11 +133,18 @@ class OutputThread:
             self._failures.add("output", error, "its request ends")
             output.fail()
 
-    def _record(self, output: Output, recorder: Recorder) -> None:
+    def _record_late(self, output: Output) -> None:
+        if output.is_recorded_late:
+            output.is_recorded_late = False
+            self._record(output)
+
+    def _record(self, output: Output) -> None:
+        if self.recorder is None:
+            return
         try:
             sample = output.sample()
             if sample is not None:
-                recorder.record(sample, output.states)
+                self.recorder.record(sample, output.states)
         except Exception as error:  # noqa: BLE001 -- its client has its answer all the same
             self._failures.add("record", error, "its sample is lost")
 

@@ -87,6 +87,8 @@ class Scheduler:
             sequence = self.running[row]
             if sequence.request.request_id in cancelled or sequence.output.finish_reason is not None:
                 dropped.append(sequence)
+                if sequence.output.finish_reason is not None:
+                    self._keep_states(row)
                 self._release(row)
         if self.prefilling and self.prefilling.request.request_id in cancelled:
             dropped.append(self.drop_prefilling())  # no round has shown that what was read is sound
@@ -165,9 +167,7 @@ class Scheduler:
         advances = [sequence.advance(outcome, row) for row, sequence in enumerate(plan.running)]
         for row in reversed(range(len(plan.running))):
             if advances[row][1] is not None:
-                output = plan.running[row].output
-                if self._decoder.keeps_states and output.is_recorded:
-                    output.states = self._decoder.states_of(row)
+                self._keep_states(row)
                 self._release(row)
         return advances
 
@@ -268,6 +268,11 @@ class Scheduler:
         request, read_whole = output.request, output.prompt_log is not None
         self._decoder.load(row, request.prompt_ids, scope=request.scope, read_whole=read_whole)
         return True
+
+    def _keep_states(self, row: int) -> None:
+        output = self.running[row].output
+        if output.keeps_states:
+            output.states = self._decoder.states_of(row)
 
     def _release(self, row: int) -> None:
         """Free a row and close the gap, so that running rows stay in front, the prefilling one after them."""

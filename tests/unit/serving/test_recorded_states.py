@@ -21,6 +21,7 @@ from hotdraft.training.judging.served_draft import load_draft
 from hotdraft.training.scoring.target_reader import TargetReader, give_target
 from tests.models import save
 from tests.unit.serving.clients import ask, request
+from tests.unit.serving.updates.followed import eventually
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def reading(config: HotdraftConfig, tiny_target: str, tmp_path: Path) -> Hotdraf
 
 
 def answer(engine: Engine) -> None:
-    """More requests than there are slots, so that rows are moved; some begin alike."""
+    """More requests than there are slots, so that rows are moved; some begin alike, one ends by a stop string."""
     engine.start()
     prompts = [tuple(range(5, 40)), (1, 2), (*range(5, 30), 9, 8), (7,), tuple(range(60, 90))]
     lengths = range(6, 31, 5)
@@ -40,6 +41,8 @@ def answer(engine: Engine) -> None:
     ]
     for client in clients:
         client.wait()
+    ask(engine, request("stopped", prompts[-1], max_tokens=30, stop=(clients[-1].text[2:4],))).wait()
+    assert eventually(lambda: engine.is_idle)
     engine.stop()
 
 
@@ -54,7 +57,8 @@ def test_they_are_the_targets_own(
     engine.recorder.close()
     assert cleared == [1], "nothing is left when the server has ended"
     samples = [sample_from_row(row) for row in buffer.load().with_format("numpy")]
-    assert len(samples) == 5
+    assert len(samples) == 6
+    assert {len(sample.output_ids) for sample in samples} > {6, 11, 16, 21, 26}, "one ended before its time"
     again = load_causal_lm(str(reading.draft))
     assert isinstance(again, HiddenStateDraft)
     give_target(again, tiny_target)

@@ -64,9 +64,10 @@ class Diary:
         return lambda delta: self.note(f"{name} told: {delta.text!r} {delta.finish_reason}")
 
 
-def output(diary: Diary, name: str, **params: object) -> Output:
+def output(diary: Diary, name: str, *, keeps_states: bool = False, **params: object) -> Output:
     wanted = GenerationRequest(name, (1, 2), SamplingParams(**{"max_tokens": 100, **params}))
-    return Output(wanted, diary.client(name), Detokenizer(TOKENIZER.backend_tokenizer, frozenset()))
+    detokenizer = Detokenizer(TOKENIZER.backend_tokenizer, frozenset())
+    return Output(wanted, diary.client(name), detokenizer, keeps_states=keeps_states)
 
 
 def tell(
@@ -111,6 +112,29 @@ def test_the_order_of_telling(in_a_thread: bool) -> None:
         "c told: '' cancelled",
     ]
     assert diary.threads == {"engine-output" if in_a_thread else "MainThread"}
+
+
+def dropped(outputs: OutputThread, of: Output) -> None:
+    outputs.finish(of, "cancelled")
+
+
+def ended_by_the_next_round(outputs: OutputThread, of: Output) -> None:
+    tell(outputs, of, "never heard", "length")
+
+
+@pytest.mark.parametrize("row_ends", [dropped, ended_by_the_next_round])
+def test_what_ends_by_a_stop_string_is_recorded_once_its_row_has_given_its_states(
+    row_ends: Callable[[OutputThread, Output], None],
+) -> None:
+    diary: Any = Diary()
+    outputs = OutputThread(diary, Failures())
+    one = output(diary, "a", keeps_states=True, stop=("yz",))
+    tell(outputs, one, "xyzzy")
+    tell(outputs, one, "its row goes on")
+    assert diary.heard == ["a told: 'x' stop"]
+    row_ends(outputs, one)
+    outputs.finish(one, "error")
+    assert diary.heard == ["a told: 'x' stop", "a recorded: 3 tokens"]
 
 
 class Slow(queue.SimpleQueue):

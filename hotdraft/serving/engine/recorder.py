@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple, Self
 
@@ -25,14 +26,18 @@ logger = logging.getLogger(__name__)
 CLOSE_SECONDS = 10.0
 """For a store that does not answer, when the server ends."""
 
-
-WAITING_STATES = 64
-"""Finished requests that wait with their states, at most: those of a long one are megabytes."""
+WAITING_BYTES = 2**28
+"""Of samples that wait to be written, beyond which none is taken; as much again of their states."""
 
 
 class Finished(NamedTuple):
     sample: ReplaySample
     states: np.ndarray | None
+
+    @property
+    def nbytes(self) -> np.ndarray:
+        """Of the sample, and of its states."""
+        return np.array([self.sample.nbytes, 0 if self.states is None else self.states.nbytes])
 
 
 class ServedModels(NamedTuple):
@@ -67,7 +72,7 @@ class Recorder:
         self.recorded = 0
         """Samples in committed shards."""
         self.dropped = 0
-        """Samples lost to a full queue or a failed write."""
+        """Samples lost because too many waited, or to a failed write."""
         self.failures = Failures()
         """Where what is lost beside samples is counted; an engine's has its own."""
         self.problem: str | None = None
@@ -78,6 +83,8 @@ class Recorder:
         self._states = states
         self._models = models
         self._queue: queue.Queue[Finished | None] = queue.Queue(config.queue_size)
+        self._taken = self._done = np.zeros(2, np.int64)
+        """Bytes of samples and of states since the start, each written by one thread: the rest waits."""
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
@@ -87,13 +94,17 @@ class Recorder:
 
     def record(self, sample: ReplaySample, states: np.ndarray | None = None) -> None:
         """Never blocks. `states` [T, S] are of its tokens, those that the target has read at least."""
-        if states is not None and self._queue.qsize() >= WAITING_STATES:
-            self._lost_states(BufferError(f"{WAITING_STATES} requests wait to be written"))
+        too_many, too_many_states = self._taken - self._done >= WAITING_BYTES
+        if states is not None and too_many_states:
+            self._lost_states(BufferError(f"{WAITING_BYTES >> 20} MB wait to be written"))
             states = None
-        try:
-            self._queue.put_nowait(Finished(sample, states))
-        except queue.Full:
-            self.dropped += 1
+        finished = Finished(sample, states)
+        with suppress(queue.Full):
+            if not too_many:
+                self._queue.put_nowait(finished)
+                self._taken = self._taken + finished.nbytes
+                return
+        self.dropped += 1
 
     def close(self, patience: float = CLOSE_SECONDS) -> None:
         """Write what is queued, for `patience` seconds at most, then end; what is left is dropped and counted."""
@@ -124,6 +135,7 @@ class Recorder:
             ended = [one for one in finished if one is not None]
             self._keep_states(ended)  # before anybody sees the samples
             self._write([one.sample for one in ended])
+            self._done = self._done + sum(one.nbytes for one in ended)
         if self._states is not None:
             self._states.clear()
 

@@ -10,7 +10,8 @@ from hotdraft.pipeline.config.serving import RecorderConfig
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.pipeline.store.domains import MAX_DOMAINS, OTHER
 from hotdraft.pipeline.system.array_ring import ArrayRing
-from hotdraft.serving.engine.recorder import WAITING_STATES, Recorder, ServedModels
+from hotdraft.serving.engine import recorder as recorder_module
+from hotdraft.serving.engine.recorder import Recorder, ServedModels
 
 
 class Store:
@@ -183,16 +184,24 @@ def test_a_full_disk_costs_the_states_that_are_kept(store, tmp_path):
     under_test.close()
 
 
-def test_while_the_store_hangs_few_wait_with_their_states_and_no_sample_is_lost(store, tmp_path):
+@pytest.mark.parametrize("waiting", ["samples", "states"])
+def test_while_the_store_hangs_what_waits_is_bounded_and_no_sample_is_lost_for_its_states(
+    store, tmp_path, monkeypatch, waiting
+):
+    states = np.zeros((1, 1000), np.uint16) if waiting == "states" else None
+    one = states.nbytes if states is not None else sample("size").nbytes
+    monkeypatch.setattr(recorder_module, "WAITING_BYTES", 10 * one)
     under_test = Recorder(store, RecorderConfig(flush_seconds=60.0, shard_requests=1), ArrayRing(tmp_path, 10_000))
     store.open.clear()
-    states = np.zeros((1, 2), np.uint16)
     under_test.record(sample("first"), states)
     assert eventually(lambda: under_test._queue.empty())
-    for number in range(WAITING_STATES + 5):
+    for number in range(14):
         under_test.record(sample(f"{number}"), states)
-    assert sum(one.states is not None for one in under_test._queue.queue) == WAITING_STATES
-    assert under_test.failures.counts["states"] == 5
+    lost = {"samples": under_test.dropped, "states": under_test.failures.counts["states"]}
+    assert lost == {"samples": 0, "states": 0} | {waiting: 5}, "the first is one of ten"
     store.open.set()
+    assert eventually(lambda: not (under_test._taken - under_test._done).any())
+    under_test.record(sample("last"), states)
     under_test.close()
-    assert under_test.recorded == WAITING_STATES + 6
+    assert store.shards[-1] == ["last"], "what is written waits no more"
+    assert {"samples": under_test.dropped, "states": under_test.failures.counts["states"]} == lost

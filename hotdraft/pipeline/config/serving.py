@@ -191,6 +191,8 @@ class RecorderConfig(Section):
         description="of what the target's layers made of the newest recorded requests, in `<run_dir>/states`, for "
         "a draft that learns to read it, see docs/drafts.md",
     )
-    queue_size: int = Field(1024, ge=1, description="finished requests waiting to be written; more are dropped")
+    queue_size: int = Field(
+        1024, ge=1, description="finished requests waiting to be written, of 256 MB at most; more are dropped"
+    )
     shard_requests: int = Field(16, ge=1, description="requests in a shard, at most, unless the queue is half full")
     flush_seconds: float = Field(2.0, gt=0, le=3600, description="age at which an unfinished shard is written")

@@ -5,6 +5,7 @@ It is compiled when hotdraft is installed, where there is a compiler; what serve
 
 import ctypes
 import os
+import weakref
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_void_p
 from enum import IntEnum
 from functools import cache
@@ -118,13 +119,13 @@ class ThreadPool:
 
     def __init__(self, instructions: str, threads: int) -> None:
         """Raises `NativeError` if there cannot be so many."""
-        self.handle: c_void_p | None = None
-        self._library, self._process = native_library(), os.getpid()
+        self._library = native_library()
         self.threads = threads
         self.instructions = instructions
         self.handle = c_void_p(self._library.hd_pool_create(instructions.encode(), threads))
         if not self.handle:
             raise NativeError(f"the system gives it no {threads} threads")
+        weakref.finalize(self, _end_pool, self.handle, os.getpid()).atexit = False
 
     @property
     def stalls(self) -> int:
@@ -135,9 +136,10 @@ class ThreadPool:
         """Bytes a second of reading `size` bytes at `address` once, in several streams a thread."""
         return self._library.hd_read_speed(self.handle, address, size)
 
-    def __del__(self) -> None:
-        if self.handle and os.getpid() == self._process:  # a process that was forked off has none of the threads
-            self._library.hd_pool_destroy(self.handle)
+
+def _end_pool(pool: c_void_p, process: int) -> None:
+    if os.getpid() == process:  # one that was forked off has none of the threads
+        native_library().hd_pool_destroy(pool)
 
 
 def _declare(library: ctypes.CDLL) -> None:

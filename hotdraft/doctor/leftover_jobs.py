@@ -8,6 +8,9 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import ControlFile
 from hotdraft.pipeline.loop.jobs import JobRecords
 
+SILENT_SECONDS = 900.0
+"""After which a running job may hang: it tells of each second of training, and the rest takes minutes."""
+
 
 def examine_jobs(config: HotdraftConfig, config_path: Path) -> Iterator[Finding]:
     """Of those on record the newest: each goes on with what one before it left."""
@@ -23,6 +26,12 @@ def examine_jobs(config: HotdraftConfig, config_path: Path) -> Iterator[Finding]
             f"job {newest.id} {newest.state}: {newest.reason}",
             f"`hotdraft jobs show {newest.id} --config {config_path}` has its log; "
             f"`hotdraft distill --config {config_path}` {then}",
+        )
+    elif (silent := records.silent_seconds()) > SILENT_SECONDS:
+        yield warning(
+            "jobs",
+            f"job {newest.id} is {newest.state} and has told nothing for {silent / 60:.0f} minutes",
+            "if its process does no work, end it (`kill -9`): a trainer is started again and goes on with the job",
         )
     else:
         yield ok("jobs", f"job {newest.id}: {newest.state}")

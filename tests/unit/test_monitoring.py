@@ -237,6 +237,7 @@ def test_alerts_fire_when_they_should_and_not_before(tmp_path: Path) -> None:
             # one that is started again once and then gone, and a server that has none
             {"series": f"hotdraft_trainer_running{labels}", "values": "1x9 0x5 1x284 0x99"},
             {"series": f"hotdraft_trainer_running{busy}", "values": "0x400"},
+            {"series": f"hotdraft_job_silent_seconds{labels}", "values": "0x360 60+60x30"},
         ],
         "promql_expr_test": [],
         "alert_rule_test": [
@@ -250,6 +251,8 @@ def test_alerts_fire_when_they_should_and_not_before(tmp_path: Path) -> None:
             alert("HotdraftTrainerGone", "14m", fires=False),
             alert("HotdraftTrainerGone", "314m", fires=False),
             alert("HotdraftTrainerGone", "320m", fires=True),
+            alert("HotdraftJobHangs", "375m", fires=False),
+            alert("HotdraftJobHangs", "376m", fires=True),
         ],
     }
     rules = yaml.safe_load(RULES.read_text())

@@ -167,6 +167,8 @@ class StateMetrics(Collector):
         jobs = Counter(job.state for job in sources.jobs.jobs()) if sources.jobs else Counter[str]()
         by_state = {state: jobs[state] for state in get_args(State)}
         yield self._families.gauge_by_now("state", "hotdraft_jobs", "Distillation jobs on record.", by_state)
+        silent = sources.jobs.silent_seconds() if sources.jobs else 0.0
+        yield gauge("hotdraft_job_silent_seconds", "Since the running job last told how far it is.", silent)
 
         curves = sources.curves
         unsent, lost = (curves.unsent, curves.dropped) if curves else (0, 0)

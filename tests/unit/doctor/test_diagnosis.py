@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -234,6 +235,11 @@ def test_jobs_without_a_verdict(tmp_path):
     records = JobRecords(settings.run_dir)
     job = records.begin("command")
     assert [finding.state for finding in examine_jobs(settings, path)] == ["ok"]
+    [record] = (settings.run_dir / "jobs" / "records").glob("*.json")
+    an_hour_ago = time.time() - 3600
+    os.utime(record, (an_hour_ago, an_hour_ago))
+    [found] = examine_jobs(settings, path)
+    assert (found.state, "is running and has told nothing for 60 minutes" in found.says) == ("warning", True)
     job.hand_over()  # as if its process had ended
     [found] = examine_jobs(settings, path)
     assert (found.state, "died" in found.says) == ("warning", True)

@@ -48,6 +48,9 @@ class State:
     def jobs(self) -> list[SimpleNamespace]:
         return [SimpleNamespace(state=state) for state in self.job_states]
 
+    def silent_seconds(self) -> float:
+        return 12.0 if "running" in self.job_states else 0.0
+
 
 @pytest.fixture
 def state() -> State:
@@ -154,6 +157,7 @@ def test_names_without_traffic(metrics: ServingMetrics) -> None:
         "hotdraft_replay_quarantined": "gauge",
         "hotdraft_replay_errors": "counter",
         "hotdraft_jobs": "gauge",
+        "hotdraft_job_silent_seconds": "gauge",
         "hotdraft_mlflow_points_unsent": "gauge",
         "hotdraft_mlflow_points_dropped": "counter",
         "hotdraft_connections": "gauge",
@@ -298,6 +302,7 @@ def test_what_lives_elsewhere_is_read_at_scrape_time(metrics: ServingMetrics, st
         "hotdraft_replay_errors_total": 8,
         "hotdraft_jobs/running": 1,
         "hotdraft_jobs/accepted": 2,
+        "hotdraft_job_silent_seconds": 12,
         "hotdraft_mlflow_points_unsent": 7,
         "hotdraft_mlflow_points_dropped_total": 3,
         "hotdraft_recorder_samples_total": 20,

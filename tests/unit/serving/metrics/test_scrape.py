@@ -24,6 +24,9 @@ class SlowRecords:
         self.answers.wait(5)
         return [Job("20260101-000000-abcdef", "loop", "accepted", 1.0, 2.0)]
 
+    def silent_seconds(self) -> float:
+        return 0.0
+
 
 def test_requests_are_answered_while_the_records_of_jobs_are_read() -> None:
     engine, records = ScriptedEngine(), SlowRecords()

@@ -16,6 +16,7 @@ from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import StoreError, store_errors
 from hotdraft.pipeline.store.errors import RegistryError
 from hotdraft.pipeline.store.registry import AdapterRegistry
+from hotdraft.pipeline.system.freed_memory import give_back
 from hotdraft.training.batches.mixture import held_out_in_mixture
 from hotdraft.training.fit.resume import JobInterruptedError, StopSignal
 from hotdraft.training.judging.resident import Resident
@@ -126,6 +127,8 @@ class _Follower:
             return True
         except (JobError, JobCancelledError, RegistryError) as error:
             logger.warning("no verdict on job %s: %s", job.id, error)
+        finally:
+            give_back()
         if self._unfinished:
             self._begin_trigger()
         else:

@@ -59,6 +59,12 @@ class TrackingConfig(Section):
     )
     registered_model: Annotated[Name, AfterValidator(_fits_a_filter)] = "hotdraft-draft"
     """Name of the adapter versions in MLflow's registry; servers that share it share a champion."""
+    keep_refused: int | None = Field(
+        50,
+        ge=0,
+        description="adapters of refused versions that stay in the store, the newest; null keeps all. A refused "
+        "version is listed for ever, and cannot be promoted once its adapter is deleted",
+    )
     serving_experiment: Name = "hotdraft-serving"
     """MLflow experiment of the serving runs."""
     training_experiment: Name = "hotdraft-distillation"

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from uuid import uuid4
 
@@ -16,6 +17,7 @@ from mlflow import MlflowClient
 from mlflow.artifacts import download_artifacts
 from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 from mlflow.exceptions import MlflowException
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store.adapter_version import (
@@ -39,6 +41,8 @@ from hotdraft.pipeline.store.pin import is_pinned, pin, said, unpin
 
 MAX_BEFORE = 16
 """Champions that a version followed, which it is told of: one that is promoted again follows another."""
+DELETED = {"files": "deleted"}
+"""Tag of a version that is listed alone."""
 
 
 class AdapterRegistry:
@@ -93,7 +97,7 @@ class AdapterRegistry:
         `unpin`. With `instead_of`, only that champion (0: none) gives way: `ChampionMovedError` if another serves.
         """
         with self._exclusive() as check:
-            chosen, previous = self._get(version), self.champion()
+            chosen, previous = self._with_files(version), self.champion()
             if version == previous and not by_hand:
                 return
             if instead_of is not None and instead_of != previous:
@@ -130,6 +134,17 @@ class AdapterRegistry:
             self._tag(version, reason=reason)
             self._drop_candidate(version)
             self._tag(version, status=REJECTED)  # the last: whoever is stopped before refuses it again
+
+    def forget_refused(self) -> None:
+        """Delete the files of refused versions but for the newest `tracking.keep_refused`; all stay listed."""
+        keep = self._config.tracking.keep_refused
+        if keep is None:
+            return
+        for found in islice(self._search(f"tag.status = '{REJECTED}'"), keep, None):
+            if DELETED.items() <= found.tags.items():
+                return
+            with self._exclusive():
+                self._delete_files(found)
 
     def rollback(self, *, reason: str, version: int | None = None, by_hand: bool = False) -> int:
         """Return to the champion before the current one (0: no adapter) and give its version.
@@ -218,10 +233,10 @@ class AdapterRegistry:
     def download(self, version: int) -> Path:
         """A local folder with the files of `version`, not to be written to; a remote store is asked once.
 
-        Raises `RegistryError` if a local store has lost them, and `StoreError` if a remote one does not give them
-        now: that may be the way to it.
+        Raises `RegistryError` if they were deleted or a local store has lost them, and `StoreError` if a remote one
+        does not give them now: that may be the way to it.
         """
-        source = self._get(version).source or ""
+        source = self._with_files(version).source or ""
         if self._config.has_remote_store:
             with store_errors(self._config):
                 return self.fetched.folder(source)
@@ -237,6 +252,21 @@ class AdapterRegistry:
             if error.error_code in ABSENT:
                 raise UnknownVersionError(f"no version {version} of {self._name} in the registry") from error
             raise
+
+    def _with_files(self, version: int) -> ModelVersion:
+        found = self._get(version)
+        if DELETED.items() <= found.tags.items():
+            kept = f"those of the newest {self._config.tracking.keep_refused} refused versions are kept"
+            raise RegistryError(f"the files of version {version} were deleted: {kept}")
+        return found
+
+    def _delete_files(self, refused: ModelVersion) -> None:
+        """Unless it serves by now, or they are another's that was not refused."""
+        of_run = self._search(f"run_id = '{refused.run_id}'")
+        owners = [int(found.version) for found in of_run if found.source == refused.source]
+        if all(self.version(owner).status == REJECTED for owner in owners):
+            get_artifact_repository(refused.source or "", self._config.tracking_uri).delete_artifacts()
+            self._tag(int(refused.version), **DELETED)
 
     def _exclusive(self) -> AbstractContextManager[Callable[[], None]]:
         return exclusive(self._config, self._client, self._name)

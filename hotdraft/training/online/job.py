@@ -14,7 +14,13 @@ from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.pipeline.models.draft_vocabulary import VocabularyError
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
-from hotdraft.pipeline.store.connection import STORE_ONLY_ERRORS, StoreError, open_client, store_errors
+from hotdraft.pipeline.store.connection import (
+    STORE_ONLY_ERRORS,
+    StoreError,
+    in_one_line,
+    open_client,
+    store_errors,
+)
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.system.json_file import BrokenFileError
 from hotdraft.training.fit.resume import JobInterruptedError, StopSignal
@@ -100,7 +106,15 @@ def run_job(
             metrics=result.metrics,
             refused_in_a_row=refused,
         )
+        _forget_refused(registry)
         return result
+
+
+def _forget_refused(registry: AdapterRegistry) -> None:
+    try:
+        registry.forget_refused()
+    except Exception as error:  # noqa: BLE001 -- each object store's client has errors of its own
+        logger.warning("what versions refused long ago were stays in the store: %s", in_one_line(error))
 
 
 def _judged(context: JobContext, burst: Burst | None) -> tuple[Judged, GateEvidence | None]:

@@ -1,5 +1,6 @@
 """What somebody deletes in MLflow's pages is there again when it is needed, and nothing counts twice."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from mlflow import MlflowClient
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store.connection import create_run, experiment_id, open_client
+from hotdraft.pipeline.store.errors import RegistryError
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.store.tracking import ServingTracker
 
@@ -73,3 +75,55 @@ def test_curves_go_on_in_another_run_where_theirs_was_deleted(store_config, clie
     assert len(client.get_metric_history(tracker.run_id, "requests")) == 2
     assert (run.data.params["target"], run.data.tags["hotdraft.draft_version"]) == ("tiny", str(version))
     assert registry.version(version).served.requests == 3
+
+
+def files(registry: AdapterRegistry) -> list[int]:
+    """Versions whose files can be had."""
+    found = []
+    for version in registry.versions():
+        with suppress(RegistryError):
+            registry.download(version.version)
+            found.append(version.version)
+    return found
+
+
+def test_of_refused_versions_the_newest_keep_their_files_and_all_stay_listed(store_config, client, adapter):
+    tracking = store_config.tracking.model_copy(update={"keep_refused": 2})
+    registry = AdapterRegistry(store_config.model_copy(update={"tracking": tracking}))
+    run_id = training_run(client, store_config)
+    for _ in range(7):
+        registry.publish(adapter, run_id=run_id, tags={})
+    for version in (1, 3, 4, 6):
+        registry.reject(version, reason="worse")
+    registry.promote(2, reason="gate")
+    registry.promote(1, reason="by hand", by_hand=True)
+    registry.unpin()
+    registry.promote(5, reason="gate")
+    registry.forget_refused()
+    assert files(registry) == [7, 6, 5, 4, 2, 1], "1 has served"
+    assert [version.version for version in registry.versions()] == [7, 6, 5, 4, 3, 2, 1]
+    for call in (lambda: registry.promote(3, reason="by hand", by_hand=True), lambda: registry.download(3)):
+        with pytest.raises(RegistryError, match="files of version 3 were deleted: those of the newest 2 refused"):
+            call()
+    registry.reject(7, reason="worse")
+    registry.forget_refused()
+    assert files(registry) == [7, 6, 5, 2, 1]
+    AdapterRegistry(
+        store_config.model_copy(update={"tracking": tracking.model_copy(update={"keep_refused": None})})
+    ).forget_refused()
+    assert files(registry) == [7, 6, 5, 2, 1]
+
+
+def test_files_that_a_version_shares_with_one_that_was_not_refused_stay(store_config, client, adapter):
+    tracking = store_config.tracking.model_copy(update={"keep_refused": 0})
+    registry = AdapterRegistry(store_config.model_copy(update={"tracking": tracking}))
+    run_id = training_run(client, store_config)
+    version = registry.publish(adapter, run_id=run_id, tags={})
+    source = client.get_model_version(tracking.registered_model, str(version)).source
+    twin = client.create_model_version(tracking.registered_model, source, run_id).version
+    registry.reject(int(twin), reason="once more")
+    registry.forget_refused()
+    assert files(registry) == [2, 1]
+    registry.reject(version, reason="worse")
+    registry.forget_refused()
+    assert files(registry) == []

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out
 from hotdraft.pipeline.store.connection import StoreError, open_client
 from hotdraft.pipeline.store.domains import name_part
+from hotdraft.pipeline.store.errors import RegistryError
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.batches.packing import DataError
 from hotdraft.training.batches.replay_data import ReplayDataModule
@@ -31,6 +33,10 @@ from tests.unit.training.online.jobs import with_distill
 STRANGE_DOMAIN = "../a b=c:☃\n" + 300 * "x"
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]
+
+
+class ClientError(Exception):
+    """What an object store's client raises, neither OSError nor ValueError."""
 
 
 def test_a_draft_learns_is_promoted_and_a_spoiled_one_is_refused(config, buffer, target, serve):
@@ -193,6 +199,25 @@ def test_run_and_version_tell_what_was_learned_from_and_how(config, buffer):
     description = open_client(config).get_model_version("hotdraft-draft", "1").description
     assert f"learned from {len(trained_on)} requests" in description
     assert "#/models/hotdraft-draft/versions/1" in run.data.tags["mlflow.note.content"]
+
+
+def test_what_a_refused_version_was_is_deleted_in_its_time_and_where_it_cannot_be_stays(
+    config, buffer, monkeypatch, caplog
+):
+    kept_none = config.tracking.model_copy(update={"keep_refused": 0})
+    strict = config.gate.model_copy(update={"min_gain": 0.9})
+    config = with_distill(config.model_copy(update={"tracking": kept_none, "gate": strict}), max_steps=1)
+    registry = AdapterRegistry(config)
+    with monkeypatch.context() as away:
+        away.setattr(registry, "forget_refused", Mock(side_effect=ClientError("access denied")))
+        refused = run_job(config, buffer=buffer, registry=registry)
+    assert caplog.text.count("stays in the store: access denied") == 1
+    registry.download(refused.version)
+    again = run_job(config, buffer=buffer, registry=registry)
+    for version in (refused.version, again.version):
+        with pytest.raises(RegistryError, match="were deleted"):
+            registry.download(version)
+    assert [job.state for job in JobRecords(config.run_dir).jobs()] == ["rejected"] * 2
 
 
 def test_a_loss_that_is_not_finite_ends_rejected(config, buffer):

@@ -6,13 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 
 from hotdraft.doctor.finding import Finding, ok, problem, warning
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.models.names import FETCHABLE, SHIPPED_DRAFTS, ModelError, cache_folder, read_cut, resolve
+from hotdraft.pipeline.models.names import (
+    FETCHABLE,
+    SHIPPED_DRAFTS,
+    ModelError,
+    cache_folder,
+    installed_folder,
+    read_cut,
+)
 from hotdraft.pipeline.system.disk import nearest_folder
 
 INDEX = "model.safetensors.index.json"
@@ -34,17 +39,6 @@ def examine_configured(config: HotdraftConfig) -> Iterator[Finding]:
         yield ok("draft", "none is configured: tokens are guessed from text alone, and there is nothing to learn")
     else:
         yield warning("draft", "none is configured: nothing speeds up the target", "name a model under `draft:`")
-
-
-def installed_folder(name: str) -> Path | None:
-    """Where the files of a model are; None for one that is to come from the hub. Raises `ModelError`."""
-    resolved = resolve(name)
-    try:
-        return Path(resolved if Path(resolved).is_dir() else snapshot_download(resolved, local_files_only=True))
-    except LocalEntryNotFoundError:
-        return None
-    except HFValidationError as error:
-        raise ModelError(str(error)) from error
 
 
 def _examine(role: str, name: str) -> Iterator[Finding]:

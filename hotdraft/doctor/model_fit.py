@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 
 from hotdraft.doctor.finding import Finding, ok, problem, warning
-from hotdraft.doctor.model_files import installed_folder
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.loading import check_same_vocabulary, load_config_of, load_tokenizer
-from hotdraft.pipeline.models.names import ModelError
+from hotdraft.pipeline.models.names import ModelError, installed_folder
 from hotdraft.serving.models.context_length import check_servable
 from hotdraft.training.drafts.model_size import meta_model
 

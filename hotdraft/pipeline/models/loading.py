@@ -28,7 +28,7 @@ from transformers.utils.logging import disable_progress_bar
 
 import hotdraft.pipeline.models.hidden_state_draft  # noqa: F401  -- tells transformers of its architecture
 from hotdraft.pipeline.models.draft_vocabulary import VOCABULARY_FILE
-from hotdraft.pipeline.models.names import CUT_FILE, Cut, ModelError, folder_here, local_folder, read_cut
+from hotdraft.pipeline.models.names import CUT_FILE, Cut, ModelError, installed_folder, local_folder, read_cut
 
 
 def save_cut(folder: Path, model: PreTrainedModel, cut: Cut) -> None:
@@ -88,11 +88,11 @@ def weights_id(name: str | None) -> str:
     Of the names, types and shapes of its own tensors, and the first row of each: whatever teaches a model changes
     that of most of them. All of a large one would take minutes to read.
     """
-    folder = None if name is None else folder_here(name)
-    if folder is None:
-        return ""
     digest = hashlib.sha256()
     try:
+        folder = None if name is None else installed_folder(name)
+        if folder is None:
+            return ""
         for key, file in _tensors(folder):
             part = file.get_slice(key)
             row = part[:1] if part.get_shape() else file.get_tensor(key)

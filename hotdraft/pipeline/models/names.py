@@ -125,15 +125,15 @@ def local_folder(name: str, patterns: Sequence[str] = MODEL_FILES) -> Path:
             ) from error
 
 
-def folder_here(name: str) -> Path | None:
-    """The folder with the files of `name`; None if it is nowhere on this machine."""
+def installed_folder(name: str) -> Path | None:
+    """The folder with the files of `name`; None for one that is to come from the hub. Raises `ModelError`."""
+    resolved = resolve(name)
     try:
-        resolved = resolve(name)
-        if Path(resolved).is_dir():
-            return Path(resolved)
-        return Path(snapshot_download(resolved, allow_patterns=list(MODEL_FILES), local_files_only=True))
-    except (ModelError, *HUB_ERRORS):
+        return Path(resolved if Path(resolved).is_dir() else snapshot_download(resolved, local_files_only=True))
+    except hub.LocalEntryNotFoundError:
         return None
+    except hub.HFValidationError as error:
+        raise ModelError(str(error)) from error
 
 
 def read_cut(folder: Path) -> Cut | None:

@@ -29,6 +29,7 @@ from hotdraft.pipeline.models.loading import (
     choose_dtype,
     fingerprint,
     load_causal_lm,
+    load_config_of,
     load_tokenizer,
 )
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
@@ -38,7 +39,6 @@ from hotdraft.pipeline.traffic.sources import Text
 from hotdraft.serving.engine.aside import aside
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.messages.request import GenerationRequest
-from hotdraft.training.drafts.model_size import read_config
 from hotdraft.training.scoring.target_scores import ScoredText, score
 
 TEXTS_AT_ONCE = 64
@@ -170,7 +170,7 @@ def model_names(config: HotdraftConfig) -> list[str]:
 
 def _vocab_size(config: HotdraftConfig) -> int:
     """Rows that both models have: one of them may be padded with more rows than there are tokens."""
-    return min(read_config(name).get_text_config().vocab_size for name in model_names(config))
+    return min(load_config_of(name).get_text_config().vocab_size for name in model_names(config))
 
 
 def _load_target(config: HotdraftConfig) -> PreTrainedModel:

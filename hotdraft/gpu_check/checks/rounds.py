@@ -3,7 +3,6 @@
 import time
 
 import torch
-from transformers import AutoConfig
 
 from hotdraft.gpu_check.checks.decoding import (
     GREEDY,
@@ -17,8 +16,7 @@ from hotdraft.gpu_check.checks.launches import Forward, beside_forwards, of_both
 from hotdraft.gpu_check.checks.machine import launch_seconds
 from hotdraft.gpu_check.checks.prediction import Device, Size, forward_seconds, round_seconds
 from hotdraft.gpu_check.plan import DRAFTED, CheckPlan, Found, Pair
-from hotdraft.pipeline.models.loading import choose_dtype
-from hotdraft.pipeline.models.names import local_folder
+from hotdraft.pipeline.models.loading import choose_dtype, load_config_of
 from hotdraft.serving.benchmark.engines.weights import bytes_per_step
 from hotdraft.serving.benchmark.figures.bandwidth import read_bandwidth
 from hotdraft.serving.benchmark.figures.theory import bandwidth_share
@@ -95,5 +93,5 @@ def _predicted(
 
 
 def _size(name: str, dtype: torch.dtype) -> Size:
-    config = AutoConfig.from_pretrained(local_folder(name)).get_text_config()
+    config = load_config_of(name).get_text_config()
     return Size(config.num_hidden_layers, bytes_per_step(name, dtype))

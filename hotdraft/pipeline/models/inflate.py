@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from hotdraft.pipeline.models.draft_folder import new_folder, save_plain
-from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm, load_tokenizer
-from hotdraft.pipeline.models.names import ModelError, local_folder
+from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm, load_config_of, load_tokenizer
+from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.system.disk import require_disk
 
 MODEL_TYPES = ("llama", "mistral", "qwen2")
@@ -100,7 +100,7 @@ def inflate(
     Raises `ModelError` for a model of another architecture than `MODEL_TYPES`, for one that is larger already,
     and for a folder that cannot be written, and `DiskError` if there is too little space.
     """
-    config: Any = AutoConfig.from_pretrained(local_folder(name))
+    config: Any = load_config_of(name)
     if config.model_type not in MODEL_TYPES:
         raise ModelError(
             f"{name!r} is a {config.model_type!r} model; those of {', '.join(MODEL_TYPES)} can be inflated"

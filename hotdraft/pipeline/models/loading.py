@@ -149,10 +149,11 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def load_config_of(name: str) -> PreTrainedConfig:
-    """A model's own configuration, without its weights. Raises `ModelError`."""
+    """A model's own configuration, without its weights, which need not be there. Raises `ModelError`."""
+    folder = local_folder(name, ["config.json"])
     try:
-        return AutoConfig.from_pretrained(local_folder(name))
-    except (OSError, ValueError) as error:
+        return AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{name!r} has no configuration that transformers can load: {error}") from error
 
 

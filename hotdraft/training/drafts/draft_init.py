@@ -17,6 +17,7 @@ from hotdraft.pipeline.models.loading import (
     check_same_vocabulary,
     from_state,
     load_causal_lm,
+    load_config_of,
     load_tokenizer,
     shared_modules,
 )
@@ -24,7 +25,7 @@ from hotdraft.pipeline.models.names import ModelError
 from hotdraft.training.drafts.feed_forward import check_narrowable, choose_channels, narrowed
 from hotdraft.training.drafts.hidden_state_init import hidden_state_config, new_hidden_state_draft
 from hotdraft.training.drafts.layer_choice import check_layers, choose_layers, even_layers
-from hotdraft.training.drafts.model_size import meta_model, read_config
+from hotdraft.training.drafts.model_size import meta_model
 
 BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
 """Lists in a config that have an entry for each layer."""
@@ -39,7 +40,7 @@ def check_draft(target: str, settings: PredistillConfig) -> PreTrainedConfig:
     """
     if settings.draft is not None:
         return _check_existing(settings.draft, target)
-    config = read_config(target)
+    config = load_config_of(target)
     count = getattr(config, "num_hidden_layers", None)
     if count is None:
         raise ModelError(f"{target!r} ({type(config).__name__}) is no plain language model that can be cut")
@@ -138,7 +139,7 @@ def _cut_config(config: PreTrainedConfig, layers: Sequence[int], feed_forward: i
 def _check_existing(name: str, target: str) -> PreTrainedConfig:
     tokenizer = load_tokenizer(name)
     check_same_vocabulary(target, load_tokenizer(target), name, tokenizer)
-    config = read_config(name)
+    config = load_config_of(name)
     rows = config.get_text_config().vocab_size
     highest = max(tokenizer.get_vocab().values())
     if rows <= highest:

@@ -7,22 +7,9 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from hotdraft.pipeline.models.names import ModelError, local_folder
-
-
-def read_config(name: str) -> PreTrainedConfig:
-    """The configuration of the model `name`, whose weights need not be there.
-
-    Raises `ModelError` if there is no `config.json` of a model that transformers knows, or it cannot be had.
-    """
-    try:
-        return AutoConfig.from_pretrained(local_folder(name, ["config.json"]))
-    except ModelError:
-        raise
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{name!r} has no config.json that transformers can read: {error}") from error
+from hotdraft.pipeline.models.names import ModelError
 
 
 def meta_model(config: PreTrainedConfig) -> PreTrainedModel:

@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 
-from hotdraft.pipeline.models.loading import weights_id
+from hotdraft.pipeline.models.loading import load_config_of, weights_id
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.training.batches.mixture import read_mixture, served
 from hotdraft.training.batches.packing import DataError
 from hotdraft.training.batches.pools import mix_of
 from hotdraft.training.batches.replay_data import ReplayDataModule
-from hotdraft.training.drafts.model_size import read_config
 from hotdraft.training.online.context import JobCancelledError, JobContext, JobError
 
 
@@ -47,7 +46,7 @@ def _open_recorded(context: JobContext) -> Recorded:
         if known is None:
             raise JobError(f"the replay buffer holds request {work.last_request} and those before it no more")
         rows = known
-    vocab_size = None if config.draft is None else read_config(config.draft).get_text_config().vocab_size
+    vocab_size = None if config.draft is None else load_config_of(config.draft).get_text_config().vocab_size
     try:
         data = ReplayDataModule.for_job(
             rows, config.distill, config.replay.held_out_fraction, vocab_size, config.engine.served_window,

@@ -10,10 +10,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.models.loading import choose_device, choose_dtype
+from hotdraft.pipeline.models.loading import choose_device, choose_dtype, load_config_of
 from hotdraft.pipeline.models.names import ModelError, read_cut, resolve
 from hotdraft.training.drafts.draft_init import check_draft, freeze_shared
-from hotdraft.training.drafts.model_size import Widths, meta_model, read_config
+from hotdraft.training.drafts.model_size import Widths, meta_model
 from hotdraft.training.planning.machine import Available
 from hotdraft.training.planning.memory_plan import MemoryPlan, Run, plan_memory
 from hotdraft.training.planning.plan_time import millions
@@ -31,13 +31,13 @@ def plan_predistill(
     device, dtype = _place(config, elsewhere)
     settings = config.predistill
     if settings.draft is not None and elsewhere:
-        draft = meta_model(read_config(settings.draft))
+        draft = meta_model(load_config_of(settings.draft))
     else:
         draft = meta_model(check_draft(config.target, settings))
     if settings.draft is None or read_cut(Path(resolve(settings.draft))) is not None:
         freeze_shared(draft)
     prompts = settings.builtin_prompts if prompts is None else prompts
-    target = meta_model(read_config(config.target))
+    target = meta_model(load_config_of(config.target))
     return plan_memory(Run(config, target, draft, device, dtype, prompts, text_tokens))
 
 

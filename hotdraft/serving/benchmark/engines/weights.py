@@ -4,9 +4,14 @@ import shutil
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig
 
-from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm, load_tokenizer, read_tensors
+from hotdraft.pipeline.models.loading import (
+    fingerprint,
+    load_causal_lm,
+    load_config_of,
+    load_tokenizer,
+    read_tensors,
+)
 from hotdraft.pipeline.models.names import cache_folder, local_folder, read_cut
 
 BENCH_FOLDER = "bench"
@@ -36,19 +41,19 @@ def stored_bytes(name: str, dtype: torch.dtype) -> int:
 
 def bytes_per_step(target: str, dtype: torch.dtype) -> int:
     """Bytes a plain step reads: all weights, of an untied input embedding only a row, which is left out."""
-    config = AutoConfig.from_pretrained(local_folder(target)).get_text_config()
+    config = load_config_of(target).get_text_config()
     return stored_bytes(target, dtype) - (0 if config.tie_word_embeddings else embedding_bytes(target, dtype))
 
 
 def embedding_bytes(name: str, dtype: torch.dtype) -> int:
     """Of the table that tokens are looked up in."""
-    config = AutoConfig.from_pretrained(local_folder(name)).get_text_config()
+    config = load_config_of(name).get_text_config()
     return dtype.itemsize * int(config.vocab_size * config.hidden_size)
 
 
 def kv_bytes_per_token(name: str, dtype: torch.dtype) -> int:
     """Bytes of the keys and values of one position in all layers."""
-    config = AutoConfig.from_pretrained(local_folder(name)).get_text_config()
+    config = load_config_of(name).get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return 2 * config.num_hidden_layers * heads * head_size * dtype.itemsize

@@ -19,12 +19,12 @@ from hotdraft.pipeline.models.loading import (
     choose_dtype,
     fingerprint,
     load_causal_lm,
+    load_config_of,
     load_tokenizer,
     save_cut,
     weights_id,
 )
 from hotdraft.pipeline.models.names import Cut, HubAwayError, ModelError, local_folder, read_cut, resolve
-from hotdraft.training.drafts.model_size import read_config
 from tests.models import save, tiny_llama, tiny_tokenizer
 
 IDS = torch.arange(1, 9)[None]
@@ -68,7 +68,7 @@ def test_a_name_that_nothing_stands_for_says_what_was_tried():
         load_causal_lm("not a model!")
 
 
-@pytest.mark.parametrize("read", [local_folder, read_config])
+@pytest.mark.parametrize("read", [local_folder, load_config_of])
 @pytest.mark.parametrize(
     ("status", "code", "kind", "says"),
     [

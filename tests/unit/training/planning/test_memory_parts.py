@@ -9,9 +9,10 @@ from transformers import AutoModelForCausalLM
 
 from hotdraft.pipeline.config.learning import LoraSection
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.models.loading import load_config_of
 from hotdraft.pipeline.replay.sample import ReplaySample
 from hotdraft.training.batches.packing import pack
-from hotdraft.training.drafts.model_size import Widths, meta_model, read_config
+from hotdraft.training.drafts.model_size import Widths, meta_model
 from hotdraft.training.fit.lora import build_lora
 from hotdraft.training.planning.memory_plan import NF4, Run, layer_bytes
 from hotdraft.training.scoring.forward import OutputHead, hidden_states
@@ -23,7 +24,7 @@ def test_parameters_are_those_that_transformers_counts(target):
     run = plan.run
     assert run.target.num_parameters() == 6_061_035_520
     assert all(parameter.is_meta for parameter in run.target.parameters())
-    config = read_config(target)
+    config = load_config_of(target)
     config.num_hidden_layers, config.intermediate_size = 8, 7168
     with torch.device("meta"):
         draft = AutoModelForCausalLM.from_config(config)

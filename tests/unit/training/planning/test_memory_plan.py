@@ -7,9 +7,10 @@ from transformers import LlamaConfig
 
 from hotdraft.pipeline.config.learning import PredistillConfig
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.models.loading import load_config_of
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.system.resources import ram_bytes
-from hotdraft.training.drafts.model_size import Widths, meta_model, read_config
+from hotdraft.training.drafts.model_size import Widths, meta_model
 from hotdraft.training.planning.machine import Available, available_for
 from hotdraft.training.planning.memory_plan import RUNTIME, Run, layer_bytes, plan_memory
 from hotdraft.training.planning.plan_check import PlanError, check, check_step
@@ -27,7 +28,7 @@ def test_recording_holds_the_cache_of_all_slots(target):
     assert recording["target"] == 2 * 6_061_035_520
     stacked = 2 * 32 * (4096 * (4096 + 2 * 512) + 2 * 4096 * 11008)
     assert recording["activations, or layers being stacked"] == stacked
-    model = meta_model(read_config(target))
+    model = meta_model(load_config_of(target))
     few = plan_memory(Run(settings(target), model, model, "cuda", torch.bfloat16, prompts=3))
     assert few.recording["keys and values"] == 3 * 2048 * per_token
     texts = plan_of(settings(target, sources=["texts"], on_policy_fraction=0.5, draft=target))

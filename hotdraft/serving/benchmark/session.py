@@ -1,8 +1,8 @@
 """One benchmark: all engines loaded up front, then measured turn by turn while the others sit idle."""
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def run(plan: BenchPlan, log_folder: Path, tell: Callable[[str], None]) -> Measu
             worker = Worker(name, _settings_of(name, plan), log_folder / f"{name}.log", os.environ)
             workers[name] = stack.enter_context(worker)
         for name in list(workers):
-            with _Leaving(name, workers, measured):
+            with _leaving(name, workers, measured):
                 workers[name].wait_ready()
                 measured.versions[name] = workers[name].version
         for concurrency in plan.settings.concurrency:
@@ -50,7 +50,7 @@ def run(plan: BenchPlan, log_folder: Path, tell: Callable[[str], None]) -> Measu
                 if name not in workers:
                     continue
                 tell(f"warming up: {name}, {describe(mode)}, {concurrency} at once")
-                with _Leaving(name, workers, measured):
+                with _leaving(name, workers, measured):
                     warm_up = min(WARM_UP_TOKENS, plan.max_tokens)
                     workers[name].run(mode, plan.prompts[:concurrency], warm_up, concurrency)
         for repeat in range(plan.repeats):
@@ -82,7 +82,7 @@ def _repeat(
             if name not in workers:
                 continue
             tell(f"repeat {repeat + 1} of {plan.repeats}: {name}, {describe(mode)}, {concurrency} at once")
-            with _Leaving(name, workers, measured):
+            with _leaving(name, workers, measured):
                 is_limited = (name, mode) == (OURS, PLAIN)
                 before = _bandwidth(ours) if is_limited else 0.0
                 result = workers[name].run(mode, plan.prompts, plan.max_tokens, concurrency)
@@ -112,21 +112,14 @@ def _turns(plan: BenchPlan, workers: Mapping[str, Worker], concurrency: int) -> 
     return [(name, mode) for name in workers for mode in workers[name].modes(concurrency) if wanted(name, mode)]
 
 
-class _Leaving:
+@contextmanager
+def _leaving(name: str, workers: dict[str, Worker], measured: Measured) -> Iterator[None]:
     """A peer that cannot go on leaves the benchmark and takes its measurements along; hotdraft must not."""
-
-    def __init__(self, name: str, workers: dict[str, Worker], measured: Measured) -> None:
-        self._name = name
-        self._workers = workers
-        self._measured = measured
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, PeerUnavailable | WorkerError) or self._name == OURS:
-            return False
-        self._workers.pop(self._name, None)
-        self._measured.left_out[self._name] = str(error)
-        kept = [item for item in self._measured.measurements if item.engine != self._name]
-        self._measured.measurements[:] = kept
-        return True
+    try:
+        yield
+    except (PeerUnavailable, WorkerError) as error:
+        if name == OURS:
+            raise
+        workers.pop(name, None)
+        measured.left_out[name] = str(error)
+        measured.measurements[:] = [item for item in measured.measurements if item.engine != name]

@@ -55,7 +55,6 @@ class FusedRunner:
         self._embed = model.model.embed_tokens
         self._norm = RMSNorm(model.model.norm, operations)
         self._groups = groups_of(model.config)
-        self._max_length = max_length
         self._layers = [
             _Layer(f"model.layers.{i}", layer, operations) for i, layer in enumerate(model.model.layers)
         ]

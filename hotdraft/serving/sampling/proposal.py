@@ -18,7 +18,8 @@ class Proposal:
     num_drafted: Tensor
     """int64 [B]: 0..k."""
     distributions: Distributions | None
-    """What the tokens were drawn from; None if they were chosen, see `is_chosen`."""
+    """What the tokens were drawn from; None if each was the only one that could come, as of greedy
+    and seeded rows."""
     sound: Tensor
     """bool [B, 1]: whether all of the proposer's logits were, if it has any."""
     num_guessed: Tensor | None = None
@@ -47,11 +48,6 @@ class Proposal:
     @property
     def k(self) -> int:
         return self.token_ids.shape[1]
-
-    @property
-    def is_chosen(self) -> bool:
-        """Whether each token was the only one that could come, as of greedy and seeded rows: none was drawn."""
-        return self.distributions is None
 
     @property
     def was_drawn(self) -> Tensor | None:

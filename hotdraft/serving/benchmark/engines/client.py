@@ -46,7 +46,7 @@ class Worker:
         names another Python that has the engine's packages."""
         self.name = name
         self.version = ""
-        self.rss_imported_mb = self.rss_loaded_mb = 0.0
+        self.rss_imported_mb = 0.0
         self.memory: Memory | None = None
         self._modes: dict[int, list[Mode]] = {}
         self._log = log
@@ -95,7 +95,7 @@ class Worker:
             raise PeerUnavailable(reply["unavailable"])
         ready = reply["ready"]
         self.version = ready["version"]
-        self.rss_imported_mb, self.rss_loaded_mb = ready["rss_imported_mb"], ready["rss_loaded_mb"]
+        self.rss_imported_mb = ready["rss_imported_mb"]
         self._modes = {
             int(rows): [mode_from_json(mode) for mode in found] for rows, found in ready["modes"].items()
         }

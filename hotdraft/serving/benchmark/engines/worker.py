@@ -39,7 +39,7 @@ def main() -> None:
         return
     modes = {rows: [mode_to_json(mode) for mode in engine.modes(rows)] for rows in settings.concurrency}
     facts = {"engine": engine.name, "version": engine.version, "modes": modes}
-    reply(ready={**facts, "rss_imported_mb": imported, "rss_loaded_mb": rss_mb()})
+    reply(ready={**facts, "rss_imported_mb": imported})
     for line in sys.stdin:
         try:
             reply(**answer(engine, json.loads(line)))

@@ -8,19 +8,17 @@ from hotdraft.pipeline.system.transfer import synchronize
 
 FLOATS = 192 * 1024 * 1024
 """768 MiB of float32: far beyond any cache."""
+REPEATS = 5
 
 
-def read_bandwidth(device: torch.device, repeats: int = 5, floats: int = FLOATS) -> float:
-    """Bytes a second of a sum over `floats` float32 in the memory of `device`; the best of `repeats`.
-
-    On a CPU torch's threads read.
-    """
-    data = torch.ones(floats, device=device)
+def read_bandwidth(device: torch.device) -> float:
+    """Bytes a second of a sum in the memory of `device`, the best of `REPEATS`; on a CPU torch's threads read."""
+    data = torch.ones(FLOATS, device=device)
     best = float("inf")
-    for _ in range(repeats):
+    for _ in range(REPEATS):
         synchronize(device)
         started = time.perf_counter()
         data.sum()
         synchronize(device)
         best = min(best, time.perf_counter() - started)
-    return 4 * floats / best
+    return data.nbytes / best

@@ -13,6 +13,7 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, Self
@@ -178,25 +179,22 @@ def _check_old(size: int, read: Read) -> None:
 
 def _old_table(data: bytes) -> pa.Table:
     with _parsing(has_crc=False):
-        return completed(pq.read_table(pa.BufferReader(data)))
+        table = completed(pq.read_table(pa.BufferReader(data)))
+    return table
 
 
-class _parsing:  # noqa: N801  # read as a statement
+@contextmanager
+def _parsing(*, has_crc: bool = True) -> Iterator[None]:
     """Whatever comes of bytes that are no shard is a `ShardError`; nothing is read in here that may be away.
 
     That memory is short says nothing of bytes that match their CRC; of broken ones without Arrow says so, too.
     """
-
-    def __init__(self, *, has_crc: bool = True) -> None:
-        self._ours = ShardError if not has_crc else (ShardError, MemoryError)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        # Arrow says of broken bytes that they are an OSError
-        if isinstance(error, Exception) and not isinstance(error, self._ours):
-            raise ShardError(str(error).partition("\n")[0] or type(error).__name__) from error
+    try:
+        yield
+    except Exception as error:  # Arrow says of broken bytes that they are an OSError
+        if isinstance(error, ShardError) or (has_crc and isinstance(error, MemoryError)):
+            raise
+        raise ShardError(str(error).partition("\n")[0] or type(error).__name__) from error
 
 
 class _Excerpt(io.BytesIO):

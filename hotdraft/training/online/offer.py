@@ -1,7 +1,6 @@
 """The last stage of a job, to the registry: what was judged against a champion that has moved is judged again."""
 
 import logging
-from collections.abc import Iterable
 from pathlib import Path
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
@@ -33,27 +32,14 @@ def offer(
         open_still = judged.folder is not None and (published is None or published.status == CANDIDATE)
         if open_still and (champion := registry.champion()) != judged.champion:
             logger.info("version %s serves, not %s: judging again", champion, judged.champion)
+            assert evidence is not None
+            assert config.draft is not None
             # What was published is the adapter that it is.
             blends = None if published is None else [judged.metrics["blend"]]
-            assert evidence is not None
-            judged = _judge_anew(judged, evidence, job_folder, config, registry, blends)
+            scores = VersionScores(load_draft(config.draft, config), registry, config.distill, evidence.samples)
+            judged = contest(judged, evidence, scores, job_folder, registry, config, blends)
             judged.save(job_folder)
         try:
             return publish(judged, run_id, config, registry)
         except ChampionMovedError as error:
             logger.info("%s", error)
-
-
-def _judge_anew(
-    judged: Judged,
-    evidence: GateEvidence,
-    job_folder: Path,
-    config: HotdraftConfig,
-    registry: AdapterRegistry,
-    blends: Iterable[float] | None,
-) -> Judged:
-    """`contest` without what else the job had in memory."""
-    assert config.draft is not None
-    draft = load_draft(config.draft, config)
-    scores = VersionScores(draft, registry, config.distill, evidence.samples)
-    return contest(judged, evidence, scores, job_folder, registry, config, blends)

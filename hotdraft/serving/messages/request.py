@@ -189,6 +189,10 @@ class RequestStats:
     total_seconds: float
 
 
+COUNTED = ("completion_tokens", "drafted_tokens", "accepted_tokens", "guessed_tokens", "accepted_guesses")
+"""Of it, what of several answers to one request is told as their sum."""
+
+
 @dataclass(frozen=True)
 class OutputDelta:
     """New text of a request. The last delta carries a `finish_reason`."""

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from hotdraft.serving.http.openai.logprobs import ChatLogprobs, TextLogprobs
-from hotdraft.serving.messages.request import RequestStats
+from hotdraft.serving.messages.request import COUNTED, RequestStats
 
 ClientFinishReason = Literal["stop", "length"]
 
@@ -127,14 +127,7 @@ def usage(stats: RequestStats) -> Usage:
 
 
 def speculation(stats: RequestStats) -> SpeculationInfo:
-    return SpeculationInfo(
-        draft_version=stats.draft_version,
-        rounds=stats.rounds,
-        drafted_tokens=stats.drafted_tokens,
-        accepted_tokens=stats.accepted_tokens,
-        guessed_tokens=stats.guessed_tokens,
-        accepted_guesses=stats.accepted_guesses,
-    )
+    return SpeculationInfo.model_validate(stats, from_attributes=True)
 
 
 def combined(stats: Sequence[RequestStats], choices: int) -> RequestStats:
@@ -142,10 +135,5 @@ def combined(stats: Sequence[RequestStats], choices: int) -> RequestStats:
     return replace(
         max(stats, key=lambda one: one.draft_version),
         prompt_tokens=sum(one.prompt_tokens for one in stats[::choices]),
-        completion_tokens=sum(one.completion_tokens for one in stats),
-        rounds=sum(one.rounds for one in stats),
-        drafted_tokens=sum(one.drafted_tokens for one in stats),
-        accepted_tokens=sum(one.accepted_tokens for one in stats),
-        guessed_tokens=sum(one.guessed_tokens for one in stats),
-        accepted_guesses=sum(one.accepted_guesses for one in stats),
+        **{name: sum(getattr(one, name) for one in stats) for name in ("rounds", *COUNTED)},
     )

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.http.errors import ApiError
 from hotdraft.serving.messages.request import (
+    COUNTED,
     FinishReason,
     GenerationRequest,
     OutputDelta,
@@ -25,14 +26,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SUMMED = (
-    "prompt_tokens",
-    "completion_tokens",
-    "drafted_tokens",
-    "accepted_tokens",
-    "guessed_tokens",
-    "accepted_guesses",
-)
 CLIENT_GONE = 499
 """nginx's status, which nobody reads but the log and the metrics."""
 
@@ -187,7 +180,7 @@ def _log(request_id: str, ended: Sequence[tuple[FinishReason, RequestStats]]) ->
     """One line for all answers to a request, whose number its client chooses: sums, and the longest times."""
     stats = [of_answer for _, of_answer in ended]
     reasons = ", ".join(dict.fromkeys(reason for reason, _ in ended))
-    sums = {name: sum(getattr(one, name) for one in stats) for name in SUMMED}
+    sums = {name: sum(getattr(one, name) for one in stats) for name in ("prompt_tokens", *COUNTED)}
     fields = {
         "finish_reason": reasons,
         "answers": len(ended),

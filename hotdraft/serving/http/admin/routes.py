@@ -39,20 +39,13 @@ from hotdraft.serving.http.admin.schema import (
     VersionConvertor,
 )
 from hotdraft.serving.http.errors import ApiError, error_responses
+from hotdraft.serving.metrics.state_metrics import EngineState
 from hotdraft.serving.updates.k_override import KOverride
 
 
-class ServedEngine(Protocol):
-    @property
-    def draft_version(self) -> int: ...
+class ServedEngine(EngineState, Protocol):
     @property
     def k(self) -> KSetting: ...
-    @property
-    def num_running(self) -> int: ...
-    @property
-    def num_waiting(self) -> int: ...
-    @property
-    def num_slots(self) -> int: ...
 
 
 def admin_router(

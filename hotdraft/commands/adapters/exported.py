@@ -23,7 +23,7 @@ from hotdraft.pipeline.models.hidden_state_draft import HiddenStateConfig
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm, load_tokenizer
 from hotdraft.pipeline.models.names import ModelError, public_name
 from hotdraft.pipeline.store.adapter_version import AdapterVersion
-from hotdraft.pipeline.store.lineage import gate_by_domain
+from hotdraft.pipeline.store.lineage import by_domain
 
 Format = Literal["peft", "merged", "gguf"]
 
@@ -114,10 +114,7 @@ def model_card(found: AdapterVersion, kind: Format, *, target: str, draft: str, 
 
 
 def _rows(found: AdapterVersion) -> Iterator[str]:
-    gate = gate_by_domain(found.tags)
-    served = found.served.by_domain if found.served else {}
-    for domain in dict.fromkeys([*gate, *served]):
-        judged, counts = gate.get(domain), served.get(domain)
+    for domain, judged, counts in by_domain(found.tags):
         rate = None if counts is None else counts.acceptance_of_examined
         of_gate = (judged.requests, judged.champion, judged.candidate) if judged else (None, None, None)
         cells = [domain, *of_gate, counts.requests if counts else None, None if rate is None else f"{rate:.3f}"]

@@ -116,8 +116,8 @@ def show(version: VersionArgument, config: ConfigOption, as_json: JsonOption = F
         table.add_row(key, str(value))
     console = Console(markup=False)
     console.print(table)
-    if (by_domain := _by_domain(found)).row_count:
-        console.print(by_domain)
+    if (domains := _by_domain(found)).row_count:
+        console.print(domains)
     if found.served is not None:
         console.print(_by_run(found))
 
@@ -209,13 +209,10 @@ def _by_domain(version: "AdapterVersion") -> "Table":
     """The gate's numbers beside what was served, both as accepted share of the examined tokens."""
     from rich.table import Table
 
-    from hotdraft.pipeline.store.lineage import gate_by_domain
+    from hotdraft.pipeline.store.lineage import by_domain
 
-    gate = gate_by_domain(version.tags)
-    served = version.served.by_domain if version.served else {}
     table = Table("domain", "held out", "champion", "promised", "served", "requests", title_justify="left")
-    for domain in dict.fromkeys([*gate, *served]):
-        judged, counts = gate.get(domain), served.get(domain)
+    for domain, judged, counts in by_domain(version.tags):
         table.add_row(
             domain,
             str(judged.requests) if judged else "",

@@ -5,9 +5,10 @@ pages show them as Markdown, with links that lead from each of the three to the 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Annotated
 from urllib.parse import quote
 
@@ -44,6 +45,13 @@ def gate_by_domain(tags: Mapping[str, str]) -> dict[str, JudgedDomain]:
         return TypeAdapter(dict[str, JudgedDomain]).validate_json(tags.get(GATE_BY_DOMAIN, "{}"))
     except ValidationError:
         return {}
+
+
+def by_domain(tags: Mapping[str, str]) -> Iterator[tuple[str, JudgedDomain | None, DomainCounts | None]]:
+    """What the gate measured and what was served of each domain that these tags of a version tell of."""
+    gate, counts = gate_by_domain(tags), (served(tags) or Served()).by_domain
+    for domain in dict.fromkeys([*gate, *counts]):
+        yield domain, gate.get(domain), counts.get(domain)
 
 
 class Lineage:
@@ -127,13 +135,11 @@ class Lineage:
         ]
 
     def _gate(self, tags: Mapping[str, str]) -> list[str]:
-        gate = gate_by_domain(tags)
-        if not gate:
+        if not gate_by_domain(tags):
             return []
-        result = served(tags) or Served()
         rows = []
-        for domain in [*gate, *(name for name in result.by_domain if name not in gate)][:MAX_DOMAINS]:
-            judged, counts = gate.get(domain, JudgedDomain()), result.by_domain.get(domain, DomainCounts())
+        for domain, gate, result in islice(by_domain(tags), MAX_DOMAINS):
+            judged, counts = gate or JudgedDomain(), result or DomainCounts()
             promise = [_number(judged.champion), _number(judged.candidate)]
             kept = [str(counts.requests), _number(counts.acceptance_of_examined)]
             rows.append([domain, str(judged.requests), *promise, *kept])

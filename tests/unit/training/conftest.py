@@ -8,7 +8,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample
-from tests.models import disturbed
 
 VOCABULARY = 64
 TOKENS = 24
@@ -102,8 +101,3 @@ def make_llama() -> Callable[..., LlamaForCausalLM]:
 @pytest.fixture
 def serve() -> Callable[..., list[ReplaySample]]:
     return served_samples
-
-
-@pytest.fixture
-def disturb() -> Callable[..., LlamaForCausalLM]:
-    return disturbed

@@ -1,14 +1,13 @@
 """A job on a tiny pair: the draft is to learn a random target's true distributions."""
 
 import itertools
-import shutil
 
 import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
+from tests.unit.training.online.jobs import job_config
 
 
 @pytest.fixture
@@ -17,23 +16,8 @@ def target(make_llama):
 
 
 @pytest.fixture
-def config(target, disturb, tmp_path, empty_mlflow_db):
-    (tmp_path / "run").mkdir()
-    shutil.copy(empty_mlflow_db, tmp_path / "run")
-    disturb(target).save_pretrained(tmp_path / "draft")
-    return HotdraftConfig(
-        target="unused",
-        draft=str(tmp_path / "draft"),
-        dtype="float32",
-        device="cpu",
-        run_dir=tmp_path / "run",
-        replay={"held_out_fraction": 0.3},
-        distill={
-            "lora": {"rank": 4, "alpha": 8}, "learning_rate": 1e-2, "max_steps": 40, "batch_tokens": 256,
-            "threads": 1,
-        },
-        gate={"min_requests": 4},
-    )  # fmt: skip
+def config(target, tmp_path, empty_mlflow_db):
+    return job_config(tmp_path, target, empty_mlflow_db)
 
 
 @pytest.fixture

@@ -1,12 +1,36 @@
 """What tests of jobs do to them, and find of them."""
 
+import shutil
+
 import pytest
 
+from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.training.fit.resume import JobInterruptedError
 from hotdraft.training.online.job import run_job
 from hotdraft.training.online.unfinished import unfinished
+from tests.models import disturbed
+
+
+def job_config(folder, target, empty_mlflow_db):
+    """Of a run in `folder`, whose store is empty, for a draft that has much to learn of `target`."""
+    (folder / "run").mkdir()
+    shutil.copy(empty_mlflow_db, folder / "run")
+    disturbed(target).save_pretrained(folder / "draft")
+    return HotdraftConfig(
+        target="unused",
+        draft=str(folder / "draft"),
+        dtype="float32",
+        device="cpu",
+        run_dir=folder / "run",
+        replay={"held_out_fraction": 0.3},
+        distill={
+            "lora": {"rank": 4, "alpha": 8}, "learning_rate": 1e-2, "max_steps": 40, "batch_tokens": 256,
+            "threads": 1,
+        },
+        gate={"min_requests": 4},
+    )  # fmt: skip
 
 
 class StopAfter:

@@ -23,7 +23,7 @@ from hotdraft.training.fit.run import RunPlace
 from hotdraft.training.predistill.train_draft import train_draft
 from hotdraft.training.scoring.evaluate import by_request, expected_acceptance_by_position
 from hotdraft.training.scoring.forward import DraftForward
-from tests.models import tiny_tokenizer
+from tests.models import disturbed, tiny_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]
 
@@ -76,12 +76,10 @@ def curve(client, place, name):
         ("qlora", torch.float32, True),
     ],
 )
-def test_a_draft_learns_and_the_best_is_kept(
-    method, dtype, checkpointing, target, disturb, rows, client, place, tmp_path
-):
+def test_a_draft_learns_and_the_best_is_kept(method, dtype, checkpointing, target, rows, client, place, tmp_path):
     rate = {"learning_rate": 3e-3 if method == "full" else 1e-2}
     settings = PredistillConfig(**SETTINGS | rate, method=method, activation_checkpointing=checkpointing)
-    draft = disturb(target, 0.3).to(dtype)
+    draft = disturbed(target, 0.3).to(dtype)
     freeze_shared(draft)
     frozen = draft.model.embed_tokens.weight.clone()
     data = ReplayDataModule.for_predistill(rows, settings, 0.3)
@@ -125,11 +123,11 @@ def test_a_run_without_gain_ends_and_is_not_begun_again(target, rows, client, pl
     assert list(curve(client, place, "validation/overlap")) == [10, 20, 30]
 
 
-def test_a_run_broken_within_a_look_takes_it_again(target, disturb, rows, client, place, monkeypatch):
+def test_a_run_broken_within_a_look_takes_it_again(target, rows, client, place, monkeypatch):
     """Checkpoints at 5 and 10, a look at 10: the one at 10 may only be that after the look."""
     settings = PredistillConfig(**SETTINGS | {"max_steps": 20, "checkpoint_steps": 5})
     data = ReplayDataModule.for_predistill(rows, settings, 0.3)
-    draft = disturb(target)
+    draft = disturbed(target)
 
     def go():
         return train_draft(copy.deepcopy(draft), data, settings, tiny_tokenizer(), place)
@@ -152,11 +150,11 @@ def test_a_run_broken_within_a_look_takes_it_again(target, disturb, rows, client
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(("pressed_at", "step"), [(16, 9), (18, 10), ("look", 10), (59, 30)])
 def test_a_run_that_a_signal_ends_keeps_its_steps(
-    target, disturb, rows, client, place, monkeypatch, number, pressed_at, step
+    target, rows, client, place, monkeypatch, number, pressed_at, step
 ):
     """Within a step, of two batches, in the one that a look follows, within the look, or in the last."""
     settings = PredistillConfig(**SETTINGS)
-    data, draft = ReplayDataModule.for_predistill(rows, settings, 0.3), disturb(target)
+    data, draft = ReplayDataModule.for_predistill(rows, settings, 0.3), disturbed(target)
     handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
 
     def go(place):

@@ -1,6 +1,7 @@
 """Talking to an engine without HTTP, and what it should answer."""
 
 import threading
+from functools import cache
 
 import torch
 
@@ -43,7 +44,9 @@ def ask(engine: Engine, wanted: GenerationRequest) -> Client:
     return client
 
 
+@cache
 def greedy(target: str, prompt: tuple[int, ...], length: int) -> list[int]:
+    """What transformers has the model in that folder say, which is asked once."""
     model = load_causal_lm(target)
     ids = model.generate(
         torch.tensor([prompt]), max_new_tokens=length, do_sample=False, eos_token_id=None, pad_token_id=0

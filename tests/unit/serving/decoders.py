@@ -10,6 +10,7 @@ from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.models.attention import ATTENTION, register_attention
 from hotdraft.serving.proposers.plan import ProposalPlan
 from hotdraft.serving.sampling.logits import SamplingBatch
+from tests.unit.serving.clients import greedy
 
 PROMPTS = [[1], [5, 6, 7], list(range(10, 50)), [9, 9, 9, 9, 9, 9]]
 NEW_TOKENS = 24
@@ -61,11 +62,4 @@ def run(decoder: SpeculativeDecoder, ks: list[int], sampling: SamplingBatch, row
 
 
 def greedy_reference(target: str, prompts: list[list[int]]) -> list[list[int]]:
-    model = load_causal_lm(target)
-    outputs = []
-    for prompt in prompts:
-        ids = model.generate(
-            torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
-        )
-        outputs.append(ids[0, len(prompt) :].tolist())
-    return outputs
+    return [greedy(target, tuple(prompt), NEW_TOKENS) for prompt in prompts]

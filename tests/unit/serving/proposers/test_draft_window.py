@@ -1,8 +1,9 @@
 """A draft with a window drafts from the end of a long context what it would from that end alone."""
 
+from functools import cache
+
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.serving.decoding.build import build_decoder
@@ -42,12 +43,16 @@ def decoder(request: pytest.FixtureRequest, tiny_target: str, tiny_draft: str) -
     return made(tiny_target, tiny_draft, "auto" if request.param == "native" else "none", graphs)
 
 
+model_in = cache(load_causal_lm)
+
+
+@cache
 @torch.inference_mode()
-def likeliest(model: PreTrainedModel, ids: list[int], count: int) -> list[int]:
-    """By transformers, from position 0 on."""
+def likeliest(folder: str, count: int, *ids: int) -> list[int]:
+    """By transformers, from position 0 on; asked once, whatever the draft is computed by."""
     held = list(ids)
     for _ in range(count):
-        held.append(int(model(torch.tensor([held])).logits[0, -1].argmax()))
+        held.append(int(model_in(folder)(torch.tensor([held])).logits[0, -1].argmax()))
     return held[len(ids) :]
 
 
@@ -64,7 +69,6 @@ def first_of(decoder: SpeculativeDecoder, row: int) -> int:
 def test_it_drafts_from_the_end_of_what_is_long_also_when_an_answer_makes_it_long(
     decoder: SpeculativeDecoder, tiny_target: str, tiny_draft: str
 ) -> None:
-    target, draft = load_causal_lm(tiny_target), load_causal_lm(tiny_draft)
     start(decoder, PROMPTS)
     firsts: list[set[int]] = [set() for _ in PROMPTS]
     for _ in range(140):
@@ -74,18 +78,17 @@ def test_it_drafts_from_the_end_of_what_is_long_also_when_an_answer_makes_it_lon
             first = first_of(decoder, row)
             firsts[row].add(first)
             assert len(ids) - first <= 3 * WINDOW
-            assert outcome.proposed_ids[row, :K].tolist() == likeliest(draft, ids[first:], K)
+            assert outcome.proposed_ids[row, :K].tolist() == likeliest(tiny_draft, K, *ids[first:])
     assert [min(each) for each in firsts[:2]] == [len(LONG) - WINDOW, 0], "what is short is read whole"
     assert min(map(len, firsts)) > 1, "until its answer has made it long"
     for row, prompt in enumerate(PROMPTS):
         answer = held(decoder, row)[len(prompt) :]
-        assert answer[:40] == likeliest(target, prompt, 40)
+        assert answer[:40] == likeliest(tiny_target, 40, *prompt)
 
 
 def test_a_row_that_drafted_nothing_for_long_is_read_from_its_end(
     decoder: SpeculativeDecoder, tiny_draft: str
 ) -> None:
-    draft = load_causal_lm(tiny_draft)
     start(decoder, PROMPTS)
     sampling = batch([GREEDY] * len(PROMPTS))
     only_last = ProposalPlan([()] * 3, [0, 0, K])
@@ -95,7 +98,7 @@ def test_a_row_that_drafted_nothing_for_long_is_read_from_its_end(
     before = [held(decoder, row) for row in range(len(PROMPTS))]
     outcome = decoder.round(ProposalPlan.uniform(3, K), sampling, log=False)
     for row, ids in enumerate(before):
-        assert outcome.proposed_ids[row, :K].tolist() == likeliest(draft, ids[first_of(decoder, row) :], K)
+        assert outcome.proposed_ids[row, :K].tolist() == likeliest(tiny_draft, K, *ids[first_of(decoder, row) :])
 
 
 def test_it_drafts_for_sampled_answers_as_well(decoder: SpeculativeDecoder) -> None:
@@ -110,7 +113,7 @@ def test_it_drafts_for_sampled_answers_as_well(decoder: SpeculativeDecoder) -> N
 def test_what_was_read_of_a_beginning_is_used_again_while_it_lies_in_the_window(
     decoder: SpeculativeDecoder, tiny_draft: str
 ) -> None:
-    draft, proposer = load_causal_lm(tiny_draft), decoder.proposer
+    proposer = decoder.proposer
     assert isinstance(proposer, DraftModel)
     decoder.load(0, LONG[:150])
     while not decoder.prefill(0, 50, with_proposer=True):
@@ -126,21 +129,19 @@ def test_what_was_read_of_a_beginning_is_used_again_while_it_lies_in_the_window(
     before = [held(decoder, row) for row in range(3)]
     outcome = decoder.round(ProposalPlan.uniform(3, K), batch([GREEDY] * 3), log=False)
     for row, ids in enumerate(before):
-        assert outcome.proposed_ids[row, :K].tolist() == likeliest(draft, ids[first_of(decoder, row) :], K)
+        assert outcome.proposed_ids[row, :K].tolist() == likeliest(tiny_draft, K, *ids[first_of(decoder, row) :])
 
 
 def test_prompts_read_together_are_read_from_their_ends(decoder: SpeculativeDecoder, tiny_draft: str) -> None:
-    draft = load_causal_lm(tiny_draft)
     for row, prompt in enumerate(PROMPTS):
         decoder.load(row, prompt)
     decoder.prefill_together(slice(0, 3), with_proposer=True)
     outcome = decoder.round(ProposalPlan.uniform(3, K), batch([GREEDY] * 3), log=False)
     for row, prompt in enumerate(PROMPTS):
-        assert outcome.proposed_ids[row, :K].tolist() == likeliest(draft, prompt[first_of(decoder, row) :], K)
+        assert outcome.proposed_ids[row, :K].tolist() == likeliest(tiny_draft, K, *prompt[first_of(decoder, row) :])
 
 
 def test_a_row_that_is_moved_or_rewound_goes_on(decoder: SpeculativeDecoder, tiny_draft: str) -> None:
-    draft = load_causal_lm(tiny_draft)
     start(decoder, PROMPTS[:1])
     decoder.move(0, 2)
     assert first_of(decoder, 2) == len(LONG) - WINDOW
@@ -150,7 +151,7 @@ def test_a_row_that_is_moved_or_rewound_goes_on(decoder: SpeculativeDecoder, tin
         pass
     outcome = decoder.round(ProposalPlan.uniform(1, K), batch([GREEDY]), log=False)
     assert first_of(decoder, 0) == 0
-    assert outcome.proposed_ids[0, :K].tolist() == likeliest(draft, LONG[:90], K)
+    assert outcome.proposed_ids[0, :K].tolist() == likeliest(tiny_draft, K, *LONG[:90])
 
 
 def test_its_keys_take_no_more_than_the_window(tiny_target: str, tiny_draft: str) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,23 +20,6 @@ from hotdraft.serving.models.trimmed_head import TrimmedHead
 from hotdraft.serving.native.bindings import Format, NativeError, ThreadPool, find_instructions, supports
 from hotdraft.serving.native.linear import NativeLinear
 from hotdraft.serving.native.memory import WeightMemory
-
-
-class Form(Protocol):
-    """Makes of a model what serves it. Forms that are equal can share a head."""
-
-    def linear(self, weights: Mapping[str, Tensor], bias: Tensor | None) -> ServedLinear | NativeLinear: ...
-
-    def runner(
-        self,
-        model: PreTrainedModel,
-        head: nn.Module,
-        num_slots: int,
-        max_length: int,
-        states: TargetStates | None = None,
-    ) -> Runner:
-        """`states` are a target's, for a `HiddenStateDraft`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -96,6 +78,10 @@ class NativeForm:
             keeps_weights=self.keeps_weights,
             states=states,
         )
+
+
+Form = TorchForm | NativeForm
+"""Makes of a model what serves it, with a target's states for a `HiddenStateDraft`. Equal ones can share a head."""
 
 
 class Forms:

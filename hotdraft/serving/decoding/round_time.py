@@ -6,7 +6,7 @@ has to be read anew from memory, of which NumPy's calls take several times as mu
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,19 +23,6 @@ class Best(NamedTuple):
     """Seconds [M+1, K+1] that a row's proposal adds to such a round, beside the steps."""
 
 
-class RoundTime(Protocol):
-    steps: np.ndarray
-    """Seconds [K+1] of drafting so many tokens in whatever rows draft."""
-
-    def best(self, tokens: np.ndarray, speed: float) -> Best:
-        """Of the most tokens a second; nothing where `speed` is no less."""
-        ...
-
-    def seconds(self, guessed: Sequence[int], drafted: Sequence[int]) -> float:
-        """What such a round takes."""
-        ...
-
-
 class RaggedTime:
     """Where of each row as much is computed as it proposes."""
 
@@ -47,11 +34,15 @@ class RaggedTime:
         # a step of the draft is paid once for all rows that still draft, and some more for each
         each = drafting * (1 - one) / max(rows - 1, 1)
         self.steps = drafting - rows * each
+        """Seconds [K+1] of drafting so many tokens in whatever rows draft."""
         self._costs = (verifying[_lengths(longest, drafting, verifying)] - verifying[0]) / rows + each
         self._plain = float(verifying[0])
 
     def best(self, tokens: np.ndarray, speed: float) -> Best:
-        """As Dinkelbach does: what is best at a speed promises a higher one, until it promises the same."""
+        """Of the most tokens a second; nothing where `speed` is no less.
+
+        As Dinkelbach does: what is best at a speed promises a higher one, until it promises the same.
+        """
         plain, everybody = speed, np.arange(len(tokens))
         guessed = drafted = [0] * len(tokens)
         for _ in range(SEARCHES):
@@ -102,6 +93,9 @@ class PaddedTime:
     def seconds(self, guessed: Sequence[int], drafted: Sequence[int]) -> float:
         length = max(map(self._lengths.item, guessed, drafted))
         return self._verifying.item(length) + self.steps.item(max(drafted))
+
+
+RoundTime = RaggedTime | PaddedTime
 
 
 def total(of_rows: np.ndarray, guessed: Sequence[int], drafted: Sequence[int]) -> float:

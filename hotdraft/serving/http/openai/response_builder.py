@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from hotdraft.serving.engine.detokenizer import Detokenizer
 from hotdraft.serving.http.openai.logprobs import TextOffsets, TokenTexts, chat_logprobs, text_logprobs
@@ -33,31 +33,6 @@ class ChoiceText:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
-class ResponseBuilder(Protocol):
-    """Turns choices into an endpoint's responses; `extra` is `usage` and `hotdraft`."""
-
-    @property
-    def request_id(self) -> str: ...
-    @property
-    def echoes(self) -> bool:
-        """Whether choices begin with their prompts."""
-        ...
-
-    def whole(self, choices: Sequence[ChoiceText], stats: RequestStats) -> Envelope: ...
-
-    def opening(
-        self, index: int, prompt_logprobs: Sequence[TokenLogprob], stats: RequestStats, **extra: Any
-    ) -> list[Envelope]:
-        """Chunks that come before a choice's first."""
-        ...
-
-    def chunk(self, index: int, said: ChoiceText, stats: RequestStats, **extra: Any) -> Envelope: ...
-
-    def closing(self, stats: RequestStats, **extra: Any) -> Envelope:
-        """The chunk without choices that carries the usage."""
-        ...
-
-
 @dataclass(frozen=True)
 class _Builder:
     request_id: str
@@ -69,6 +44,7 @@ class _Builder:
 
     @property
     def echoes(self) -> bool:
+        """Whether choices begin with their prompts."""
         return False
 
     def _head(self, stats: RequestStats) -> dict[str, Any]:
@@ -178,3 +154,10 @@ class TextBuilder(_Builder):
 
     def _completion(self, choices: list[TextChoice], stats: RequestStats, **extra: Any) -> Completion:
         return Completion(object="text_completion", choices=choices, **extra, **self._head(stats))
+
+
+ResponseBuilder = ChatBuilder | TextBuilder
+"""Turns choices into an endpoint's responses; `extra` is `usage` and `hotdraft`.
+
+`opening` are chunks that come before a choice's first, `closing` is the one without choices that carries the usage.
+"""

@@ -1,14 +1,9 @@
 """A server of the dashboard with the admin API's answers made up, over real HTTP."""
 
 import math
-import socket
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI, Request
 
 from hotdraft.pipeline.config.serving import ServerConfig
@@ -217,19 +212,3 @@ def fake_app(admin: FakeAdmin) -> FastAPI:
         return await k()
 
     return app
-
-
-@contextmanager
-def running(app: FastAPI, port: int = 0) -> Iterator[str]:
-    """The URL of `app` while it is served in a thread."""
-    with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(("127.0.0.1", port))
-        runner = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
-        thread = threading.Thread(target=runner.run, kwargs={"sockets": [sock]}, daemon=True)
-        thread.start()
-        while not runner.started:
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-        runner.should_exit = True
-        thread.join(10)

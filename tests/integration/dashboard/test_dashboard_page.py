@@ -10,7 +10,8 @@ import pytest
 
 from hotdraft.serving.http.errors import ApiError
 from tests.integration.dashboard.chromium import DESKTOP, PHONE, chromium, opened, overflow, screenshot
-from tests.integration.dashboard.fake_admin import FakeAdmin, fake_app, running, traffic
+from tests.integration.dashboard.fake_admin import FakeAdmin, fake_app, traffic
+from tests.served_app import served
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +31,7 @@ def admin() -> FakeAdmin:
 
 @pytest.fixture
 def url(admin: FakeAdmin) -> Iterator[str]:
-    with running(fake_app(admin)) as base:
+    with served(fake_app(admin)) as base:
         yield f"{base}/dashboard"
 
 
@@ -232,13 +233,13 @@ def test_it_outlives_the_server(browser: Any, admin: FakeAdmin) -> None:
     admin.fill()
     app = fake_app(admin)
     with ExitStack() as stack:
-        with running(app) as base:
+        with served(app) as base:
             page = stack.enter_context(opened(browser, f"{base}/dashboard"))
             until(page, "#connection", "up 13 min")
         until(page, "#problem", "The server cannot be reached.")
         assert page.locator("#start-job").is_disabled()
         assert page.locator("#acceptance-chart polyline").count() == 1, "what was known is shown on"
-        with running(app, int(base.rsplit(":", 1)[1])):
+        with served(app, int(base.rsplit(":", 1)[1])):
             until(page, "#connection", "up 13 min")
             page.locator("#problem").wait_for(state="hidden")
             page.locator("#start-job:enabled").wait_for()

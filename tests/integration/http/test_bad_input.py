@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
+from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.adapter_folder import WEIGHTS_FILE, read_card, write_card
 from hotdraft.pipeline.store.connection import experiment_id, open_client
 from hotdraft.pipeline.store.registry import AdapterRegistry
@@ -28,11 +28,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 @pytest.fixture(scope="module")
 def config_path(write_config: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_config(tmp_path_factory.mktemp("bad"))
-
-
-@pytest.fixture(scope="module")
-def config(config_path: Path) -> HotdraftConfig:
-    return load_config(config_path)
 
 
 @pytest.fixture(scope="module")

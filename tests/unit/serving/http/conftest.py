@@ -6,7 +6,8 @@ import pytest
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.serving.http.app import create_app
 from hotdraft.serving.metrics.listener import ServingMetrics
-from tests.unit.serving.http.scripted import ScriptedEngine, served
+from tests.served_app import served
+from tests.unit.serving.http.scripted import ScriptedEngine
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,10 @@
 """An engine that says what it is told to, and a server in front of it."""
 
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import uvicorn
-from fastapi import FastAPI
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -139,18 +135,3 @@ class ScriptedEngine:
 
 
 USER = [{"role": "user", "content": "hello there"}]
-
-
-@contextmanager
-def served(app: FastAPI) -> Iterator[str]:
-    """The URL of `app` behind a real uvicorn."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        runner = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
-        thread = threading.Thread(target=runner.run, kwargs={"sockets": [sock]}, daemon=True)
-        thread.start()
-        while not runner.started:
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-        runner.should_exit = True
-        thread.join(10)

@@ -14,7 +14,8 @@ from hotdraft.serving.http import access
 from hotdraft.serving.http.access import read_admin_keys, read_api_keys
 from hotdraft.serving.http.app import create_app
 from hotdraft.serving.metrics.listener import ServingMetrics
-from tests.unit.serving.http.scripted import USER, ScriptedEngine, served
+from tests.served_app import served
+from tests.unit.serving.http.scripted import USER, ScriptedEngine
 
 KEYS = ["first-key", "zweiter-schlüssel"]
 

@@ -16,7 +16,8 @@ from hotdraft.pipeline.system.run_lock import run_lock
 from hotdraft.serving.http.app import create_app
 from hotdraft.serving.metrics.listener import ServingMetrics
 from hotdraft.serving.metrics.state_metrics import Sources
-from tests.unit.serving.http.scripted import DRAFT_VERSION, USER, WORDS, ScriptedEngine, served
+from tests.served_app import served
+from tests.unit.serving.http.scripted import DRAFT_VERSION, USER, WORDS, ScriptedEngine
 
 
 def test_models(client: openai.OpenAI) -> None:

@@ -9,7 +9,8 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.serving.http.app import create_app
 from hotdraft.serving.http.client_identity import client_identity
 from hotdraft.serving.metrics.listener import ServingMetrics
-from tests.unit.serving.http.scripted import USER, ScriptedEngine, served
+from tests.served_app import served
+from tests.unit.serving.http.scripted import USER, ScriptedEngine
 
 
 def identity(host: str, config: ServerConfig | None = None, authorization: str = "") -> str:

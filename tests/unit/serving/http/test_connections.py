@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-from uvicorn import Config, Server
+from uvicorn import Server
 
 from hotdraft.pipeline.config.serving import ServerConfig
 from hotdraft.pipeline.config.settings import HotdraftConfig
@@ -20,6 +20,7 @@ from hotdraft.serving.http.connections import ACCEPTS_A_TURN, LINGER_SECONDS, Co
 from hotdraft.serving.http.logs import Throttle
 from hotdraft.serving.metrics.listener import ServingMetrics
 from hotdraft.serving.metrics.state_metrics import Sources
+from tests.served_app import running
 from tests.unit.serving.http.scripted import ScriptedEngine
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -55,17 +56,9 @@ def guarded(
     connections = Connections(config.server, limit)
     metrics = ServingMetrics(engine, "tiny-chat", Sources(connections=connections))
     app = create_app(engine, config, metrics=metrics)
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        ends = {"timeout_graceful_shutdown": last_words_seconds}
-        runner = Server(Config(app, log_level="critical", http=connections.protocol, **ends))
-        thread = threading.Thread(target=runner.run, kwargs={"sockets": [sock]}, daemon=True)
-        thread.start()
-        while not runner.started:
-            time.sleep(0.01)
-        yield Guarded(f"http://127.0.0.1:{sock.getsockname()[1]}", engine, connections, runner)
-        runner.should_exit = True
-        thread.join(10)
+    options = {"http": connections.protocol, "timeout_graceful_shutdown": last_words_seconds}
+    with running(app, **options) as (url, runner):
+        yield Guarded(url, engine, connections, runner)
 
 
 def rest(client: socket.socket) -> bytes:

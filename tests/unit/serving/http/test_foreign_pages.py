@@ -8,7 +8,8 @@ import pytest
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.serving.http.app import create_app
 from hotdraft.serving.metrics.listener import ServingMetrics
-from tests.unit.serving.http.scripted import ScriptedEngine, served
+from tests.served_app import served
+from tests.unit.serving.http.scripted import ScriptedEngine
 
 JSON = {"Content-Type": "application/json"}
 BODY = b'{"model": "tiny-chat", "prompt": "hello"}'

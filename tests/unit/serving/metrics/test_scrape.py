@@ -10,7 +10,8 @@ from hotdraft.pipeline.loop.job_record import Job
 from hotdraft.serving.http.app import create_app
 from hotdraft.serving.metrics.listener import ServingMetrics
 from hotdraft.serving.metrics.state_metrics import Sources
-from tests.unit.serving.http.scripted import ScriptedEngine, served
+from tests.served_app import served
+from tests.unit.serving.http.scripted import ScriptedEngine
 
 
 class SlowRecords:

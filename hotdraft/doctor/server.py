@@ -10,12 +10,10 @@ import httpx
 from hotdraft.doctor.finding import Finding, ok, problem, warning
 from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.serving.http.access import is_loopback, read_admin_keys, read_api_keys
+from hotdraft.serving.http.access import ANY, is_loopback, local_url, read_admin_keys, read_api_keys
 from hotdraft.serving.http.connections import connection_limit
 
 ANSWER_SECONDS = 3.0
-ANY = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
-"""Where to ask a server that listens at every address."""
 
 
 def examine_port(config: HotdraftConfig, *, to_serve: bool = False) -> Iterator[Finding]:
@@ -51,7 +49,7 @@ def _bind(host: str, port: int) -> None:
 
 
 def _tenant(host: str, port: int, mend: str, to_serve: bool) -> Iterator[Finding]:
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    url = local_url(host, port)
     program, says, health = "hotdraft", _ask(f"{url}/version"), "health"
     if "draft_version" not in says:  # vLLM's own, maybe with our pages beside it
         program, health = "hotdraft over vLLM", "hotdraft/status"

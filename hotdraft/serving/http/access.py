@@ -15,6 +15,8 @@ from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.config.serving import ServerConfig
 from hotdraft.serving.http.errors import ApiError
 
+ANY = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+"""Hosts that are every address, and where these are asked on this machine."""
 METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "QUERY", "TRACE"})
 
 
@@ -48,6 +50,12 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def local_url(host: str, port: int) -> str:
+    """Where to ask on this machine what listens at `host`."""
+    asked = ANY.get(host, host)
+    return f"http://[{asked}]:{port}" if ":" in asked else f"http://{asked}:{port}"
 
 
 def _keys_in(path: Path | None, name: str) -> list[str]:

@@ -8,6 +8,7 @@ from hotdraft.pipeline.config.origins import without_password
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import Controls
 from hotdraft.pipeline.system.version import installed_version
+from hotdraft.serving.http.access import local_url
 from hotdraft.serving.models.runner import Computation
 
 
@@ -21,18 +22,12 @@ def banner(
     computations: Mapping[str, Computation],
 ) -> str:
     """Some ten lines; `trainer_log` is None where no trainer runs beside the server."""
-    url = f"http://{_host(config.server.host)}:{port}"
+    url = local_url(config.server.host, port)
     facts = list(_facts(config, config_path, controls, url, trainer_log))
     facts[-2:-2] = [("computed by", "; ".join(f"{model}: {by}" for model, by in computations.items()))]
     width = max(len(name) for name, _ in facts)
     head = f"hotdraft {installed_version()} serves {config.served_model_name}"
     return "\n".join([head, *(f"  {name:<{width}}  {says}" for name, says in facts)])
-
-
-def _host(host: str) -> str:
-    """As a browser on this machine may write it."""
-    shown = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{shown}]" if ":" in shown else shown
 
 
 def _facts(

@@ -48,11 +48,8 @@ class Validation:
         shown = SampleGenerations(samples[:SHOWN_PROMPTS], self.tokenizer)
         if self.patience is None:
             return [shown, best]
-        return [
-            shown,
-            best,
-            EarlyStopping(MONITOR, mode="max", patience=self.patience, check_on_train_epoch_end=False),
-        ]
+        stop = EarlyStopping(MONITOR, mode="max", patience=self.patience, check_on_train_epoch_end=False)
+        return [shown, best, stop]
 
 
 class SampleGenerations(Callback):

@@ -88,8 +88,9 @@ void Pool::run(const std::function<void(Team &, int32_t)> &work) {
     work(team_, 0);
     barrier(team_);  // nobody is still at work on what the caller takes back
     stalls_.store(__atomic_load_n(&team_.stalls, __ATOMIC_RELAXED), std::memory_order_relaxed);
-    const auto waited = std::chrono::nanoseconds(__atomic_load_n(&team_.waited, __ATOMIC_RELAXED) - before);
-    const bool is_crowded = waited > (team_.size - 1) * (Clock::now() - began - waited);
+    const int32_t others = team_.size - 1;  // who wait for one that is kept from its core
+    const auto waited = std::chrono::nanoseconds(__atomic_load_n(&team_.waited, __ATOMIC_RELAXED) - before) / others;
+    const bool is_crowded = waited > others * (Clock::now() - began - waited);
     if (is_crowded) {
         undisturbed_ = 0;
         penalty_ = std::clamp(2 * penalty_, FIRST_PENALTY, LAST_PENALTY);

@@ -1,13 +1,18 @@
 // Calls everything that the native library has, over odd sizes, for sanitizers to watch. Says what differs between
 // thread counts; nothing if all is well.
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <random>
+#include <thread>
 #include <vector>
 
+#include "instructions.h"
 #include "native.h"
+#include "pool.h"
 
 namespace {
 constexpr int LAYERS = 2, HIDDEN = 72, INTERMEDIATE = 100, HEADS = 6, KV_HEADS = 2, HEAD_DIM = 20;
@@ -151,10 +156,25 @@ std::vector<float> run(const char *instructions, hd_format format, bool half, in
     hd_pool_destroy(pool);
     return all;
 }
+// Whether a team of four goes on as one after three of them have waited for the first as long as they worked.
+bool stays_together() {
+    const auto pause = [](int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); };
+    Pool pool(*find_instructions(nullptr), 4);
+    int32_t size = 0;
+    for (int forward = 0; forward < 2; ++forward)
+        pool.run([&](Team &team, int32_t thread) {
+            if (!thread) size = team.size;
+            pause(thread ? 100 : 200);
+            barrier(team);
+            pause(10);
+        });
+    return size == 4;
+}
 }  // namespace
 
 int main() {
     int wrong = 0;
+    if (!stays_together()) std::puts("a team of four falls apart where one of them works for twice as long"), ++wrong;
     for (const char *instructions : {"amx", "avx512_bf16", "avx512", "avx2"}) {
         if (!hd_instructions(instructions)) continue;
         for (const hd_format format : {HD_FLOAT32, HD_BFLOAT16, HD_W8A16}) {

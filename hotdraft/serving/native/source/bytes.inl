@@ -18,9 +18,8 @@ struct Rounded {
         __m512i sum = _mm512_setzero_si512();
         bool sound = true;
         for (int part = 0; part < 4; ++part) {
-            const __m512i rounded_values = _mm512_cvtps_epi32((__m512)(x[part] * inverse));
-            sum = _mm512_add_epi32(sum, rounded_values);
-            values[part] = _mm512_cvtsepi32_epi16(rounded_values);
+            values[part] = _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32((__m512)(x[part] * inverse)));
+            sum = _mm512_add_epi32(sum, _mm512_cvtepi16_epi32(values[part]));
             sound &= _mm512_cmp_ps_mask((__m512)x[part], (__m512)x[part], _CMP_UNORD_Q) == 0;
         }
         if (!sound) scale = __builtin_nanf("");

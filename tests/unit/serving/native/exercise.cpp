@@ -56,11 +56,12 @@ struct Model {
         model = {layers, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, LENGTH, half, 1e-5f, 1e-5f, 0.2f, 0,
                  norms.data(), head_norms.data(), cos.data(), sin.data(), held.back()->data, pointers.data(), nullptr,
                  nullptr, reads, norms.data() + ROUNDED_HIDDEN, own.data()};
-        auto *embedding = static_cast<uint16_t *>(held.back()->data);
-        for (int i = 0; i < 2 * VOCABULARY * HIDDEN; ++i) embedding[i] = uint16_t(0x3c00 + random() % 0x300);
+        for (int i = 0; i < 2 * VOCABULARY * HIDDEN; ++i) embedding()[i] = uint16_t(0x3c00 + random() % 0x300);
         held.push_back(std::make_unique<Aligned>(SLOTS * hd_slot_bytes(&model)));
         model.keys_values = held.back()->data;
     }
+
+    uint16_t *embedding() { return static_cast<uint16_t *>(const_cast<void *>(model.embedding)); }
 
     std::vector<float> floats(size_t count) {
         std::uniform_real_distribution<float> some(-1, 1);
@@ -151,6 +152,10 @@ std::vector<float> run(const char *instructions, hd_format format, bool half, in
     all.insert(all.end(), last.begin(), last.end());
     const int64_t keys[] = {33, 34, 35, 0, 1, 2}, tree[] = {33, 34, 34, 0, 1, 1};
     hd_forward(&model, pool, 1, 2, 3, counts, ids.data(), tree, keys, 2, last.data());
+    all.insert(all.end(), last.begin(), last.end());
+    std::fill_n(made.embedding(), HIDDEN, uint16_t(0x7fff));  // token 0 is no number
+    const int64_t first = 0;
+    hd_forward(&model, pool, 0, 1, 1, nullptr, &first, &first, nullptr, 1, last.data());
     all.insert(all.end(), last.begin(), last.end());
     hd_read_speed(pool, model.keys_values, hd_slot_bytes(&model));
     hd_pool_destroy(pool);

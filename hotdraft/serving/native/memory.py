@@ -1,6 +1,7 @@
 """Memory for weights in huge pages: a forward reads all of them, and a core finds 2 MiB at a time, not 4 KiB."""
 
 import mmap
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -27,5 +28,6 @@ class WeightMemory:
 def _block(size: int) -> Tensor:
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # of a kernel that was built without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)

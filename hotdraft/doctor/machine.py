@@ -10,7 +10,7 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.loading import choose_device, choose_dtype
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.system.resources import ram_bytes, usable_cores
-from hotdraft.serving.native.bindings import NativeError, find_instructions
+from hotdraft.serving.native.bindings import NativeError, NotCompiledError, find_instructions
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -40,8 +40,11 @@ def _native(instructions: str) -> Finding:
     except NativeError as error:
         if instructions != "auto":
             return problem("native library", str(error), "set `engine.instructions: auto` in the configuration")
-        mend = "with a compiler (Debian: `apt-get install g++`) run `pip install --no-deps -e .` in a checkout"
-        return warning("native library", f"torch computes instead, slower: {error}", mend)
+        told = f"torch computes instead, slower: {error}"
+        if not isinstance(error, NotCompiledError):
+            return ok("native library", told)
+        mend = "with g++ 10 or newer (Debian: `apt-get install g++`) run `pip install --no-deps -e .` in a checkout"
+        return warning("native library", told, mend)
 
 
 def _gpus() -> Iterator[Finding]:

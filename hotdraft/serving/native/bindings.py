@@ -5,14 +5,17 @@ It is compiled when hotdraft is installed, where there is a compiler; what serve
 
 import ctypes
 import os
+import platform
 import weakref
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_void_p
 from enum import IntEnum
 from functools import cache
+from hashlib import sha256
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+MACHINES = ("x86_64", "AMD64")
 
 
 class Format(IntEnum):
@@ -78,16 +81,33 @@ class NativeError(RuntimeError):
     """Why there is no native library here, or none that can compute."""
 
 
+class NotCompiledError(NativeError):
+    """That the library of these sources is yet to be compiled."""
+
+
 @cache
 def native_library() -> ctypes.CDLL:
     """The library. Raises `NativeError` where there is none."""
+    if (machine := platform.machine()) not in MACHINES:
+        raise NativeError(f"it is of instructions of x86-64, and this processor is {machine}")
     path = next((path for suffix in EXTENSION_SUFFIXES if (path := FOLDER / f"_native{suffix}").exists()), None)
-    if path is None:
-        checkout = FOLDER.parents[2]
-        if (checkout / "pyproject.toml").is_file():
-            raise NativeError(f"hotdraft is imported from {checkout}, where `pip install -e .` has not compiled it")
-        raise NativeError("hotdraft was installed without a C++ compiler")
+    checkout = FOLDER.parents[2]
+    if not (checkout / "pyproject.toml").is_file():
+        if path is None:
+            raise NotCompiledError("hotdraft was installed without a C++ compiler")
+        return load_library(path)
+    if path is None or fingerprint().encode() not in path.read_bytes():
+        its = "it" if path is None else "its present sources"
+        raise NotCompiledError(
+            f"hotdraft is imported from {checkout}, where `pip install -e .` has not compiled {its}"
+        )
     return load_library(path)
+
+
+def fingerprint() -> str:
+    """Of the sources, which a library has in it that is compiled of them."""
+    files = sorted(path for path in (FOLDER / "source").iterdir() if path.suffix in (".cpp", ".h", ".inl"))
+    return sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def load_library(path: Path) -> ctypes.CDLL:

@@ -27,7 +27,7 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import ControlFile
 from hotdraft.pipeline.loop.job_record import JobWork
 from hotdraft.pipeline.loop.jobs import JobRecords
-from hotdraft.serving.native.bindings import NativeError
+from hotdraft.serving.native.bindings import NativeError, NotCompiledError
 from tests.models import save, tiny_llama, tiny_tokenizer
 
 
@@ -84,12 +84,17 @@ def test_a_native_library_that_is_missing_or_lacks_the_instructions_that_are_ask
         ]
 
     assert told("none").state == "ok"
-    monkeypatch.setattr(machine, "find_instructions", raise_native)
+    monkeypatch.setattr(machine, "find_instructions", raising(NotCompiledError))
     assert (told("auto").state, told("avx2").state) == ("warning", "problem")
+    monkeypatch.setattr(machine, "find_instructions", raising(NativeError))
+    assert (told("auto").state, told("avx2").state) == ("ok", "problem"), "what no compiler mends"
 
 
-def raise_native(wanted):
-    raise NativeError(f"no {wanted} here")
+def raising(kind):
+    def find(wanted):
+        raise kind(f"no {wanted} here")
+
+    return find
 
 
 @pytest.mark.parametrize(("best", "warned"), [(torch.float32, True), (torch.bfloat16, False)])

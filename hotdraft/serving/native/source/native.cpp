@@ -10,6 +10,10 @@
 #include "layout.h"
 #include "pool.h"
 
+#ifdef HD_SOURCES
+extern const char hd_sources[] = HD_SOURCES;  // for whoever loads this to compare with those that there are
+#endif
+
 namespace {
 int32_t head_outputs(const hd_model &model) { return model.linears[4 * model.layers]->outputs; }
 

@@ -105,6 +105,8 @@ def main() -> None:
         tempfile.gettempdir()
     except FileNotFoundError:  # all are full, or read only: libraries ask for one when imported, few ever use it
         tempfile.tempdir = os.environ.get("TMPDIR", "/tmp")
+    if os.path.expanduser("~") == "~":  # neither HOME nor an entry in passwd: MLflow cannot be imported without
+        os.environ["HOME"] = "/"  # as containers have it
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     warnings.filterwarnings("ignore", category=FutureWarning, module=OTHERS)
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -165,6 +165,25 @@ finally:
     assert (done.returncode, done.stdout.splitlines()[1:]) == (0, [str(tmp_path)]), done.stderr
 
 
+def test_whoever_imports_what_asks_for_a_home_goes_on_as_a_user_who_has_none() -> None:
+    program = """
+import pwd, sys
+from pathlib import Path
+from hotdraft.cli import main
+def unknown(uid):
+    raise KeyError(uid)
+pwd.getpwuid = unknown
+sys.argv = ["hotdraft", "--version"]
+try:
+    main()
+finally:
+    print(Path.home())
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "HOME"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout.splitlines()[1:]) == (0, ["/"]), done.stderr
+
+
 def test_a_container_that_is_granted_the_time_of_some_cores_computes_with_as_many_threads() -> None:
     program = """
 import os, sys

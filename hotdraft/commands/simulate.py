@@ -172,7 +172,7 @@ def run(
                     request_rate=request_rate,
                 )
             )
-    except (ServerError, httpx.HTTPError, httpx.InvalidURL) as error:
+    except (ServerError, httpx.HTTPError, httpx.InvalidURL, ImportError) as error:  # the last: a SOCKS proxy
         says = f"{url} does not answer as hotdraft does: {error}" if url else str(error)
         console.print(f"error: {says}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(2 if url else 1) from error

@@ -85,7 +85,7 @@ def examine_mlflow(config: HotdraftConfig) -> Iterator[Finding]:
             httpx.get(f"{uri.rstrip('/')}/health", timeout=HEALTH_SECONDS, follow_redirects=True).raise_for_status()
         wanted = f"name = '{config.tracking.registered_model}'"
         versions = open_client(config).search_model_versions(wanted, max_results=1000)
-    except (*STORE_ERRORS, httpx.HTTPError) as error:
+    except (*STORE_ERRORS, httpx.HTTPError, ImportError) as error:  # the last: a SOCKS proxy
         yield problem(
             "MLflow store", f"{shown}: {without_password(in_one_line(error))}", _mend_mlflow(config, error)
         )

@@ -22,6 +22,7 @@ HUB_ERRORS = (
     hub.HFValidationError,
     hub.LocalEntryNotFoundError,
     RuntimeError,  # a file's transfer that broke off
+    ImportError,  # a SOCKS proxy, for which the HTTP library needs another package
 )
 """What the hub's client raises."""
 

@@ -15,8 +15,8 @@ from hotdraft.pipeline.traffic.prompts import Prompt
 
 REQUEST_SECONDS = 900.0
 COUNTS_SECONDS = 10.0
-DIRECT: dict[str, None] = {f"all://{host}": None for host in ("127.0.0.1", "localhost", "[::1]")}
-"""For httpx: a proxy that the environment names does not reach this machine."""
+THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
+"""Hosts that no proxy which the environment names can reach."""
 COUNTS = (
     "hotdraft_swaps_total",
     "hotdraft_adapters_rejected_total",
@@ -86,8 +86,9 @@ async def play(
     limits = httpx.Limits(max_connections=concurrency + 1)
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     interrupted = False
+    through_proxy = httpx.URL(base_url).host not in THIS_MACHINE
     async with httpx.AsyncClient(
-        base_url=base_url, timeout=REQUEST_SECONDS, limits=limits, headers=headers, mounts=DIRECT
+        base_url=base_url, timeout=REQUEST_SECONDS, limits=limits, headers=headers, trust_env=through_proxy
     ) as client:
         model = await served_model(client)
         before = after = await counted(client)

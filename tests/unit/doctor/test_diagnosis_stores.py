@@ -182,6 +182,13 @@ def test_an_mlflow_server_that_is_away_is_told_at_once_and_without_its_password(
     assert "pass@" not in f"{found.says} {found.mend}"
 
 
+def test_an_mlflow_server_behind_a_proxy_that_nothing_here_speaks_with(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    found = only(examine_mlflow(config_of(tmp_path, tracking={"uri": "http://mlflow.invalid:5000"})))
+    assert (found.state, "socksio" in found.says) == ("problem", True)
+
+
 def closed_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -101,6 +101,15 @@ def test_a_wrong_name_is_told_from_a_hub_that_is_away_or_says_no(read, status, c
     assert raised.type is kind
 
 
+def test_a_hub_behind_a_proxy_that_nothing_here_speaks_with_is_away(monkeypatch):
+    def download(*_: object, **__: object) -> str:
+        raise ImportError("Using SOCKS proxy, but the 'socksio' package is not installed.")
+
+    monkeypatch.setattr(names, "snapshot_download", download)
+    with pytest.raises(HubAwayError, match="the hub does not answer: Using SOCKS proxy"):
+        local_folder("owner/name")
+
+
 def test_broken_folders_are_errors_that_name_them(tmp_path, tiny_target):
     empty = tmp_path / "empty"
     empty.mkdir()

@@ -212,11 +212,15 @@ def test_what_could_not_be_written_in_the_end_is_not_played(tmp_path, config, na
     assert [path.name for path in (tmp_path / "out").iterdir()] == [name]
 
 
-def test_this_machine_is_asked_past_a_proxy_that_the_environment_names(tmp_path, config, monkeypatch):
+@pytest.mark.parametrize(("variable", "scheme"), [("HTTP_PROXY", "http"), ("ALL_PROXY", "socks5")])
+def test_this_machine_is_asked_past_a_proxy_that_the_environment_names(
+    variable, scheme, tmp_path, config, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "socksio", None)
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
-    for name in ("HTTP_PROXY", "http_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in (variable, variable.lower()):
+        monkeypatch.setenv(name, f"{scheme}://127.0.0.1:9")
     write_traffic(tmp_path / "t.jsonl", [ask("a", "x")])
     with fake_server() as (url, bodies):
         for name in (url, url.replace("127.0.0.1", "localhost")):
@@ -225,6 +229,16 @@ def test_this_machine_is_asked_past_a_proxy_that_the_environment_names(tmp_path,
             )
             assert result.exit_code == 0, result.output
     assert len(bodies) == 2
+
+
+def test_a_socks_proxy_that_nothing_here_speaks_with_is_told_in_a_line(tmp_path, config, monkeypatch):
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    write_traffic(tmp_path / "t.jsonl", [ask("a", "x")])
+    url = "http://hotdraft.invalid:8000"
+    result = cli(simulate, "--traffic", tmp_path / "t.jsonl", "-c", config, "--url", url, "--out", tmp_path / "o")
+    assert result.exit_code == 2
+    assert f"{url} does not answer as hotdraft does: Using SOCKS proxy, but" in result.output
 
 
 def test_where_nothing_was_answered_there_is_no_picture(tmp_path, config):

@@ -59,11 +59,20 @@ def run_lock(run_dir: Path, role: Role) -> Iterator[RunLock]:
 
 
 def _taken(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    taken = _had_at_once(file, fcntl.LOCK_EX)
+    if not taken:
         time.sleep(0.02)
+    return taken
+
+
+def _had_at_once(file: IO[str], kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
+    except OSError as error:
+        says = f"{error.strerror}; run_dir is to lie on a file system that keeps locks"
+        raise OSError(error.errno, says, str(file.name)) from error
     return True
 
 
@@ -89,9 +98,6 @@ def is_locked(path: Path) -> bool:
     """Whether a process of this machine holds it. Raises OSError where it cannot be looked at."""
     try:
         with path.open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, as others may be looking too
+            return not _had_at_once(file, fcntl.LOCK_SH)  # shared, as others may be looking too
     except FileNotFoundError:
         return False
-    except BlockingIOError:
-        return True
-    return False

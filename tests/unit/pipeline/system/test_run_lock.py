@@ -1,5 +1,6 @@
 """Who looks at a lock does not take it."""
 
+import errno
 import fcntl
 import os
 import resource
@@ -8,7 +9,7 @@ from threading import Timer
 
 import pytest
 
-from hotdraft.pipeline.system.run_lock import has_run, is_held, run_lock
+from hotdraft.pipeline.system.run_lock import has_run, is_held, is_locked, run_lock
 
 
 def test_who_looks_for_a_trainer_keeps_none_from_beginning(tmp_path: Path) -> None:
@@ -32,6 +33,20 @@ def test_a_full_disk_keeps_nobody_from_holding_it(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     with run_lock(tmp_path, "server"):
         assert (tmp_path / "server.lock").read_text() == str(os.getpid())
+
+
+def test_a_file_system_without_locks_is_told_with_what_lies_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: object, kind: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    path = tmp_path / "server.lock"
+    with pytest.raises(OSError, match=f"run_dir is to lie on .*{path}"), run_lock(tmp_path, "server"):
+        pass
+    with pytest.raises(OSError, match=f"run_dir is to lie on .*{path}"):
+        is_locked(path)
 
 
 def test_a_folder_of_another_user_is_not_one_in_which_nothing_has_run(

@@ -21,7 +21,11 @@ def examine_run_dir(config: HotdraftConfig) -> Iterator[Finding]:
 def examine_place(config: HotdraftConfig) -> Iterator[Finding]:
     """What is wrong with it, a full disk left out: that keeps no server from serving."""
     place = nearest_folder(config.run_dir)
-    if not place.is_dir():
+    around = (config.run_dir, *config.run_dir.parents)
+    if lost := next((path for path in around if path.is_symlink() and not path.exists()), None):
+        says = f"{lost} leads to {lost.readlink()}, which is not there"
+        yield problem("run_dir", says, "mount or make that folder, or set `run_dir:` to another")
+    elif not place.is_dir():
         yield problem("run_dir", f"{place} is no folder", "set `run_dir:` to one that is, or is to be made")
     elif not os.access(place, os.W_OK | os.X_OK):
         mend = f"`chown` {place} to the user that serves, or set `run_dir:` to a folder that it owns"

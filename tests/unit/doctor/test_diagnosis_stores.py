@@ -101,6 +101,14 @@ def test_a_run_dir_that_cannot_be_written(tmp_path):
     assert only(examine_run_dir(config_of(tmp_path, run_dir=tmp_path / "file" / "run"))).state == "problem"
 
 
+def test_a_link_to_a_disk_that_is_not_mounted_is_named(tmp_path):
+    (tmp_path / "runs").symlink_to(tmp_path / "mnt")
+    found = only(examine_run_dir(config_of(tmp_path, run_dir=tmp_path / "runs" / "smollm2")))
+    assert (found.state, found.says) == ("problem", f"{tmp_path}/runs leads to {tmp_path}/mnt, which is not there")
+    (tmp_path / "mnt").mkdir()
+    assert only(examine_run_dir(config_of(tmp_path, run_dir=tmp_path / "runs" / "smollm2"))).state == "ok"
+
+
 def test_the_size_of_the_replay_buffer(tmp_path):
     settings = config_of(tmp_path)
     assert "0 shards" in only(examine_replay(settings)).says

@@ -1,5 +1,6 @@
 """The `hotdraft` command. Heavy imports wait inside the commands, so that `--help` answers at once."""
 
+import errno
 import io
 import logging
 import os
@@ -127,5 +128,8 @@ def main() -> None:
     except (ValueError, OSError, MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not re.search(SHORTAGE, str(error)):
             raise
-        typer.secho(f"hotdraft: {str(error) or 'out of memory'}", fg="red", err=True)
+        says = str(error) or "out of memory"
+        if isinstance(error, OSError) and error.errno == errno.ENOENT and error.filename is None:
+            says = "the working directory is deleted: change to one that is there"
+        typer.secho(f"hotdraft: {says}", fg="red", err=True)
         sys.exit(2)

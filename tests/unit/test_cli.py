@@ -225,6 +225,21 @@ def test_python_without_docstrings_is_told_of() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_a_working_directory_that_is_deleted_is_told_in_a_line(tmp_path: Path) -> None:
+    program = """
+import os, sys
+from hotdraft.cli import main
+os.chdir(sys.argv[1])
+os.rmdir(sys.argv[1])
+sys.argv = ["hotdraft", "jobs", "list", "--config", "smollm2"]
+main()
+"""
+    (gone := tmp_path / "gone").mkdir()
+    done = subprocess.run([sys.executable, "-c", program, str(gone)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "hotdraft: the working directory is deleted: change to one that is there\n"
+
+
 def test_version() -> None:
     told = CliRunner().invoke(app, ["--version"])
     assert told.exit_code == 0

@@ -197,6 +197,8 @@ def run(
 
 def _show_curves(console: "Console", settings: "HotdraftConfig") -> None:
     """Say where MLflow has the curves of the newest serving run, if it has any."""
+    from shlex import quote
+
     with waiting("asking MLflow"):
         from hotdraft.pipeline.config.origins import without_password
         from hotdraft.pipeline.store.connection import STORE_ERRORS, StoreError, require_store
@@ -210,7 +212,7 @@ def _show_curves(console: "Console", settings: "HotdraftConfig") -> None:
         return
     uri = without_password(settings.tracking_uri)
     base = uri if settings.has_remote_store else "http://127.0.0.1:5000"
-    command = "" if settings.has_remote_store else f"mlflow ui --backend-store-uri {uri}\n         "
+    command = "" if settings.has_remote_store else f"mlflow ui --backend-store-uri {quote(uri)}\n         "
     console.print(f"curves   {command}{base.rstrip('/')}{page}", highlight=False, soft_wrap=True)
 
 

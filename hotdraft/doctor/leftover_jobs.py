@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 
 from hotdraft.doctor.finding import Finding, ok, warning
 from hotdraft.pipeline.config.settings import HotdraftConfig
@@ -14,7 +15,7 @@ SILENT_SECONDS = 900.0
 
 def examine_jobs(config: HotdraftConfig, config_path: Path) -> Iterator[Finding]:
     """Of those on record the newest: each goes on with what one before it left."""
-    records = JobRecords(config.run_dir)
+    records, file = JobRecords(config.run_dir), quote(str(config_path))
     newest = next(iter(records.jobs()), None)
     if newest is None:
         yield ok("jobs", "none has run yet")
@@ -24,8 +25,8 @@ def examine_jobs(config: HotdraftConfig, config_path: Path) -> Iterator[Finding]
         yield warning(
             "jobs",
             f"job {newest.id} {newest.state}: {newest.reason}",
-            f"`hotdraft jobs show {newest.id} --config {config_path}` has its log; "
-            f"`hotdraft distill --config {config_path}` {then}",
+            f"`hotdraft jobs show {newest.id} --config {file}` has its log; "
+            f"`hotdraft distill --config {file}` {then}",
         )
     elif (silent := records.silent_seconds()) > SILENT_SECONDS:
         yield warning(
@@ -36,7 +37,7 @@ def examine_jobs(config: HotdraftConfig, config_path: Path) -> Iterator[Finding]
     else:
         yield ok("jobs", f"job {newest.id}: {newest.state}")
     if (says := ControlFile(config.run_dir).broken()) is not None:
-        mend = f"`hotdraft loop on --config {config_path}`, or off, writes it anew; it may have said more"
+        mend = f"`hotdraft loop on --config {file}`, or off, writes it anew; it may have said more"
         yield warning("controls", f"{says}: where a process starts the loop rests, and k is as configured", mend)
     for says in records.broken():
         yield warning("jobs", says, "delete the file once you have seen what is in it; nothing else needs it")

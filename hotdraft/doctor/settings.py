@@ -1,6 +1,7 @@
 """The configuration itself: the file, and environment variables that are part of it."""
 
 from pathlib import Path
+from shlex import quote
 
 from hotdraft.doctor.finding import Finding, ok, problem, warning
 from hotdraft.pipeline.config.section import ConfigError
@@ -15,5 +16,5 @@ def read_settings(path: Path | None) -> tuple[HotdraftConfig | None, list[Findin
     try:
         return load_config(path), [ok("configuration", str(path))]
     except ConfigError as error:
-        mend = f"correct it; `hotdraft config show --config {path}` says when it is right"
+        mend = f"correct it; `hotdraft config show --config {quote(str(path))}` says when it is right"
         return None, [problem("configuration", line, mend) for line in str(error).splitlines()]

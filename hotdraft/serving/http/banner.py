@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from shlex import quote
 
 from hotdraft.pipeline.config.origins import without_password
 from hotdraft.pipeline.config.settings import HotdraftConfig
@@ -23,7 +24,7 @@ def banner(
 ) -> str:
     """Some ten lines; `trainer_log` is None where no trainer runs beside the server."""
     url = local_url(config.server.host, port)
-    facts = list(_facts(config, config_path, controls, url, trainer_log))
+    facts = list(_facts(config, quote(str(config_path)), controls, url, trainer_log))
     facts[-2:-2] = [("computed by", "; ".join(f"{model}: {by}" for model, by in computations.items()))]
     width = max(len(name) for name, _ in facts)
     head = f"hotdraft {installed_version()} serves {config.served_model_name}"
@@ -31,14 +32,14 @@ def banner(
 
 
 def _facts(
-    config: HotdraftConfig, path: Path, controls: Controls, url: str, trainer_log: Path | None
+    config: HotdraftConfig, path: str, controls: Controls, url: str, trainer_log: Path | None
 ) -> Iterator[tuple[str, str]]:
     yield "API", f"{url}/v1"
     yield "dashboard", f"{url}/"
     yield "API docs", f"{url}/docs"
     if config.draft is None:
-        apart_from_traffic = f"HOTDRAFT_RUN_DIR={config.run_dir / 'predistill'}"
-        make = f"{apart_from_traffic} hotdraft predistill --config {path} --out {config.run_dir / 'draft'}"
+        apart_from_traffic, out = (quote(str(config.run_dir / name)) for name in ("predistill", "draft"))
+        make = f"HOTDRAFT_RUN_DIR={apart_from_traffic} hotdraft predistill --config {path} --out {out}"
         yield "draft", f"none: tokens are guessed from text alone; `{make}` makes one"
     else:
         k = config.engine.k if controls.k is None else f"{controls.k} by `hotdraft k`, not {config.engine.k}"

@@ -22,3 +22,13 @@ def test_what_an_operator_changed_before_the_start_is_told() -> None:
     changed = said(Controls(loop_enabled=False, k=2), "d")
     assert "d, k 2 by `hotdraft k`, not auto\n" in changed
     assert "off: no job begins by itself until `hotdraft loop on --config my.yaml`" in changed
+
+
+def test_commands_that_it_names_may_be_pasted_where_a_folder_has_a_space_in_its_name() -> None:
+    config = HotdraftConfig(target="t", run_dir=Path("my runs"))
+    says = banner(
+        config, Path("my settings.yaml"), controls=Controls(), port=8000, trainer_log=None, computations={}
+    )
+    assert "predistill --config 'my settings.yaml' --out 'my runs/draft'`" in says
+    assert "`HOTDRAFT_RUN_DIR='my runs/predistill' hotdraft" in says
+    assert "`hotdraft doctor --config 'my settings.yaml'`" in says

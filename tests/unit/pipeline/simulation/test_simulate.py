@@ -36,7 +36,7 @@ def test_where_the_curves_are_is_told_without_the_password_of_the_database(tmp_p
             "--url",
             url,
         )
-    assert "--backend-store-uri postgresql://me:**********@db:5432/mlflow\n" in result.output
+    assert "--backend-store-uri 'postgresql://me:**********@db:5432/mlflow'\n" in result.output
     assert "secret" not in result.output
 
 

@@ -152,3 +152,12 @@ def test_the_operators_pages_are_for_operators(server: Server) -> None:
             "/v1/chat/completions", content=wrong, headers={"Content-Type": "application/json"}
         )
         assert 400 <= refused.status_code < 500
+
+
+def test_what_it_recorded_last_is_written_when_it_is_told_to_end(server: Server) -> None:
+    for number in range(3):
+        server.ask(number, metadata={"domain": "last"})
+    server.stop()
+    rows = ReplayBuffer(str(load_config(server.config).replay_url)).rows()
+    assert list(rows["domain"]).count("last") == 3
+    assert "Traceback" not in server.log.read_text()

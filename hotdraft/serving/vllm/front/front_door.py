@@ -26,8 +26,7 @@ MAX_DOMAIN = 200
 class FrontDoor:
     """An ASGI middleware around vLLM's application.
 
-    `ours()` is the application below `/hotdraft`; `before_end` is awaited when the server ends, before vLLM's
-    engine does.
+    `ours()` is the application below `/hotdraft`; `before_end` is awaited when the server ends.
     """
 
     def __init__(

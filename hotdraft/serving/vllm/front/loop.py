@@ -5,6 +5,7 @@ Of several such processes one holds the run directory's lock and runs the loop; 
 
 import asyncio
 import logging
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -48,6 +49,7 @@ from hotdraft.serving.updates.last_served import LastServedFile
 from hotdraft.serving.vllm.front.followed_engine import FollowedEngine
 from hotdraft.serving.vllm.front.swapper import VllmSwapper
 from hotdraft.serving.vllm.journal import JournalFollower
+from hotdraft.serving.vllm.worker.seams import put_before
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +58,8 @@ JOURNAL = "vllm-workers"
 NOT_MEANT = ("hotdraft_rounds", "hotdraft_decode_seconds", "hotdraft_plain_decode_seconds", "hotdraft_runner")
 """Families that are of our own engine alone."""
 CALL_SECONDS = 300.0
+CLOSE_SECONDS = 15.0
+"""A recorder waits ten for its store."""
 RESET_TRIES = 60
 """A second apart."""
 
@@ -75,7 +79,7 @@ class LoopBesideVllm:
         told = vllm_config.speculative_config
         self._config = config
         self._client = engine_client
-        self._events = asyncio.get_running_loop()
+        self._events, self._events_thread = asyncio.get_running_loop(), threading.get_ident()
         self._folder = config.run_dir.absolute() / JOURNAL
         self._journal = JournalFollower(self._folder)
         self.engine = FollowedEngine(
@@ -107,6 +111,7 @@ class LoopBesideVllm:
         parts: list[Any] = [replay_watch, tracker, self.engine, sync, supervisor]
         self._parts = [part for part in parts if part is not None]
         self._stack = ExitStack()
+        self._workers_closed = False
         self._exported = Exported(metrics)
         routers = [
             admin_router(
@@ -134,6 +139,7 @@ class LoopBesideVllm:
             replies = await self._client.collective_rpc("hotdraft_attach", args=(self._settings,))
             if failed := [reply["failed"] for reply in replies if "failed" in reply]:
                 raise RuntimeError(f"a worker cannot take part: {failed[0]}")
+            put_before(self._client, "shutdown", self._before_engine_ends)
             await asyncio.to_thread(self._start_parts)
         except BaseException:  # nobody would follow what the workers go on to write
             with suppress(Exception):  # of which the one above is the cause
@@ -142,13 +148,25 @@ class LoopBesideVllm:
         REGISTRY.register(self._exported)
 
     async def stop(self) -> None:
-        """While the workers still answer: what they have recorded is written, and nothing more."""
+        await self._close_workers()
+        with suppress(KeyError):  # never registered
+            REGISTRY.unregister(self._exported)
+        await asyncio.to_thread(self._stack.close)
+
+    async def _close_workers(self) -> None:
+        """What they have recorded is written, and nothing more."""
+        if self._workers_closed:
+            return
+        self._workers_closed = True
         try:
-            await self._client.collective_rpc("hotdraft_close")
-        finally:
-            with suppress(KeyError):  # never registered
-                REGISTRY.unregister(self._exported)
-            await asyncio.to_thread(self._stack.close)
+            await asyncio.wait_for(self._client.collective_rpc("hotdraft_close"), CLOSE_SECONDS)
+        except Exception as error:  # noqa: BLE001 -- of a dead or hanging engine, in vLLM's own words
+            logger.warning("what vLLM's workers recorded last is lost: %s: %s", type(error).__name__, error)
+
+    def _before_engine_ends(self, *_: Any, **__: Any) -> None:
+        """At SIGTERM vLLM has a thread end its engine, and only then its HTTP server."""
+        if threading.get_ident() != self._events_thread:
+            asyncio.run_coroutine_threadsafe(self._close_workers(), self._events).result()
 
     def _start_parts(self) -> None:
         for part in self._parts:

@@ -1,6 +1,7 @@
 """The loop in vLLM's front end begins with all workers or not at all."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,32 +9,74 @@ from typing import Any
 import pytest
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.system.run_lock import run_lock
 from hotdraft.serving.vllm.front.loop import LoopBesideVllm
 
 
 class Client:
-    """vLLM's engine, of whose workers one does not take part."""
+    """vLLM's engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, reply: dict[str, Any] | None = None) -> None:
         self.called: list[str] = []
+        self.is_dead = False
+        self._reply = reply or {"worker": "engine0-stage0-rank0"}
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[dict[str, Any]]:
+        if self.is_dead:
+            raise RuntimeError("EngineCore encountered an issue")
         self.called.append(method)
-        return [{"worker": "engine0-stage0-rank0"}, {"failed": "OSError: no space left on device"}]
+        return [{"worker": "engine0-stage0-rank0"}, self._reply]
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        self.called.append("shutdown")
+        self.is_dead = True
 
 
-def test_a_worker_that_cannot_take_part_ends_the_loop_on_all(tmp_path: Path, tiny_draft: str) -> None:
+@pytest.fixture
+def loop_of(tmp_path: Path, tiny_draft: str) -> Callable[[Client], LoopBesideVllm]:
     config = HotdraftConfig(target=tiny_draft, draft=tiny_draft, run_dir=tmp_path, server={"admin_keys": ["k"]})
     told = SimpleNamespace(
         speculative_config=SimpleNamespace(num_speculative_tokens=2, model=tiny_draft),
         scheduler_config=SimpleNamespace(max_num_seqs=4),
         model_config=SimpleNamespace(max_model_len=64),
     )
+    return lambda client: LoopBesideVllm(config, tmp_path / "c.yaml", {}, vllm_config=told, engine_client=client)
 
+
+def test_a_worker_that_cannot_take_part_ends_the_loop_on_all(loop_of: Callable[[Client], LoopBesideVllm]) -> None:
     async def begin(client: Client) -> None:
-        await LoopBesideVllm(config, tmp_path / "c.yaml", {}, vllm_config=told, engine_client=client).start()
+        await loop_of(client).start()
 
-    client = Client()
+    client = Client({"failed": "OSError: no space left on device"})
     with pytest.raises(RuntimeError, match="a worker cannot take part: OSError: no space left"):
         asyncio.run(begin(client))
     assert client.called == ["hotdraft_attach", "hotdraft_close"]
+
+
+def test_what_is_recorded_is_written_before_vllm_ends_its_engine(
+    loop_of: Callable[[Client], LoopBesideVllm],
+) -> None:
+    async def end_as_at_sigterm(client: Client) -> None:
+        loop = loop_of(client)
+        await loop.start()
+        await asyncio.to_thread(client.shutdown, timeout=0)
+        await loop.stop()
+
+    client = Client()
+    asyncio.run(end_as_at_sigterm(client))
+    assert client.called == ["hotdraft_attach", "hotdraft_close", "shutdown"]
+
+
+def test_an_engine_that_died_keeps_the_loop_from_nothing_when_it_ends(
+    loop_of: Callable[[Client], LoopBesideVllm], tmp_path: Path
+) -> None:
+    async def end_after_a_crash(client: Client) -> None:
+        loop = loop_of(client)
+        await loop.start()
+        client.is_dead = True
+        await loop.stop()
+        client.shutdown()  # as vLLM does in its event loop, which is not to wait for itself
+
+    asyncio.run(end_after_a_crash(Client()))
+    with run_lock(tmp_path, "server"):
+        pass

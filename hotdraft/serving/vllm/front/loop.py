@@ -6,7 +6,7 @@ Of several such processes one holds the run directory's lock and runs the loop; 
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -14,9 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from fastapi import FastAPI, Response
-from prometheus_client import REGISTRY, generate_latest
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+from prometheus_client import generate_latest
 
 from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.config.settings import HotdraftConfig
@@ -46,6 +44,7 @@ from hotdraft.serving.metrics.tracking_listener import TrackingListener
 from hotdraft.serving.updates.acceptance_watch import AcceptanceWatch
 from hotdraft.serving.updates.adapter_sync import AdapterSync
 from hotdraft.serving.updates.last_served import LastServedFile
+from hotdraft.serving.vllm.front.exported import Exported
 from hotdraft.serving.vllm.front.followed_engine import FollowedEngine
 from hotdraft.serving.vllm.front.swapper import VllmSwapper
 from hotdraft.serving.vllm.journal import JournalFollower
@@ -55,8 +54,6 @@ logger = logging.getLogger(__name__)
 
 JOURNAL = "vllm-workers"
 """Folder below the run directory."""
-NOT_MEANT = ("hotdraft_rounds", "hotdraft_decode_seconds", "hotdraft_plain_decode_seconds", "hotdraft_runner")
-"""Families that are of our own engine alone."""
 CALL_SECONDS = 300.0
 CLOSE_SECONDS = 15.0
 """A recorder waits ten for its store."""
@@ -108,11 +105,11 @@ class LoopBesideVllm:
         )
         metrics = ServingMetrics(self.engine, config.served_model_name, sources)
         self.engine.listeners += [watch, metrics, TrackingListener(tracker.curves)]
-        parts: list[Any] = [replay_watch, tracker, self.engine, sync, supervisor]
+        exported = Exported(metrics)
+        parts: list[Any] = [replay_watch, tracker, self.engine, sync, supervisor, exported]
         self._parts = [part for part in parts if part is not None]
         self._stack = ExitStack()
         self._workers_closed = False
-        self._exported = Exported(metrics)
         routers = [
             admin_router(
                 self.engine,
@@ -127,7 +124,7 @@ class LoopBesideVllm:
             history_router(tracker.curves.history),
             dashboard_router(),
         ]
-        self.app = _application(config, self.engine, metrics, routers)
+        self.app = _application(config, self.engine, exported, sync, routers)
 
     async def start(self) -> None:
         """Attach to the workers, then run. Raises `RunInUseError` where another process runs the loop here,
@@ -145,12 +142,9 @@ class LoopBesideVllm:
             with suppress(Exception):  # of which the one above is the cause
                 await self.stop()
             raise
-        REGISTRY.register(self._exported)
 
     async def stop(self) -> None:
         await self._close_workers()
-        with suppress(KeyError):  # never registered
-            REGISTRY.unregister(self._exported)
         await asyncio.to_thread(self._stack.close)
 
     async def _close_workers(self) -> None:
@@ -205,22 +199,9 @@ def worker_settings(config: HotdraftConfig, journal: Path, draft_folder: str, dr
     }
 
 
-class Exported(Collector):
-    """What vLLM's `/metrics` shows of ours: vLLM counts under its own names itself."""
-
-    def __init__(self, metrics: ServingMetrics) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterator[Metric]:
-        for family in self._metrics.registry.collect():
-            if family.name.startswith("hotdraft_") and family.name not in NOT_MEANT:
-                yield family
-
-    def describe(self) -> list[Metric]:
-        return []
-
-
-def _application(config: HotdraftConfig, engine: FollowedEngine, metrics: ServingMetrics, routers: list) -> FastAPI:
+def _application(
+    config: HotdraftConfig, engine: FollowedEngine, exported: Exported, adapters: AdapterSync, routers: list
+) -> FastAPI:
     app = FastAPI(title="hotdraft", version=installed_version(), docs_url=None, redoc_url=None)
     add_error_handlers(app)
     try:
@@ -237,12 +218,11 @@ def _application(config: HotdraftConfig, engine: FollowedEngine, metrics: Servin
     @app.get("/status")
     def status() -> dict[str, Any]:
         """The version that drafts, and what each worker said of itself."""
-        adapters = metrics.sources.adapters
         return {
             "draft_version": engine.draft_version,
             "workers": list(engine.workers.values()),
-            "unusable_adapters": adapters.unusable if adapters else {},
-            "adapter_registry": adapters.problem if adapters else None,
+            "unusable_adapters": adapters.unusable,
+            "adapter_registry": adapters.problem,
         }
 
     @app.get("/requests/{request_id}", responses=error_responses(404))
@@ -255,6 +235,6 @@ def _application(config: HotdraftConfig, engine: FollowedEngine, metrics: Servin
 
     @app.get("/metrics")
     def prometheus() -> Response:
-        return Response(generate_latest(Exported(metrics)), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(generate_latest(exported), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return app

@@ -1,16 +1,23 @@
 """The loop in vLLM's front end begins with all workers or not at all."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.system.run_lock import run_lock
+from hotdraft.serving.metrics.listener import ServingMetrics
+from hotdraft.serving.metrics.state_metrics import Sources
+from hotdraft.serving.vllm.front.exported import Exported
+from hotdraft.serving.vllm.front.followed_engine import FollowedEngine
 from hotdraft.serving.vllm.front.loop import LoopBesideVllm
+from hotdraft.serving.vllm.journal import JournalFollower
 
 
 class Client:
@@ -80,3 +87,22 @@ def test_an_engine_that_died_keeps_the_loop_from_nothing_when_it_ends(
     asyncio.run(end_after_a_crash(Client()))
     with run_lock(tmp_path, "server"):
         pass
+
+
+def test_vllms_event_loop_does_not_wait_for_records_of_jobs() -> None:
+    asked = threading.get_ident()
+
+    class Jobs:
+        def jobs(self) -> list[Any]:
+            assert threading.get_ident() != asked
+            return []
+
+    engine = FollowedEngine(JournalFollower(Path()), k=1, num_slots=1, max_model_len=8)
+    exported = Exported(ServingMetrics(engine, "m", Sources(jobs=Jobs())))  # type: ignore[arg-type]
+    start = threading.Thread(target=exported.start)
+    start.start()
+    start.join()
+    shown = {family.name for family in REGISTRY.collect()}
+    exported.stop()
+    assert "hotdraft_jobs" in shown
+    assert "hotdraft_jobs" not in {family.name for family in REGISTRY.collect()}

@@ -156,9 +156,11 @@ def _make(planned: Any, available: Any, items: Any, out: Path, *, slim: bool) ->
     from hotdraft.training.planning.plan_time import describe_time
     from hotdraft.training.predistill import make
     from hotdraft.training.predistill.finished_draft import FinishedDraft
+    from hotdraft.training.predistill.step_trial import clear_trials
 
     quiet_trainer()
     settings = planned.run.config
+    clear_trials(settings.run_dir)
     prompts = [item for item in items if isinstance(item, Prompt)]
     finished = FinishedDraft(settings, out, slim=slim)
     outcome = finished.read()

@@ -2,6 +2,7 @@
 
 import re
 import resource
+import shutil
 import tempfile
 from collections.abc import Sequence
 from functools import partial
@@ -38,6 +39,7 @@ TRIAL = {
 }
 """AdamW's state comes with the first step, and only the second has all that a step has beside it; a checkpoint is
 written too. Which layers are chosen makes no difference, and importance takes text."""
+FOLDER = "hotdraft-trial-"
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|MemoryError|DefaultCPUAllocator|SIGKILL")
 """In what is left of a process: torch's words on a GPU, Python's, torch's on a CPU, and Linux's deed."""
 OWN_STATUS = Path("/proc/self/status")
@@ -52,7 +54,7 @@ def try_step(plan: MemoryPlan, available: Available, texts: Sequence[ScoredText]
     run, settings = plan.run, plan.run.settings.model_copy(update=TRIAL)
     device = choose_device(run.config.device)
     check_devices(settings, device, run.dtype)
-    with tempfile.TemporaryDirectory(prefix="hotdraft-trial-", dir=nearest_folder(run.config.run_dir)) as folder:
+    with tempfile.TemporaryDirectory(prefix=FOLDER, dir=nearest_folder(run.config.run_dir)) as folder:
         buffer = ReplayBuffer(f"{folder}/replay")
         draft = _prepare(run, settings, texts, buffer)
         torch.cuda.empty_cache()
@@ -68,6 +70,12 @@ def try_step(plan: MemoryPlan, available: Available, texts: Sequence[ScoredText]
     step = Step(measured["tokens_per_second"], int(measured["peak"]))
     check_step(plan, available, step.peak)
     return step
+
+
+def clear_trials(run_dir: Path) -> None:
+    """Delete what killed ones left in `run_dir`, checkpoints of the draft; none may be under way there."""
+    for folder in run_dir.glob(f"{FOLDER}*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _prepare(

@@ -146,7 +146,10 @@ def test_a_step_is_tried_before_the_recording_unless_some_were_taken(
     config = folder / "begun.yaml"
     config.write_text(yaml.safe_dump(settings))
     options = ["--prompts", str(folder / "prompts.jsonl")]
+    killed = folder / "begun" / "hotdraft-trial-killed" / "checkpoints"
+    killed.mkdir(parents=True)
     assert "a step was tried" in refusal(config, *options)
+    assert not killed.parent.exists()
     assert "a step was tried" in refusal(config, *options, "--plan")
     checkpoints = folder / "begun" / "checkpoints"
     checkpoints.mkdir(parents=True)

@@ -47,7 +47,7 @@ from hotdraft.training.predistill.draft_card import (
     write_draft_card,
 )
 from hotdraft.training.predistill.finished_draft import FinishedDraft, PredistillResult, recipe
-from hotdraft.training.predistill.run_record import begin_or_resume
+from hotdraft.training.predistill.run_record import begin_or_resume, run_of
 from hotdraft.training.predistill.train_draft import train_draft
 from hotdraft.training.scoring.evaluate import expected_acceptance_by_position
 from hotdraft.training.scoring.target_reader import give_target
@@ -188,8 +188,10 @@ def show(figures: Figures, by_position: Figures) -> None:
 
 
 def has_begun(config: HotdraftConfig) -> bool:
-    """Whether there is a checkpoint that training goes on from."""
-    return (checkpoints_of(config) / "last.ckpt").is_file()
+    """Whether there is a checkpoint that training goes on from. Raises `RunRecordError` for one of another run."""
+    checkpoints = checkpoints_of(config)
+    run_of(checkpoints, lambda: recipe(config))
+    return (checkpoints / "last.ckpt").is_file()
 
 
 def _new_run(config: HotdraftConfig, name: str) -> str:

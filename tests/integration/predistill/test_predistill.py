@@ -155,6 +155,8 @@ def test_a_step_is_tried_before_the_recording_unless_some_were_taken(
     checkpoints.mkdir(parents=True)
     (checkpoints / "last.ckpt").write_bytes(b"")
     assert "answers were recorded" in refusal(config, *options)
+    (checkpoints / "run.json").write_text(json.dumps({"run_id": "r", "recipe": {"max_tokens": 13}}))
+    assert re.search(r"begun with other settings \(.*max_tokens", refusal(config, *options))
 
 
 def refusal(config: Path, *options: str, out: Path = Path("refused")) -> str:

@@ -1,6 +1,7 @@
 """`hotdraft serve --engine vllm`: the command that starts vLLM's own server with the loop in it."""
 
 import json
+import math
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -86,6 +87,7 @@ def vllm_command(
         "--dtype": str(choose_dtype(config.dtype, choose_device(config.device))).removeprefix("torch."),
         "--max-model-len": str(engine.max_model_len),
         "--max-num-seqs": str(engine.num_slots),
+        "--shutdown-timeout": str(math.ceil(server.drain_seconds)),
         "--generation-config": "auto" if server.sampling_defaults == "model" else "vllm",
         "--speculative-config": json.dumps(speculative),
         "--worker-extension-cls": EXTENSION,

@@ -41,7 +41,7 @@ def test_the_command_serves_what_is_configured_with_the_loop_in_it(
         tmp_path,
         dtype="bfloat16",
         engine={"kind": "vllm", "k": 2, "num_slots": 6, "max_model_len": 256},
-        server={"port": 9000, "served_model_name": "m", "api_keys": ["secret"]},
+        server={"port": 9000, "served_model_name": "m", "api_keys": ["secret"], "drain_seconds": 7.5},
         vllm={"runner": "v1"},
     )
     overrides = {"vllm": {"self_improve": True}, "server": {"port": 9000}}
@@ -51,6 +51,7 @@ def test_the_command_serves_what_is_configured_with_the_loop_in_it(
     assert told["serve"] == tiny_target
     assert (told["--port"], told["--served-model-name"], told["--dtype"]) == ("9000", "m", "bfloat16")
     assert (told["--max-num-seqs"], told["--max-model-len"]) == ("6", "256")
+    assert told["--shutdown-timeout"] == "8", "else vLLM ends what it has at SIGTERM"
     speculative = json.loads(told["--speculative-config"])
     assert speculative == {"method": "draft_model", "model": tiny_draft, "num_speculative_tokens": 2}
     assert told["--api-server-count"] == "1", "the loop is in one process"

@@ -21,6 +21,7 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import ControlFile
 from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.pipeline.models.loading import fingerprint
+from hotdraft.pipeline.models.names import local_folder
 from hotdraft.pipeline.processes.job_process import start_job
 from hotdraft.pipeline.processes.supervisor import TrainerSupervisor
 from hotdraft.pipeline.processes.trainer import TrainerElsewhere
@@ -85,7 +86,8 @@ class LoopBesideVllm:
             num_slots=vllm_config.scheduler_config.max_num_seqs,
             max_model_len=vllm_config.model_config.max_model_len,
         )
-        self._settings = worker_settings(config, self._folder, told.model, fingerprint(config.draft or told.model))
+        drafting = local_folder(told.model).absolute()
+        self._settings = worker_settings(config, self._folder, drafting, fingerprint(config.draft or told.model))
         after = self._reset_prefixes if config.vllm.reset_prefix_cache else lambda: None
         swapper = VllmSwapper(self.engine, self._call, after_swap=after)
         registry, tracker = AdapterRegistry(config), ServingTracker(config)
@@ -188,13 +190,13 @@ class LoopBesideVllm:
         logger.warning("vLLM kept its prefix cache, of the draft's version before, too: %s", why)
 
 
-def worker_settings(config: HotdraftConfig, journal: Path, draft_folder: str, draft: str) -> dict[str, Any]:
+def worker_settings(config: HotdraftConfig, journal: Path, draft_folder: Path | str, draft: str) -> dict[str, Any]:
     """What `hotdraft_attach` takes; `draft` is its fingerprint. Of `config` it is what workers go by: the rest,
     every default spelled out, may not be valid a second time."""
     return {
         "config": config.model_dump(mode="json", include={"target", "draft", "run_dir", "recorder", "replay"}),
         "journal": str(journal),
-        "draft_folder": draft_folder,
+        "draft_folder": str(draft_folder),
         "fingerprint": draft,
     }
 

@@ -14,6 +14,7 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.system.run_lock import run_lock
 from hotdraft.serving.metrics.listener import ServingMetrics
 from hotdraft.serving.metrics.state_metrics import Sources
+from hotdraft.serving.vllm.front import loop as module
 from hotdraft.serving.vllm.front.exported import Exported
 from hotdraft.serving.vllm.front.followed_engine import FollowedEngine
 from hotdraft.serving.vllm.front.loop import LoopBesideVllm
@@ -32,6 +33,8 @@ class Client:
         if self.is_dead:
             raise RuntimeError("EngineCore encountered an issue")
         self.called.append(method)
+        if args:
+            [self.settings] = args
         return [{"worker": "engine0-stage0-rank0"}, self._reply]
 
     def shutdown(self, timeout: float | None = None) -> None:
@@ -48,6 +51,21 @@ def loop_of(tmp_path: Path, tiny_draft: str) -> Callable[[Client], LoopBesideVll
         model_config=SimpleNamespace(max_model_len=64),
     )
     return lambda client: LoopBesideVllm(config, tmp_path / "c.yaml", {}, vllm_config=told, engine_client=client)
+
+
+def test_a_draft_that_vllm_has_from_the_hub_is_read_from_where_its_files_are(
+    loop_of: Callable[[Client], LoopBesideVllm], tiny_draft: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "local_folder", lambda name: {tiny_draft: tmp_path / "snapshot"}[name])
+
+    async def attach(client: Client) -> None:
+        loop = loop_of(client)
+        await loop.start()
+        await loop.stop()
+
+    client = Client()
+    asyncio.run(attach(client))
+    assert client.settings["draft_folder"] == str(tmp_path / "snapshot")
 
 
 def test_a_worker_that_cannot_take_part_ends_the_loop_on_all(loop_of: Callable[[Client], LoopBesideVllm]) -> None:

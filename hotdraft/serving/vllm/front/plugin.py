@@ -12,6 +12,8 @@ from starlette.types import ASGIApp
 
 from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.config.settings import HotdraftConfig, load_config
+from hotdraft.pipeline.models.loading import weights_id
+from hotdraft.pipeline.models.names import local_folder, read_cut
 from hotdraft.pipeline.system.run_lock import RunInUseError
 from hotdraft.serving.http.client_identity import client_identity
 from hotdraft.serving.http.errors import ApiError
@@ -57,11 +59,7 @@ class HotdraftPlugin:
             raise ConfigError(f"set {CONFIG_VARIABLE} to hotdraft's configuration file")
         overrides = {"server": {"host": args.host or "0.0.0.0", "port": args.port}}
         config = load_config(path, overrides)
-        told = engine_client.vllm_config.speculative_config
-        if told is None or told.method != "draft_model":
-            raise ConfigError(
-                'nothing drafts here: start vLLM with --speculative-config \'{"method": "draft_model", ...}\''
-            )
+        check_models(config, engine_client.vllm_config)
         self._config = config
         loop = LoopBesideVllm(
             config,
@@ -84,3 +82,20 @@ class HotdraftPlugin:
 
     def _client_of(self, request: Request) -> str:
         return client_identity(request, self._config.server) if self._config is not None else ""
+
+
+def check_models(config: HotdraftConfig, vllm_config: Any) -> None:
+    """Raise `ConfigError` where vLLM has no draft model, or serves others than the loop is to be about."""
+    speculative = vllm_config.speculative_config
+    if speculative is None or speculative.method != "draft_model":
+        raise ConfigError(
+            'nothing drafts here: start vLLM with --speculative-config \'{"method": "draft_model", ...}\''
+        )
+    served = {"target": (config.target, vllm_config.model_config.model)}
+    # of a cut draft vLLM has another form
+    if config.draft is not None and read_cut(local_folder(config.draft)) is None:
+        served["draft"] = (config.draft, speculative.model)
+    for name, (told, found) in served.items():
+        ours, its = weights_id(told), weights_id(found)
+        if ours and its and ours != its:
+            raise ConfigError(f"{name} {told}: vLLM serves another, {found}: name that, or start vLLM with {told}")

@@ -27,13 +27,15 @@ def served(tmp_path: Path, tiny_draft: str, monkeypatch: pytest.MonkeyPatch) -> 
     vllm_config = SimpleNamespace(
         speculative_config=speculative,
         scheduler_config=SimpleNamespace(max_num_seqs=4),
-        model_config=SimpleNamespace(max_model_len=64),
+        model_config=SimpleNamespace(max_model_len=64, model=tiny_draft),
     )
     plugin, app = HotdraftPlugin(), FastAPI()
     app.get("/health")(lambda: "vllm")
     plugin.attach_router(app)
 
-    def begin() -> TestClient:
+    def begin(**served: str) -> TestClient:
+        vllm_config.model_config.model = served.get("target", tiny_draft)
+        speculative.model = served.get("draft", tiny_draft)
         client = SimpleNamespace(vllm_config=vllm_config)
         asyncio.run(plugin.init_state(client, None, Namespace(host=None, port=8000)))
         return TestClient(app)
@@ -58,3 +60,10 @@ def test_what_went_wrong_otherwise_is_for_the_log(served: Any, monkeypatch: pyte
     answer = served().get("/hotdraft")
     assert answer.status_code == 503
     assert answer.json()["error"]["message"].endswith("vLLM's log says why")
+
+
+@pytest.mark.parametrize("which", ["target", "draft"])
+def test_the_loop_is_about_the_models_that_vllm_serves(served: Any, tiny_target: str, which: str) -> None:
+    answer = served(**{which: tiny_target}).get("/hotdraft/status")
+    assert answer.status_code == 503
+    assert f"vLLM serves another, {tiny_target}" in answer.json()["error"]["message"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 DESKTOP = {"width": 1280, "height": 900}
+TABLET = {"width": 900, "height": 1100}
 PHONE = {"width": 390, "height": 844}
 
 

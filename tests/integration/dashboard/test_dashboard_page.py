@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hotdraft.serving.http.errors import ApiError
-from tests.integration.dashboard.chromium import DESKTOP, PHONE, chromium, opened, overflow, screenshot
-from tests.integration.dashboard.fake_admin import FakeAdmin, fake_app, traffic
+from tests.integration.dashboard.chromium import DESKTOP, PHONE, TABLET, chromium, opened, overflow, screenshot
+from tests.integration.dashboard.fake_admin import FakeAdmin, fake_app, running, traffic
 from tests.served_app import served
 
 pytestmark = pytest.mark.slow
@@ -39,6 +39,14 @@ def text(page: Any, selector: str) -> str:
     return page.locator(selector).inner_text()
 
 
+def lines(cell: Any) -> int:
+    """Into how many lines its text is broken."""
+    return cell.evaluate(
+        "cell => { const range = document.createRange(); range.selectNodeContents(cell);"
+        " return new Set(Array.from(range.getClientRects(), (part) => part.top)).size; }"
+    )
+
+
 def until(page: Any, selector: str, words: str) -> None:
     page.locator(selector).filter(has_text=words).first.wait_for(timeout=10_000)
 
@@ -54,7 +62,7 @@ def test_everybody_can_use_it(browser: Any, admin: FakeAdmin, url: str, scheme: 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("viewport", [DESKTOP, TABLET, PHONE], ids=["desktop", "tablet", "phone"])
 @pytest.mark.parametrize("filled", [False, True], ids=["empty", "full"])
 def test_it_is_whole_at_every_size(
     browser: Any, admin: FakeAdmin, url: str, tmp_path: Path, viewport: dict[str, int], scheme: str, filled: bool
@@ -69,6 +77,8 @@ def test_it_is_whole_at_every_size(
         assert page.locator("#acceptance-chart polyline").count() == int(filled)
         assert page.locator("#acceptance-chart .empty").is_visible() is not filled
         if filled:
+            for took in page.locator("#jobs td[data-label=Took]", has_text="2 min").all():
+                assert lines(took) == 1
             assert page.locator("#acceptance-chart .mark").count() == 3
             assert page.locator("#domain-chart polyline").count() == 3
             assert page.locator("#versions tbody tr").count() == 3
@@ -119,6 +129,12 @@ def test_a_running_job_has_a_bar(browser: Any, admin: FakeAdmin, url: str) -> No
     with opened(browser, url) as page:
         until(page, "#jobs", "step 120 of 480 · loss 0.523 · about 62 s left")
         assert page.locator("#jobs progress").evaluate("bar => bar.position") == 0.25
+        until(page, "#trainer-note", "a job is running")
+        admin.jobs[0]["progress"] |= {"seconds_left": 0}
+        until(page, "#jobs", "120 steps · loss 0.523 · being judged")
+        assert page.locator("#jobs progress").evaluate("bar => bar.position") == 1
+        admin.jobs[0] |= {"state": "rejected"}
+        until(page, "#trainer-note", "next job: waiting: 12 of 24 new requests")
 
 
 def test_the_choice_of_k_names_what_is_configured_after_a_restart_with_another(
@@ -152,7 +168,7 @@ def test_actions_ask_first_and_tell_the_server(browser: Any, admin: FakeAdmin, u
         assert admin.calls == []
         page.get_by_role("button", name="Promote version 2").click()
         page.locator("#reason").fill("it was good")
-        page.locator("#confirm-yes").click()
+        page.keyboard.press("Enter")
         page.locator("#confirm").wait_for(state="hidden")
         page.locator("#rollback").click()
         page.locator("#confirm-yes").click()

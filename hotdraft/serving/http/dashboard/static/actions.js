@@ -12,26 +12,10 @@ function confirmed({ title, text, yes, withReason = false }) {
   setText("confirm-text", text);
   setText("confirm-yes", yes);
   byId("reason-label").hidden = !withReason;
-  byId("reason").value = "";
+  byId("reason").value = dialog.returnValue = "";
+  dialog.showModal();
   return new Promise((resolve) => {
-    let answer = null;
-    const accept = () => {
-      answer = byId("reason").value.trim();
-      dialog.close();
-    };
-    const refuse = () => dialog.close();
-    byId("confirm-yes").addEventListener("click", accept);
-    byId("confirm-no").addEventListener("click", refuse);
-    dialog.addEventListener(
-      "close",
-      () => {
-        byId("confirm-yes").removeEventListener("click", accept);
-        byId("confirm-no").removeEventListener("click", refuse);
-        resolve(answer);
-      },
-      { once: true },
-    );
-    dialog.showModal();
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes" ? byId("reason").value.trim() : null), { once: true });
   });
 }
 
@@ -54,7 +38,7 @@ export function setUpActions(refresh) {
   byId("rollback").addEventListener("click", async () => {
     const version = Number(byId("rollback").dataset.version);
     const reason = await confirmed({
-      title: `Roll back version ${version}?`,
+      title: `Roll back ${versionName(version)}?`,
       text: "The champion before it serves again, swapped in within a second or two, and stays until it is unpinned. No request is dropped.",
       yes: "Roll back",
       withReason: true,
@@ -63,6 +47,7 @@ export function setUpActions(refresh) {
   });
   byId("unpin").addEventListener("click", () => attempt("versions-problem", () => ask("adapters/unpin", { method: "POST" }), refresh));
   byId("start-job").addEventListener("click", () => attempt("jobs-problem", () => ask("jobs", { method: "POST" }), refresh));
+  byId("confirm-no").addEventListener("click", () => byId("confirm").close());
   byId("log-close").addEventListener("click", () => (byId("log").hidden = true));
   byId("loop").addEventListener("click", () => {
     const enabled = byId("loop").getAttribute("aria-checked") !== "true";

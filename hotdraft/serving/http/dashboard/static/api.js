@@ -50,17 +50,12 @@ function openKeyDialog() {
 
 export function setUpKeyDialog(onKey) {
   const dialog = byId("key-dialog");
-  const use = () => {
-    const key = byId("key").value.trim();
-    if (!key) return;
-    sessionStorage.setItem(KEY, key);
+  dialog.querySelector("form").addEventListener("submit", () => {
+    sessionStorage.setItem(KEY, byId("key").value.trim());
     declined = false;
-    dialog.close("given");
     onKey();
-  };
-  byId("key-yes").addEventListener("click", use);
-  byId("key").addEventListener("keydown", (event) => event.key === "Enter" && use());
+  });
   byId("key-no").addEventListener("click", () => dialog.close());
-  dialog.addEventListener("close", () => (declined = dialog.returnValue !== "given"));
+  dialog.addEventListener("close", () => (declined = dialog.returnValue !== "yes"));
   byId("give-key").addEventListener("click", openKeyDialog);
 }

@@ -4,7 +4,7 @@ import { setUpActions, showLog } from "./actions.js";
 import { ask, Refused, setUpKeyDialog, Unreachable } from "./api.js";
 import { setUpCurves, showHistory } from "./curves.js";
 import { byId, clock, duration, number, setProblem, setText, versionName } from "./dom.js";
-import { showJobs, showVersions } from "./tables.js";
+import { isUnderWay, showJobs, showVersions } from "./tables.js";
 
 const STATUS_MS = 2000;
 const REST_MS = 4000;
@@ -16,6 +16,7 @@ const TRAINER = {
 };
 
 let kInUse = ""; // by the newest point of the curves
+let jobRuns = false;
 
 const last = (list) => list[list.length - 1];
 const baseName = (path) => path.split("/").at(-1);
@@ -31,7 +32,7 @@ function showStatus(now) {
   setText("k-note", (now.k_override === null ? "as configured" : "set by hand") + kInUse);
   setText("trainer", now.trainer);
   const learns = now.trainer === "running" && now.next_job ? `next job: ${now.next_job}` : TRAINER[now.trainer];
-  setText("trainer-note", now.loop_enabled ? learns : "the loop is switched off");
+  setText("trainer-note", jobRuns ? "a job is running" : now.loop_enabled ? learns : "the loop is switched off");
   const loop = byId("loop");
   loop.disabled = false;
   loop.setAttribute("aria-checked", String(now.loop_enabled));
@@ -68,6 +69,11 @@ function showK({ k_override, configured_k, max_k }) {
   if (document.activeElement !== select) select.value = k_override === null ? "" : `${k_override}`;
 }
 
+function showAllJobs(answer) {
+  jobRuns = answer.jobs.some(isUnderWay);
+  showJobs(answer, handlers);
+}
+
 function showUnreachable(error) {
   setText("connection", "no connection");
   byId("connection").className = "chip is-failed";
@@ -97,7 +103,7 @@ const rest = [
   part("history", showNow, "problem"),
   part("adapters", (answer) => showVersions(answer, handlers), "versions-problem"),
   part("k", showK, "controls-problem"),
-  part("jobs", (answer) => showJobs(answer, handlers), "jobs-problem"),
+  part("jobs", showAllJobs, "jobs-problem"),
   showLog,
 ];
 let unreachable = false;

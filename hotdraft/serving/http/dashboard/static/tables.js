@@ -26,10 +26,12 @@ function draw(id, items, row) {
   replaceKeepingFocus(table.tBodies[0], shown.map(row));
 }
 
-function gain(tags) {
-  if (tags.gain === undefined) return "";
-  const known = tags.gain_low !== undefined && tags.gain_high !== undefined;
-  return signed(Number(tags.gain)) + (known ? ` (${signed(Number(tags.gain_low))} to ${signed(Number(tags.gain_high))})` : "");
+function gainCell({ gain, gain_low: low, gain_high: high }) {
+  const text = gain === undefined ? "" : signed(Number(gain));
+  const made = cell("Gain", text, { className: "number", title: "expected acceptance gained over its parent on held-out requests" });
+  if (text && low !== undefined && high !== undefined)
+    made.append(element("span", { className: "range", text: ` (${signed(Number(low))} to ${signed(Number(high))})` }));
+  return made;
 }
 
 // What the gate or the watchdog said, what a person said, and what the watchdog found while that stood.
@@ -58,7 +60,7 @@ export function showVersions({ adapters, champion, pinned }, { onPromote }) {
       element("th", { scope: "row", text: versionName(version) }),
       state,
       cell("Parent", parent),
-      cell("Gain", gain(tags), { className: "number", title: "expected acceptance gained over its parent on held-out requests" }),
+      gainCell(tags),
       cell("Made", clock(created_at, false)),
       cell("Reason", why(tags), { className: "why" }),
       actions,
@@ -66,13 +68,16 @@ export function showVersions({ adapters, champion, pinned }, { onPromote }) {
   });
 }
 
-// How far the training of a job is; the gate comes after, when 0 seconds are left.
+// How far the training of a job is; the gate comes after, when 0 seconds are left, whether or not all steps were taken.
 function progressBar({ step, steps, loss, seconds_left: left }) {
-  const rest = left === 0 ? "being judged" : left && `about ${duration(left)} left`;
-  const words = [`step ${step} of ${steps}`, loss !== null && `loss ${number(loss)}`, rest];
+  const judged = left === 0;
+  const rest = judged ? "being judged" : left && `about ${duration(left)} left`;
+  const words = [judged ? `${step} steps` : `step ${step} of ${steps}`, loss !== null && `loss ${number(loss)}`, rest];
   const label = words.filter(Boolean).join(" · ");
-  return element("div", { text: label }, element("progress", { value: step, max: steps, "aria-label": label }));
+  return element("div", { text: label }, element("progress", { value: judged ? steps : step, max: steps, "aria-label": label }));
 }
+
+export const isUnderWay = ({ state }) => ["running", "cancelling"].includes(state);
 
 export function showJobs({ jobs }, { onLog, onCancel }) {
   draw("jobs", jobs, (job) => {
@@ -87,7 +92,7 @@ export function showJobs({ jobs }, { onLog, onCancel }) {
     const state = cell("State");
     state.append(chip(job.state));
     const reason = cell("Reason", job.reason ?? "", { className: "why" });
-    if (job.progress && ["running", "cancelling"].includes(job.state)) reason.append(progressBar(job.progress));
+    if (job.progress && isUnderWay(job)) reason.append(progressBar(job.progress));
     const took = job.ended_at ? duration(job.ended_at - job.started_at) : "";
     return element(
       "tr",

@@ -52,7 +52,7 @@ def contest(
         "blend": blend,
         **gain_metrics(verdict),
     }
-    tags = {name: f"{value:.4f}" for name, value in metrics.items()}
+    tags = {name: f"{value:.6f}" for name, value in metrics.items()}  # shown with 3, as the reason rounds them
     tags |= gate_tags(domains, of_champion, candidate) | anchors_tag(anchors | known, better)
     tags |= {"held_out_requests": str(verdict.requests), "judged_against": str(champion)}
     return replace(

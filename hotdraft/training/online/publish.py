@@ -98,8 +98,8 @@ def publish(judged: Judged, run_id: str, config: HotdraftConfig, registry: Adapt
     if version is None:
         client.set_tag(run_id, "mlflow.note.content", f"No version: {verdict.reason}")
     else:
-        Lineage(client, config).describe(version)
         client.update_run(run_id, name=f"v{version}, {local_time(judged.at, MINUTES)}")
+        Lineage(client, config).describe(version)
     client.set_terminated(run_id)
     return Published(replace(judged, verdict=verdict), version, promoted)
 
@@ -166,8 +166,8 @@ def gate_tags(names: np.ndarray, champion: np.ndarray, candidate: np.ndarray) ->
         of_domain = names == name
         table[name] = {
             "requests": requests,
-            "champion": round(float(champion[of_domain].mean()), 4),
-            "candidate": round(float(candidate[of_domain].mean()), 4),
+            "champion": round(float(champion[of_domain].mean()), 6),
+            "candidate": round(float(candidate[of_domain].mean()), 6),
         }
     return {GATE_BY_DOMAIN: json.dumps(table, ensure_ascii=False)}
 

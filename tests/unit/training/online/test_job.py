@@ -196,7 +196,11 @@ def test_run_and_version_tell_what_was_learned_from_and_how(config, buffer):
     assert sum(of_domain["requests"] for of_domain in gate.values()) == result.verdict.requests
     for domain, gain in result.verdict.by_domain.items():
         assert gate[domain]["candidate"] - gate[domain]["champion"] == pytest.approx(gain, abs=2e-4)
+    assert float(tags["gain"]) == pytest.approx(result.verdict.gain, abs=1e-6), (
+        "shown rounded, it reads as the reason"
+    )
     description = open_client(config).get_model_version("hotdraft-draft", "1").description
+    assert f"[{run.info.run_name}]" in description
     assert f"learned from {len(trained_on)} requests" in description
     assert "#/models/hotdraft-draft/versions/1" in run.data.tags["mlflow.note.content"]
 

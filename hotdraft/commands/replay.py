@@ -13,7 +13,7 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def replay() -> None:
-    """The replay buffer.
+    """The replay buffer: what was recorded, and whether a job is due.
 
     Examples:
     $ hotdraft replay stats --config configs/smollm2.yaml

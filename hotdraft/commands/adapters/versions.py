@@ -30,10 +30,6 @@ app = typer.Typer(
     """,
 )
 
-app.command()(export)
-app.command()(push)
-app.command()(pull)
-
 IN_TABLES = ("status", "served/", "gate_by_domain", "watch/")
 """Tags that are shown otherwise, or are for servers to read."""
 
@@ -165,6 +161,11 @@ def unpin(config: ConfigOption, as_json: JsonOption = False) -> None:
         registry.unpin()
         version = registry.champion()
     _say_champion(version, as_json, pinned=False)
+
+
+app.command()(export)
+app.command()(push)
+app.command()(pull)
 
 
 def _say_champion(version: int, as_json: bool, *, pinned: bool) -> None:

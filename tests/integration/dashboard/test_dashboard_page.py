@@ -238,6 +238,7 @@ def test_a_key_not_given_is_not_asked_for_again(browser: Any, admin: FakeAdmin, 
         until(page, "#problem", "Incorrect API key provided.")
         page.wait_for_timeout(2500)
         assert page.locator("#key-dialog").is_hidden()
+        assert text(page, "#connection") == "no access"
         assert overflow(page) == 0
         page.locator("#give-key").click()
         page.locator("#key").fill("secret")

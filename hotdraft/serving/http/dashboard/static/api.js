@@ -33,7 +33,11 @@ export async function ask(path, { method = "GET", body } = {}) {
   const answer = await response.json().catch(() => null);
   byId("give-key").hidden = response.status !== 401;
   if (response.ok && answer !== null) return answer;
-  if (response.status === 401 && !declined) openKeyDialog();
+  if (response.status === 401) {
+    setText("connection", "no access");
+    byId("connection").className = "chip is-failed";
+    if (!declined) openKeyDialog();
+  }
   throw new Refused(response.status, answer?.error?.message ?? `The server answered ${response.status}.`);
 }
 
@@ -43,7 +47,7 @@ function openKeyDialog() {
   const dialog = byId("key-dialog");
   if (dialog.open) return;
   const refused = sessionStorage.getItem(KEY) !== null;
-  setText("key-text", `${refused ? "The key given was refused. " : ""}It is kept for this tab only.`);
+  setText("key-text", `${refused ? "The key given was refused." : "An admin key, if the server has any."} It is kept for this tab only.`);
   byId("key").value = dialog.returnValue = "";
   dialog.showModal();
 }

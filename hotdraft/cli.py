@@ -67,7 +67,7 @@ def hotdraft(
 
     Examples:
     $ hotdraft serve smollm2 --draft smollm2-draft --self-improve
-    $ hotdraft doctor --config configs/smollm2.yaml
+    $ hotdraft doctor --config smollm2
     $ hotdraft --install-completion
 
     The environment variable HOTDRAFT_CONFIG stands in for --config.

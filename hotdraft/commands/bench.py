@@ -33,9 +33,9 @@ def bench(
     """Measure speed, latency, acceptance and equality side by side, and hotdraft against what theory allows.
 
     Examples:
-    $ hotdraft bench --config configs/smollm2.yaml
-    $ hotdraft bench -c configs/smollm2.yaml --against transformers,llamacpp --swap
-    $ hotdraft bench -c configs/smollm2.yaml --concurrency 1,4 --json bench.json
+    $ hotdraft bench --config smollm2
+    $ hotdraft bench -c smollm2 --against transformers,llamacpp --swap
+    $ hotdraft bench -c smollm2 --concurrency 1,4 --json bench.json
     """
     import json
 

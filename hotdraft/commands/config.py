@@ -25,7 +25,7 @@ app = typer.Typer(
     help="""The configuration: every value with its origin, and its JSON schema.
 
     Examples:
-    $ hotdraft config show --config configs/smollm2.yaml
+    $ hotdraft config show --config smollm2
     $ hotdraft config reference
     $ hotdraft config schema
     """,
@@ -45,10 +45,10 @@ def show(
     """Every value after file, environment and flags are merged, and where it comes from. Secrets are masked.
 
     Examples:
-    $ hotdraft config show --config configs/smollm2.yaml
-    $ hotdraft config show -c configs/smollm2.yaml --port 9000 --k 3
-    $ hotdraft config show -c configs/smollm2.yaml --changed
-    $ HOTDRAFT_ENGINE__K=2 hotdraft config show -c configs/smollm2.yaml --json
+    $ hotdraft config show --config smollm2
+    $ hotdraft config show -c smollm2 --port 9000 --k 3
+    $ hotdraft config show -c smollm2 --changed
+    $ HOTDRAFT_ENGINE__K=2 hotdraft config show -c smollm2 --json
     """
     from hotdraft.pipeline.config.origins import explain
 

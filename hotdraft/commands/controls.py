@@ -17,8 +17,8 @@ app = typer.Typer(
     help="""The self-improvement loop: switch it on or off.
 
     Examples:
-    $ hotdraft loop off --config configs/smollm2.yaml
-    $ hotdraft loop status --config configs/smollm2.yaml
+    $ hotdraft loop off --config smollm2
+    $ hotdraft loop status --config smollm2
     """,
 )
 
@@ -28,7 +28,7 @@ def on(config: ConfigOption, as_json: JsonOption = False) -> None:
     """Let the trainer begin jobs as traffic calls for them.
 
     Examples:
-    $ hotdraft loop on --config configs/smollm2.yaml
+    $ hotdraft loop on --config smollm2
     """
     _loop(config, as_json, True)
 
@@ -38,7 +38,7 @@ def off(config: ConfigOption, as_json: JsonOption = False) -> None:
     """Let the trainer begin no job; one that runs is finished. Jobs by hand go on.
 
     Examples:
-    $ hotdraft loop off --config configs/smollm2.yaml
+    $ hotdraft loop off --config smollm2
     """
     _loop(config, as_json, False)
 
@@ -48,7 +48,7 @@ def status(config: ConfigOption, as_json: JsonOption = False) -> None:
     """Whether the loop is on.
 
     Examples:
-    $ hotdraft loop status --config configs/smollm2.yaml
+    $ hotdraft loop status --config smollm2
     """
     _loop(config, as_json, None)
 
@@ -63,9 +63,9 @@ def k(
     """Drafted tokens a round of a running server: a number, auto, or `config` for what is configured.
 
     Examples:
-    $ hotdraft k --config configs/smollm2.yaml
-    $ hotdraft k 2 --config configs/smollm2.yaml
-    $ hotdraft k config --config configs/smollm2.yaml
+    $ hotdraft k --config smollm2
+    $ hotdraft k 2 --config smollm2
+    $ hotdraft k config --config smollm2
     """
     from hotdraft.pipeline.config.settings import load_config
     from hotdraft.pipeline.loop.controls import ControlError, ControlFile, k_setting, largest_k

@@ -30,9 +30,9 @@ def distill(
     the configuration is wrong or a store is away.
 
     Examples:
-    $ hotdraft distill --config configs/smollm2.yaml
-    $ hotdraft distill --config configs/smollm2.yaml --json
-    $ hotdraft distill --config configs/smollm2.yaml --follow
+    $ hotdraft distill --config smollm2
+    $ hotdraft distill --config smollm2 --json
+    $ hotdraft distill --config smollm2 --follow
     """
     from hotdraft.pipeline.config.settings import load_config
 

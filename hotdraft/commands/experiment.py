@@ -35,9 +35,9 @@ def experiment(
     gate, the registry. The configuration, or the suite, names the policies.
 
     Examples:
-    $ hotdraft experiment --config configs/experiment-shift.yaml --out runs/shift
+    $ hotdraft experiment --config experiment-shift --out runs/shift
     $ hotdraft experiment -c my.yaml --suite shiftbench --out runs/bench
-    $ hotdraft experiment -c configs/experiment-shift.yaml --out runs/mine \\
+    $ hotdraft experiment -c experiment-shift --out runs/mine \\
         --traffic a.jsonl --traffic b.jsonl --policy static --policy ours
     """
     from rich.console import Console

@@ -19,8 +19,8 @@ app = typer.Typer(
     help="""Distillation jobs: start, list, watch, show, cancel.
 
     Examples:
-    $ hotdraft jobs start --config configs/smollm2.yaml
-    $ hotdraft jobs list --config configs/smollm2.yaml
+    $ hotdraft jobs start --config smollm2
+    $ hotdraft jobs list --config smollm2
     """,
 )
 
@@ -32,7 +32,7 @@ def start(config: ConfigOption, as_json: JsonOption = False) -> None:
     """Start a job in the background. `hotdraft distill --once` is one in the foreground.
 
     Examples:
-    $ hotdraft jobs start --config configs/smollm2.yaml
+    $ hotdraft jobs start --config smollm2
     """
     from hotdraft.pipeline.config.settings import load_config
     from hotdraft.pipeline.processes.job_process import start_job
@@ -46,8 +46,8 @@ def list_jobs(config: ConfigOption, as_json: JsonOption = False) -> None:
     """The newest jobs first, whoever started them.
 
     Examples:
-    $ hotdraft jobs list --config configs/smollm2.yaml
-    $ hotdraft jobs list --json --config configs/smollm2.yaml
+    $ hotdraft jobs list --config smollm2
+    $ hotdraft jobs list --json --config smollm2
     """
     from rich.console import Console
     from rich.table import Table
@@ -79,7 +79,7 @@ def show(job_id: IdArgument, config: ConfigOption, as_json: JsonOption = False) 
     """Everything known of one job, and the last lines it logged.
 
     Examples:
-    $ hotdraft jobs show 20261122-040506-1f2e3d --config configs/smollm2.yaml
+    $ hotdraft jobs show 20261122-040506-1f2e3d --config smollm2
     """
     from rich.console import Console
     from rich.table import Table
@@ -118,7 +118,7 @@ def watch(
     """Follow a job until it ends: step, loss and time left.
 
     Examples:
-    $ hotdraft jobs watch --config configs/smollm2.yaml
+    $ hotdraft jobs watch --config smollm2
     """
     from rich.console import Console
 
@@ -141,7 +141,7 @@ def cancel(job_id: IdArgument, config: ConfigOption, as_json: JsonOption = False
     """End a job at its next step and drop it: no verdict, nothing published, not gone on with.
 
     Examples:
-    $ hotdraft jobs cancel 20261122-040506-1f2e3d --config configs/smollm2.yaml
+    $ hotdraft jobs cancel 20261122-040506-1f2e3d --config smollm2
     """
     _tell(_records(config).cancel(job_id), f"job {job_id} ends at its next step", as_json)
 

@@ -47,9 +47,9 @@ def predistill(
     `predistill:`.
 
     Examples:
-    $ hotdraft predistill --config configs/predistill-smollm2.yaml --plan
-    $ hotdraft predistill -c configs/predistill-smollm2.yaml --out runs/my-draft
-    $ hotdraft predistill -c configs/predistill-qwen2.5-7b.yaml \\
+    $ hotdraft predistill --config predistill-smollm2 --plan
+    $ hotdraft predistill -c predistill-smollm2 --out runs/my-draft
+    $ hotdraft predistill -c predistill-qwen2.5-7b \\
         --plan --memory-gb 80
     """
     import random

@@ -16,7 +16,7 @@ def replay() -> None:
     """The replay buffer: what was recorded, and whether a job is due.
 
     Examples:
-    $ hotdraft replay stats --config configs/smollm2.yaml
+    $ hotdraft replay stats --config smollm2
     """
 
 
@@ -28,8 +28,8 @@ def stats(
     """Count the recorded requests, tokens and rejections; acceptance by domain and draft version.
 
     Examples:
-    $ hotdraft replay stats --config configs/smollm2.yaml
-    $ hotdraft replay stats --config configs/smollm2.yaml --json
+    $ hotdraft replay stats --config smollm2
+    $ hotdraft replay stats --config smollm2 --json
     """
     from rich.console import Console
     from rich.table import Table
@@ -76,8 +76,8 @@ def due(config: ConfigOption, as_json: JsonOption = False) -> None:
     While the loop is off none is due.
 
     Examples:
-    $ hotdraft replay due --config configs/smollm2.yaml
-    $ hotdraft replay due --config configs/smollm2.yaml --json
+    $ hotdraft replay due --config smollm2
+    $ hotdraft replay due --config smollm2 --json
     """
     from hotdraft.pipeline.config.settings import load_config
 

@@ -64,9 +64,9 @@ def serve(
     Examples:
     $ hotdraft serve --config smollm2 --self-improve
     $ hotdraft serve path/to/target --draft path/to/draft --max-model-len 4096
-    $ hotdraft serve --config configs/smollm2.yaml --host 0.0.0.0 --port 9000
-    $ HOTDRAFT_ENGINE__NUM_SLOTS=16 hotdraft serve -c configs/smollm2.yaml --k 3
-    $ hotdraft serve -c configs/smollm2.yaml --self-improve --engine vllm -- --tensor-parallel-size 2
+    $ hotdraft serve --config smollm2 --host 0.0.0.0 --port 9000
+    $ HOTDRAFT_ENGINE__NUM_SLOTS=16 hotdraft serve -c smollm2 --k 3
+    $ hotdraft serve -c smollm2 --self-improve --engine vllm -- --tensor-parallel-size 2
     """
     from rich.console import Console
 

@@ -54,9 +54,9 @@ def simulate(
     Ctrl-C ends it with a report of what was played.
 
     Examples:
-    $ hotdraft simulate --traffic my.jsonl -c configs/smollm2.yaml --out runs/mine
+    $ hotdraft simulate --traffic my.jsonl -c smollm2 --out runs/mine
     $ hotdraft simulate --traffic a.jsonl --traffic b.jsonl --limit 100 \\
-        -c configs/smollm2.yaml --url http://127.0.0.1:8000 --out runs/mine
+        -c smollm2 --url http://127.0.0.1:8000 --out runs/mine
 
     A line of a file is {"domain": "sql", "prompt": "..."}. The report for
     scripts is report.json in the folder --out.

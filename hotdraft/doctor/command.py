@@ -27,8 +27,8 @@ def doctor(
 
     Examples:
     $ hotdraft doctor
-    $ hotdraft doctor --config configs/smollm2.yaml
-    $ hotdraft doctor -c configs/smollm2.yaml --json
+    $ hotdraft doctor --config smollm2
+    $ hotdraft doctor -c smollm2 --json
 
     Nothing is changed, downloaded or loaded, and no store is waited for longer
     than 15 seconds.

@@ -30,8 +30,8 @@ def export(
     """Write VERSION, with a model card, for vLLM, transformers, PEFT or llama.cpp to load.
 
     Examples:
-    $ hotdraft adapters export 3 --config configs/smollm2.yaml --out my-draft
-    $ hotdraft adapters export 3 -c configs/smollm2.yaml --format peft \\
+    $ hotdraft adapters export 3 --config smollm2 --out my-draft
+    $ hotdraft adapters export 3 -c smollm2 --format peft \\
         --out my-lora
     """
     from hotdraft.pipeline.models.draft_folder import check_out

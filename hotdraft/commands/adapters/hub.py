@@ -26,7 +26,7 @@ def push(
     It takes the token that `hf auth login` stored, or HF_TOKEN.
 
     Examples:
-    $ hotdraft adapters push 3 -c configs/smollm2.yaml --repo me/my-draft
+    $ hotdraft adapters push 3 -c smollm2 --repo me/my-draft
     """
     from tempfile import TemporaryDirectory
 
@@ -60,7 +60,7 @@ def pull(
     It has to belong to the draft of the configuration; nothing judges it.
 
     Examples:
-    $ hotdraft adapters pull me/my-draft -c configs/smollm2.yaml
+    $ hotdraft adapters pull me/my-draft -c smollm2
     """
     from hotdraft.commands.adapters.pulled import fetch_adapter, register
     from hotdraft.pipeline.config.section import ConfigError

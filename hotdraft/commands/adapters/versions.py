@@ -25,8 +25,8 @@ app = typer.Typer(
     help="""Adapter versions: list, show, promote, roll back, unpin, export, push, pull.
 
     Examples:
-    $ hotdraft adapters list --config configs/smollm2.yaml
-    $ hotdraft adapters rollback --config configs/smollm2.yaml
+    $ hotdraft adapters list --config smollm2
+    $ hotdraft adapters rollback --config smollm2
     """,
 )
 
@@ -54,8 +54,8 @@ def list_versions(config: ConfigOption, as_json: JsonOption = False) -> None:
     """All versions, newest first.
 
     Examples:
-    $ hotdraft adapters list --config configs/smollm2.yaml
-    $ hotdraft adapters list --config configs/smollm2.yaml --json
+    $ hotdraft adapters list --config smollm2
+    $ hotdraft adapters list --config smollm2 --json
     """
     from rich.console import Console
     from rich.table import Table
@@ -83,7 +83,7 @@ def show(version: VersionArgument, config: ConfigOption, as_json: JsonOption = F
     """Everything known of one version: lineage, the gate's numbers, and what it did in service.
 
     Examples:
-    $ hotdraft adapters show 3 --config configs/smollm2.yaml
+    $ hotdraft adapters show 3 --config smollm2
     """
     from rich.console import Console
     from rich.table import Column, Table
@@ -127,8 +127,8 @@ def promote(
     While it is pinned the watchdog only warns, and jobs publish their versions without promoting them.
 
     Examples:
-    $ hotdraft adapters promote 3 --config configs/smollm2.yaml
-    $ hotdraft adapters promote 3 -c configs/smollm2.yaml --reason "good at SQL" --json
+    $ hotdraft adapters promote 3 --config smollm2
+    $ hotdraft adapters promote 3 -c smollm2 --reason "good at SQL" --json
     """
     with _registry(config) as registry:
         registry.promote(version, reason=reason, by_hand=True)
@@ -140,8 +140,8 @@ def rollback(config: ConfigOption, reason: ReasonOption = "", as_json: JsonOptio
     """Return to the champion before the current one, and pin that until `unpin`.
 
     Examples:
-    $ hotdraft adapters rollback --config configs/smollm2.yaml
-    $ hotdraft adapters rollback -c configs/smollm2.yaml --reason "bad at SQL" --json
+    $ hotdraft adapters rollback --config smollm2
+    $ hotdraft adapters rollback -c smollm2 --reason "bad at SQL" --json
     """
     with _registry(config) as registry:
         version = registry.rollback(reason=reason, by_hand=True)
@@ -155,7 +155,7 @@ def unpin(config: ConfigOption, as_json: JsonOption = False) -> None:
     The watchdog judges what serves from its next swap on: a version that it warned of while it was pinned stays.
 
     Examples:
-    $ hotdraft adapters unpin --config configs/smollm2.yaml
+    $ hotdraft adapters unpin --config smollm2
     """
     with _registry(config) as registry:
         registry.unpin()

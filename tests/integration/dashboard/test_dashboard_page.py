@@ -10,7 +10,7 @@ import pytest
 
 from hotdraft.serving.http.errors import ApiError
 from tests.integration.dashboard.chromium import DESKTOP, PHONE, TABLET, chromium, opened, overflow, screenshot
-from tests.integration.dashboard.fake_admin import FakeAdmin, fake_app, running, traffic
+from tests.integration.dashboard.fake_admin import FakeAdmin, fake_app, traffic
 from tests.served_app import served
 
 pytestmark = pytest.mark.slow

@@ -115,6 +115,9 @@ def test_vllms_event_loop_does_not_wait_for_records_of_jobs() -> None:
             assert threading.get_ident() != asked
             return []
 
+        def silent_seconds(self) -> float:
+            return 0.0
+
     engine = FollowedEngine(JournalFollower(Path()), k=1, num_slots=1, max_model_len=8)
     exported = Exported(ServingMetrics(engine, "m", Sources(jobs=Jobs())))  # type: ignore[arg-type]
     start = threading.Thread(target=exported.start)

@@ -157,7 +157,7 @@ def judge(
         accepted = True
         reason = f"{gained} on {requests} unseen prompts"
         if loss_high > config.max_domain_loss:
-            reason += f"; a loss of up to {loss_high:.2f} on a domain cannot be told from none with so few"
+            reason += f"; so few prompts of a domain would hide a loss of up to {loss_high:.2f} on it"
     return Verdict(
         accepted=accepted,
         reason=reason,

@@ -107,7 +107,7 @@ def test_a_few_prompts_do_not_veto_a_loss_that_may_be_chance_but_do_veto_a_great
         change = np.where(np.arange(40) < 3, -loss, 0.4)
         verdict = judge(CHAMPION, CHAMPION + change, domains, CONFIG, {"new": 1.0})
         assert verdict.accepted is accepted
-        assert ("cannot be told from none" in verdict.reason) is accepted
+        assert ("would hide a loss of up to" in verdict.reason) is accepted
 
 
 def test_many_small_domains_that_all_lose_are_seen_together():

@@ -62,7 +62,10 @@ def _tenant(host: str, port: int, mend: str, to_serve: bool) -> Iterator[Finding
         yield problem("port", serves, mend)
         return
     yield ok("port", serves)
-    unusable = _ask(f"{url}/{health}").get("unusable_adapters")
+    told = _ask(f"{url}/{health}")
+    if waits := told.get("swap_waits"):
+        yield warning("adapters", f"{url} swaps no version in: {waits}", "its log says more, as its engines' do")
+    unusable = told.get("unusable_adapters")
     for version, why in unusable.items() if isinstance(unusable, dict) else ():
         mend = (
             "its log says more; mend the cause, or promote a version that it can serve: `hotdraft adapters promote`"

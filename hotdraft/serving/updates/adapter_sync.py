@@ -20,7 +20,7 @@ from hotdraft.serving.messages.events import SwapReason
 from hotdraft.serving.updates.acceptance_watch import AcceptanceWatch
 from hotdraft.serving.updates.champion import ChampionFollower
 from hotdraft.serving.updates.last_served import LastServedFile
-from hotdraft.serving.updates.swapper import Swapper
+from hotdraft.serving.updates.swapper import NotNowError, Swapper
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,8 @@ class AdapterSync:
         """Failures in following the registry."""
         self.problem: str | None = None
         """Why the registry cannot be used, while that is so."""
+        self.waits: str | None = None
+        """What a swap that is due waits for."""
         self._refused: set[int] = set()
         self._counted: tuple[int | None, float] | None = None
         """With which champion, and when, all refused versions were counted last."""
@@ -94,7 +96,7 @@ class AdapterSync:
     def _turn(self, reason: SwapReason) -> bool:
         """Watch, follow and count; whether the store could be read. One that cannot be written is counted."""
         is_told = self._do(self._watch.turn)
-        for part in (partial(self._follower.follow, reason), self._count_refused):
+        for part in (partial(self._follow, reason), self._count_refused):
             if not self._do(part):
                 return False
         if is_told:
@@ -104,6 +106,16 @@ class AdapterSync:
         else:
             self.errors += 1
         return True
+
+    def _follow(self, reason: SwapReason) -> None:
+        try:
+            self._follower.follow(reason)
+        except NotNowError as error:
+            if str(error) != self.waits:
+                self.waits = str(error)
+                logger.warning("a swap waits, version %d serves on: %s", self._swapper.live_version, error)
+        else:
+            self.waits = None
 
     def _do(self, part: Callable[[], None]) -> bool:
         """Whether the store answered `part`; what else fails in it keeps the others from nothing."""

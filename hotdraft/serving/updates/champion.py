@@ -26,7 +26,7 @@ from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.serving.messages.events import SwapReason
 from hotdraft.serving.updates.hot_swap import SwapError
 from hotdraft.serving.updates.last_served import LastServedFile
-from hotdraft.serving.updates.swapper import Swapper
+from hotdraft.serving.updates.swapper import NotNowError, Swapper
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,8 @@ class ChampionFollower:
         """As the registry named it last; None until it was first asked."""
 
     def follow(self, reason: SwapReason) -> None:
-        """Swap if the champion changed. Raises what shows that the registry is away, and `CancelledError`."""
+        """Swap if the champion changed. Raises what shows that the registry is away, `NotNowError` and
+        `CancelledError`."""
         champion, live = self._registry.champion(), self._swapper.live_version
         if champion != self.champion:
             self.champion, self._stand_ins = champion, None
@@ -138,7 +139,7 @@ class ChampionFollower:
             if version and folder is None:
                 folder = self._registry.download(version)
             event = self._swapper.swap(self._swapper.stage(version, folder), reason)
-        except (CancelledError, *STORE_ONLY_ERRORS):  # the engine ends, or the registry is away
+        except (CancelledError, NotNowError, *STORE_ONLY_ERRORS):  # the engine ends, or the registry is away
             raise
         except Exception as error:  # noqa: BLE001 -- whatever a version brings about is its own affair
             self._mark(version, folder, error)

@@ -15,6 +15,26 @@ UNKNOWN = -1
 """Version of a draft, or of several, whose weights are not known to be one version's."""
 
 
+def engine_names(parallel: Any) -> list[str]:
+    """Of the engines that a front end with vLLM's `parallel` configuration has, as its `core_client` counts them:
+    its machine's alone where something else spreads requests over several."""
+    is_local = parallel.data_parallel_external_lb or parallel.data_parallel_hybrid_lb
+    number = parallel.data_parallel_size_local if is_local else parallel.data_parallel_size
+    return [_engine_name(parallel.data_parallel_index + place) for place in range(number)]
+
+
+def worker_name(parallel: Any, stage: int, rank: int) -> str:
+    return f"{_engine_name(parallel.data_parallel_index)}-stage{stage}-rank{rank}"
+
+
+def engine_of(worker: str) -> str:
+    return worker.split("-", 1)[0]
+
+
+def _engine_name(index: int) -> str:
+    return f"engine{index}"
+
+
 class Journal:
     """A worker's own segments. From any thread; what cannot be written is counted in `lost`."""
 

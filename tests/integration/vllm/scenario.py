@@ -58,7 +58,7 @@ def run(scenario: Scenario) -> list[Any]:
         options |= {"speculative_config": told, "worker_extension_cls": EXTENSION}
     llm = LLM(scenario.target, seed=0, **options)
     folder = Path(scenario.run_dir) / "journal"
-    engine = FollowedEngine(JournalFollower(folder), k=3, num_slots=16, max_model_len=256)
+    engine = FollowedEngine(JournalFollower(folder), engines=["engine0"], k=3, num_slots=16, max_model_len=256)
     swapper = VllmSwapper(engine, lambda method, *args: llm.collective_rpc(method, args=args))
     if scenario.speculate:
         config = HotdraftConfig(

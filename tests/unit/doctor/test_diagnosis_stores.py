@@ -253,10 +253,11 @@ def test_an_mlflow_server_that_answers_without_its_database_is_not_to_be_started
 def test_vllm_with_the_loop_in_it_is_no_other_program(tmp_path, tenant):
     port, handler = tenant
     handler.body = b'{"version": "0.32.0"}'
-    status = b'{"draft_version": 3, "workers": [], "unusable_adapters": {"5": "out of memory"}}'
+    status = b'{"draft_version": 3, "unusable_adapters": {"5": "out of memory"}, "swap_waits": "vLLM sleeps"}'
     handler.bodies = {"/hotdraft/status": status}
-    serves, unusable = examine_port(config_of(tmp_path, server={"port": port}))
+    serves, waits, unusable = examine_port(config_of(tmp_path, server={"port": port}))
     assert (serves.state, "hotdraft over vLLM 0.32.0 serves" in serves.says) == ("ok", True)
+    assert (waits.state, "swaps no version in: vLLM sleeps" in waits.says) == ("warning", True)
     assert "cannot serve version 5" in unusable.says
     handler.bodies = {}
     assert only(examine_port(config_of(tmp_path, server={"port": port}))).state == "problem", "vLLM alone"

@@ -5,7 +5,7 @@ import re
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,11 +20,13 @@ from hotdraft.serving.messages.request import (
     SamplingParams,
 )
 from hotdraft.serving.models.runner import Computation
-from hotdraft.serving.vllm.journal import JournalFollower
+from hotdraft.serving.vllm.journal import JournalFollower, engine_of
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
+ATTACH_SECONDS = 10.0
+"""For a shared folder to show what workers elsewhere have written."""
 ANSWER_ID = re.compile(r"(?:\d+_)?(?:(chatcmpl-.+)|(cmpl-.+)-\d+|(resp_.+)_\d+)-[0-9a-f]{8}")
 SUMMED = (
     "completion_tokens", "rounds", "drafted_tokens", "examined_tokens", "accepted_tokens", "first_examined",
@@ -38,9 +40,11 @@ KEPT_REQUESTS = 4096
 
 
 class FollowedEngine:
-    """Tells listeners of requests and swaps, and knows the state of each worker."""
+    """Tells listeners of requests and swaps, and knows the state of each worker of all `engines`."""
 
-    def __init__(self, journal: JournalFollower, *, k: int, num_slots: int, max_model_len: int) -> None:
+    def __init__(
+        self, journal: JournalFollower, *, engines: Collection[str], k: int, num_slots: int, max_model_len: int
+    ) -> None:
         self.listeners: list[EngineListener] = []
         self.draft_version = 0
         """That serves on all workers; negative while the swapper cannot say."""
@@ -53,6 +57,7 @@ class FollowedEngine:
         """vLLM's are its own."""
         self.workers: dict[str, dict[str, Any]] = {}
         """What each told last of itself."""
+        self._engines = engines
         self.recorded = 0
         """Requests that workers recorded."""
         self._journal = journal
@@ -90,9 +95,26 @@ class FollowedEngine:
         """Those that hold a part of the draft, and so have to take a version up."""
         return {name for name, facts in list(self.workers.items()) if facts.get("has_draft")}
 
+    @property
+    def silent_engines(self) -> list[str]:
+        """Those of which no worker was heard."""
+        return self._without(list(self.workers))
+
+    @property
+    def draftless_engines(self) -> list[str]:
+        """Those of which no worker, as far as was heard, has a draft to swap."""
+        return self._without(self.drafting_workers)
+
     def start(self) -> None:
         """Know the workers that are attached, then follow them."""
+        deadline = time.monotonic() + ATTACH_SECONDS
         self._take_news()
+        while self.silent_engines and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            self._take_news()
+        if silent := self.silent_engines:
+            logger.error("nothing is heard of %s, so that no version is swapped in: see the log there, and whether "
+                         "run_dir is one folder for all engines", ", ".join(silent))  # fmt: skip
         self._thread.start()
 
     def stop(self) -> None:
@@ -117,6 +139,9 @@ class FollowedEngine:
             yield
         finally:
             self._waiters.remove(hear)
+
+    def _without(self, workers: Collection[str]) -> list[str]:
+        return sorted(set(self._engines) - {engine_of(worker) for worker in workers})
 
     def _run(self) -> None:
         while not self._stopping.wait(POLL_SECONDS):

@@ -48,7 +48,7 @@ from hotdraft.serving.updates.last_served import LastServedFile
 from hotdraft.serving.vllm.front.exported import Exported
 from hotdraft.serving.vllm.front.followed_engine import FollowedEngine
 from hotdraft.serving.vllm.front.swapper import VllmSwapper
-from hotdraft.serving.vllm.journal import JournalFollower
+from hotdraft.serving.vllm.journal import JournalFollower, engine_names
 from hotdraft.serving.vllm.worker.seams import put_before
 
 logger = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ class LoopBesideVllm:
         self._journal = JournalFollower(self._folder)
         self.engine = FollowedEngine(
             self._journal,
+            engines=engine_names(vllm_config.parallel_config),
             k=told.num_speculative_tokens,
             num_slots=vllm_config.scheduler_config.max_num_seqs,
             max_model_len=vllm_config.model_config.max_model_len,
@@ -219,10 +220,12 @@ def _application(
 
     @app.get("/status")
     def status() -> dict[str, Any]:
-        """The version that drafts, and what each worker said of itself."""
+        """The version that drafts, what each worker said of itself, and what a swap waits for."""
         return {
             "draft_version": engine.draft_version,
             "workers": list(engine.workers.values()),
+            "silent_engines": engine.silent_engines,
+            "swap_waits": adapters.waits,
             "unusable_adapters": adapters.unusable,
             "adapter_registry": adapters.problem,
         }

@@ -16,6 +16,7 @@ from typing import Any
 from hotdraft.pipeline.models.adapter_folder import AdapterError
 from hotdraft.serving.messages.events import SwapEvent, SwapReason
 from hotdraft.serving.updates.hot_swap import SwapError
+from hotdraft.serving.updates.swapper import NotNowError
 from hotdraft.serving.vllm.front.followed_engine import FollowedEngine
 from hotdraft.serving.vllm.journal import UNKNOWN
 
@@ -55,8 +56,8 @@ class VllmSwapper:
     def stage(self, version: int, folder: Path | None) -> StagedVersion:
         """Have all workers read, check and prepare `version`.
 
-        Raises `AdapterError` naming what is wrong with it, and `RuntimeError` for a worker that failed otherwise or
-        did not answer.
+        Raises `AdapterError` naming what is wrong with it, `NotNowError`, and `RuntimeError` for a worker that
+        failed otherwise or did not answer.
         """
         self._check_workers()
         staged = StagedVersion(version, None if folder is None or version == 0 else folder.absolute())
@@ -64,7 +65,8 @@ class VllmSwapper:
         return staged
 
     def swap(self, staged: StagedVersion, reason: SwapReason) -> SwapEvent:
-        """Serve `staged` on all workers. Raises `SwapError` if one does not, `RuntimeError` if one says nothing.
+        """Serve `staged` on all workers. Raises `SwapError` if one does not, `RuntimeError` if one says nothing,
+        `NotNowError` where it cannot be tried.
 
         The version from before serves on then; where not all could go back to it, nobody knows which does.
         """
@@ -86,8 +88,8 @@ class VllmSwapper:
         return event
 
     def _check_workers(self) -> None:
-        if not self._engine.drafting_workers:
-            raise RuntimeError("no worker of vLLM has a draft to swap")
+        if draftless := self._engine.draftless_engines:
+            raise NotNowError(f"no worker of {', '.join(draftless)} has a draft to swap")
 
     def _commit(self, version: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """What all said, and what those said that could not."""

@@ -19,7 +19,7 @@ from hotdraft.pipeline.models.adapter_folder import PROBE_TOKENS, AdapterError
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.serving.engine.recorder import Recorder, ServedModels
 from hotdraft.serving.updates.hot_swap import PROBE_TOLERANCE
-from hotdraft.serving.vllm.journal import UNKNOWN, Journal
+from hotdraft.serving.vllm.journal import UNKNOWN, Journal, worker_name
 from hotdraft.serving.vllm.versions import installed
 from hotdraft.serving.vllm.worker import runner_v1, runner_v2
 from hotdraft.serving.vllm.worker.live_draft import DraftError, LiveDraft
@@ -93,8 +93,7 @@ class WorkerPart:
         config = HotdraftConfig(**settings["config"])
         self._worker = worker
         stage, rank = get_pp_group(), get_tp_group().rank_in_group
-        engine = worker.vllm_config.parallel_config.data_parallel_index
-        self.name = f"engine{engine}-stage{stage.rank_in_group}-rank{rank}"
+        self.name = worker_name(worker.vllm_config.parallel_config, stage.rank_in_group, rank)
         self._journal = Journal(Path(settings["journal"]), self.name)
         self._staged: tuple[int, DraftVersion, Any] | None = None
         self.version = 0

@@ -11,6 +11,7 @@ from hotdraft.pipeline.store.errors import RegistryError
 from hotdraft.serving.updates import adapter_sync, champion
 from hotdraft.serving.updates.hot_swap import StagedDraft
 from hotdraft.serving.updates.last_served import LastServed
+from hotdraft.serving.updates.swapper import NotNowError
 from tests.unit.serving.updates.followed import BROKEN, Swapper, count, eventually
 
 
@@ -111,6 +112,19 @@ def test_what_may_pass_is_tried_again_after_a_while(engine, sync, registry, swap
     assert eventually(lambda: engine.draft_version == 2)
     assert eventually(lambda: not sync.unusable)
     assert registry.champions == [1, 2]
+
+
+def test_a_swap_that_has_to_wait_is_held_against_no_version(engine, sync, registry, swapper, metrics, caplog):
+    swapper.broken = {1: NotNowError("vLLM sleeps")}
+    registry.promote(1)
+    for _ in range(2):
+        sync._turn("promotion")
+    assert (sync.waits, sync.unusable, sync.errors) == ("vLLM sleeps", {}, 0)
+    assert count(metrics, "hotdraft_swap_failures_total") == 0
+    assert caplog.text.count("a swap waits, version 0 serves on: vLLM sleeps") == 1
+    swapper.broken = {}
+    sync._turn("promotion")
+    assert (sync.waits, engine.draft_version) == (None, 1)
 
 
 def test_the_pauses_between_tries_grow(sync, registry, swapper, monkeypatch):

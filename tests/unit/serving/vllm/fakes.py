@@ -10,6 +10,17 @@ import torch
 VOCAB = 16
 
 
+def parallel_config(**told: Any) -> SimpleNamespace:
+    defaults = {
+        "data_parallel_size": 1,
+        "data_parallel_size_local": 1,
+        "data_parallel_index": 0,
+        "data_parallel_external_lb": False,
+        "data_parallel_hybrid_lb": False,
+    }
+    return SimpleNamespace(**{**defaults, **told})
+
+
 def sampling_params(**told: Any) -> SimpleNamespace:
     defaults: dict[str, Any] = {
         "temperature": 0.0,

@@ -20,7 +20,7 @@ from hotdraft.serving.vllm.worker import extension
 from hotdraft.serving.vllm.worker.extension import WorkerExtension
 from hotdraft.serving.vllm.worker.staging import DraftVersion
 from tests.unit.serving.vllm.fake_models import VOCAB, Model, expected_logits, some_weights
-from tests.unit.serving.vllm.fakes import RunnerV1, Scheduled, new_request
+from tests.unit.serving.vllm.fakes import RunnerV1, Scheduled, new_request, parallel_config
 
 IDS = torch.arange(9) % VOCAB
 
@@ -38,7 +38,7 @@ class Worker(WorkerExtension):
         self.model_runner = runner
         self._model = model
         self.vllm_config = SimpleNamespace(
-            parallel_config=SimpleNamespace(data_parallel_index=1),
+            parallel_config=parallel_config(data_parallel_index=1),
             speculative_config=SimpleNamespace(
                 rejection_sample_method="standard", draft_model_config=SimpleNamespace(dtype=torch.float32)
             ),

@@ -1,11 +1,13 @@
 """Whatever number of workers there is, all that they tell is heard once, and nothing of it piles up."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hotdraft.serving.vllm import journal
-from hotdraft.serving.vllm.journal import Journal, JournalFollower
+from hotdraft.serving.vllm.journal import Journal, JournalFollower, engine_names, engine_of, worker_name
+from tests.unit.serving.vllm.fakes import parallel_config
 
 
 def test_every_workers_events_are_heard_once_and_in_their_order(tmp_path: Path) -> None:
@@ -73,3 +75,26 @@ def test_a_segment_that_cannot_be_begun_for_a_while_costs_nothing_that_is_told_a
     (tmp_path / "away").rename(folder)
     writer.tell("swapped")
     assert [event["event"] for event in follower.news()] == ["staged", "swapped"]
+
+
+@pytest.mark.parametrize(
+    ("told", "names"),
+    [
+        ({"data_parallel_size": 2}, ["engine0", "engine1"]),
+        ({"data_parallel_size": 4, "data_parallel_size_local": 0}, ["engine0", "engine1", "engine2", "engine3"]),
+        ({"data_parallel_size": 4, "data_parallel_index": 3, "data_parallel_external_lb": True}, ["engine3"]),
+        (
+            {
+                "data_parallel_size": 4,
+                "data_parallel_size_local": 2,
+                "data_parallel_index": 2,
+                "data_parallel_hybrid_lb": True,
+            },
+            ["engine2", "engine3"],
+        ),
+    ],
+)
+def test_a_front_end_knows_which_engines_it_has(told: dict[str, Any], names: list[str]) -> None:
+    parallel = parallel_config(**told)
+    assert engine_names(parallel) == names
+    assert engine_of(worker_name(parallel, 1, 2)) == names[0]

@@ -3,31 +3,38 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 from prometheus_client import REGISTRY
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.system.run_lock import run_lock
 from hotdraft.serving.metrics.listener import ServingMetrics
 from hotdraft.serving.metrics.state_metrics import Sources
+from hotdraft.serving.vllm.front import followed_engine
 from hotdraft.serving.vllm.front import loop as module
 from hotdraft.serving.vllm.front.exported import Exported
 from hotdraft.serving.vllm.front.followed_engine import FollowedEngine
 from hotdraft.serving.vllm.front.loop import LoopBesideVllm
-from hotdraft.serving.vllm.journal import JournalFollower
+from hotdraft.serving.vllm.journal import Journal, JournalFollower
+from tests.unit.serving.vllm.fakes import parallel_config
+
+FIRST = "engine0-stage0-rank0"
 
 
 class Client:
     """vLLM's engine."""
 
-    def __init__(self, reply: dict[str, Any] | None = None) -> None:
+    def __init__(self, reply: dict[str, Any] | None = None, attached: tuple[str, ...] = (FIRST,)) -> None:
         self.called: list[str] = []
+        self.attached = attached
         self.is_dead = False
-        self._reply = reply or {"worker": "engine0-stage0-rank0"}
+        self._reply = reply or {"worker": FIRST}
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[dict[str, Any]]:
         if self.is_dead:
@@ -35,7 +42,9 @@ class Client:
         self.called.append(method)
         if args:
             [self.settings] = args
-        return [{"worker": "engine0-stage0-rank0"}, self._reply]
+            for name in self.attached:
+                Journal(Path(self.settings["journal"]), name).tell("attached", has_draft=True, version=0)
+        return [{"worker": FIRST}, self._reply]
 
     def shutdown(self, timeout: float | None = None) -> None:
         self.called.append("shutdown")
@@ -43,14 +52,19 @@ class Client:
 
 
 @pytest.fixture
-def loop_of(tmp_path: Path, tiny_draft: str) -> Callable[[Client], LoopBesideVllm]:
+def loop_of(tmp_path: Path, tiny_draft: str) -> Callable[..., LoopBesideVllm]:
+    return partial(a_loop, tmp_path, tiny_draft)
+
+
+def a_loop(tmp_path: Path, tiny_draft: str, client: Client, data_parallel_size: int = 1) -> LoopBesideVllm:
     config = HotdraftConfig(target=tiny_draft, draft=tiny_draft, run_dir=tmp_path, server={"admin_keys": ["k"]})
     told = SimpleNamespace(
         speculative_config=SimpleNamespace(num_speculative_tokens=2, model=tiny_draft),
         scheduler_config=SimpleNamespace(max_num_seqs=4),
+        parallel_config=parallel_config(data_parallel_size=data_parallel_size),
         model_config=SimpleNamespace(max_model_len=64),
     )
-    return lambda client: LoopBesideVllm(config, tmp_path / "c.yaml", {}, vllm_config=told, engine_client=client)
+    return LoopBesideVllm(config, tmp_path / "c.yaml", {}, vllm_config=told, engine_client=client)
 
 
 def test_a_draft_that_vllm_has_from_the_hub_is_read_from_where_its_files_are(
@@ -76,6 +90,22 @@ def test_a_worker_that_cannot_take_part_ends_the_loop_on_all(loop_of: Callable[[
     with pytest.raises(RuntimeError, match="a worker cannot take part: OSError: no space left"):
         asyncio.run(begin(client))
     assert client.called == ["hotdraft_attach", "hotdraft_close"]
+
+
+def test_an_engine_of_which_nothing_is_heard_is_named(
+    loop_of: Callable[..., LoopBesideVllm], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(followed_engine, "ATTACH_SECONDS", 0.0)
+
+    async def status() -> dict[str, Any]:
+        loop = loop_of(Client(), data_parallel_size=2)
+        await loop.start()
+        told = await asyncio.to_thread(lambda: TestClient(loop.app, "http://localhost").get("/status").json())
+        await loop.stop()
+        return told
+
+    assert asyncio.run(status())["silent_engines"] == ["engine1"]
+    assert "nothing is heard of engine1, so that no version is swapped in" in caplog.text
 
 
 def test_what_is_recorded_is_written_before_vllm_ends_its_engine(
@@ -118,7 +148,7 @@ def test_vllms_event_loop_does_not_wait_for_records_of_jobs() -> None:
         def silent_seconds(self) -> float:
             return 0.0
 
-    engine = FollowedEngine(JournalFollower(Path()), k=1, num_slots=1, max_model_len=8)
+    engine = FollowedEngine(JournalFollower(Path()), engines=[], k=1, num_slots=1, max_model_len=8)
     exported = Exported(ServingMetrics(engine, "m", Sources(jobs=Jobs())))  # type: ignore[arg-type]
     start = threading.Thread(target=exported.start)
     start.start()

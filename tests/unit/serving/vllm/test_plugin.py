@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 from hotdraft.pipeline.system.run_lock import run_lock
 from hotdraft.serving.vllm.front import plugin as module
 from hotdraft.serving.vllm.front.plugin import HotdraftPlugin
+from tests.unit.serving.vllm.fakes import parallel_config
 
 
 @pytest.fixture
@@ -26,6 +27,7 @@ def served(tmp_path: Path, tiny_draft: str, monkeypatch: pytest.MonkeyPatch) -> 
     speculative = SimpleNamespace(method="draft_model", num_speculative_tokens=2, model=tiny_draft)
     vllm_config = SimpleNamespace(
         speculative_config=speculative,
+        parallel_config=parallel_config(),
         scheduler_config=SimpleNamespace(max_num_seqs=4),
         model_config=SimpleNamespace(max_model_len=64, model=tiny_draft),
     )

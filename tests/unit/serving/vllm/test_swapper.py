@@ -11,6 +11,8 @@ from hotdraft.pipeline.models.adapter_folder import AdapterError
 from hotdraft.serving.messages.events import RoundStats, SwapEvent
 from hotdraft.serving.messages.request import GenerationRequest, RequestStats
 from hotdraft.serving.updates.hot_swap import SwapError
+from hotdraft.serving.updates.swapper import NotNowError
+from hotdraft.serving.vllm.front import followed_engine
 from hotdraft.serving.vllm.front import swapper as module
 from hotdraft.serving.vllm.front.followed_engine import FollowedEngine, outer_id
 from hotdraft.serving.vllm.front.swapper import StagedVersion, VllmSwapper
@@ -70,9 +72,13 @@ def workers(tmp_path: Path) -> Workers:
     return Workers(tmp_path)
 
 
+def followed(folder: Path, *engines: str) -> FollowedEngine:
+    return FollowedEngine(JournalFollower(folder), engines=engines, k=2, num_slots=4, max_model_len=64)
+
+
 @pytest.fixture
 def engine(workers: Workers, tmp_path: Path) -> Iterator[FollowedEngine]:
-    engine = FollowedEngine(JournalFollower(tmp_path), k=2, num_slots=4, max_model_len=64)
+    engine = followed(tmp_path, "engine0", "engine1")
     engine.listeners.append(Heard())
     engine.start()
     assert engine.drafting_workers == {"engine0", "engine1"}
@@ -162,10 +168,28 @@ def test_a_call_that_fails_whatever_it_raises_leaves_it_open_which_version_serve
     assert swapper.live_version == UNKNOWN
 
 
+def test_nothing_is_swapped_while_another_engine_would_draft_with_what_it_had(
+    workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followed_engine, "ATTACH_SECONDS", 0.0)
+    engine = followed(tmp_path, "engine0", "engine1", "engine2")
+    engine.start()
+    swapper = VllmSwapper(engine, workers.call)
+    with pytest.raises(NotNowError, match="no worker of engine2 has a draft"):
+        swapper.stage(3, tmp_path)
+    late = Journal(tmp_path, "engine2-stage0-rank0")
+    late.tell("attached", has_draft=True, version=0)
+    while engine.silent_engines:
+        pass
+    engine.stop()
+    assert (workers.called, swapper.live_version) == ([], 0)
+    assert not engine.draftless_engines
+
+
 def test_without_a_worker_that_drafts_nothing_changes(tmp_path: Path) -> None:
-    engine = FollowedEngine(JournalFollower(tmp_path), k=2, num_slots=4, max_model_len=64)
+    engine = followed(tmp_path, "engine0")
     swapper = VllmSwapper(engine, lambda *_: None)
-    with pytest.raises(RuntimeError, match="no worker"):
+    with pytest.raises(NotNowError, match="no worker of engine0"):
         swapper.swap(StagedVersion(3, tmp_path), "promotion")
     assert swapper.live_version == 0
 

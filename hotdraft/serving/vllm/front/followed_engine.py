@@ -20,7 +20,7 @@ from hotdraft.serving.messages.request import (
     SamplingParams,
 )
 from hotdraft.serving.models.runner import Computation
-from hotdraft.serving.vllm.journal import JournalFollower, engine_of
+from hotdraft.serving.vllm.journal import UNKNOWN, JournalFollower, engine_of
 
 logger = logging.getLogger(__name__)
 
@@ -174,6 +174,8 @@ class FollowedEngine:
                 self.workers[event["worker"]]["version"] = event["version"]
             case "not_swapped":
                 self.workers[event["worker"]]["version"] = event["serves"]
+            case "emptied":
+                self.draft_version = self.workers[event["worker"]]["version"] = UNKNOWN
             case "finished":
                 self._finish(event)
         for hear in list(self._waiters):

@@ -6,7 +6,7 @@ Of several such processes one holds the run directory's lock and runs the loop; 
 import asyncio
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -90,7 +90,7 @@ class LoopBesideVllm:
         drafting = local_folder(told.model).absolute()
         self._settings = worker_settings(config, self._folder, drafting, fingerprint(config.draft or told.model))
         after = self._reset_prefixes if config.vllm.reset_prefix_cache else lambda: None
-        swapper = VllmSwapper(self.engine, self._call, after_swap=after)
+        swapper = VllmSwapper(self.engine, self._call, is_asleep=self._is_asleep, after_swap=after)
         registry, tracker = AdapterRegistry(config), ServingTracker(config)
         watch = AcceptanceWatch(Trials(config, server=uuid4().hex[:8]), registry)
         sync = AdapterSync(swapper, registry, LastServedFile(config.run_dir), watch)
@@ -172,7 +172,12 @@ class LoopBesideVllm:
 
     def _call(self, method: str, *args: Any) -> Any:
         """From any thread but the event loop's."""
-        told = self._client.collective_rpc(method, args=args)
+        return self._wait(self._client.collective_rpc(method, args=args))
+
+    def _is_asleep(self) -> bool:
+        return self._wait(self._client.is_sleeping())
+
+    def _wait(self, told: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(told, self._events).result(CALL_SECONDS)
 
     def _reset_prefixes(self) -> None:

@@ -33,17 +33,22 @@ class StagedVersion:
 
 
 class VllmSwapper:
-    """`call(method, *args)` calls a method of all workers of all engines, and gives what the first engine's say."""
+    """`call(method, *args)` calls a method of all workers of all engines, and gives what the first engine's say.
+
+    `is_asleep` says whether vLLM has been told to do nothing, when its weights' memory may be gone.
+    """
 
     def __init__(
         self,
         engine: FollowedEngine,
         call: Callable[..., Any],
         *,
+        is_asleep: Callable[[], bool] = lambda: False,
         after_swap: Callable[[], object] = lambda: None,
     ) -> None:
         self._engine = engine
         self._call = call
+        self._is_asleep = is_asleep
         self._after_swap = after_swap
         self._live = StagedVersion(0, None)
         """That all workers took up last."""
@@ -71,6 +76,7 @@ class VllmSwapper:
         The version from before serves on then; where not all could go back to it, nobody knows which does.
         """
         self._check_workers()
+        was = self.live_version
         try:
             told, failed = self._commit(staged.version)
         except Exception:  # some may have, and may yet
@@ -79,7 +85,9 @@ class VllmSwapper:
         if failed:
             if len(failed) < len(told) or any(event["serves"] == UNKNOWN for event in failed):
                 self._go_back()
-            raise SwapError(f"version {staged.version}: {failed[0]['worker']}: {failed[0]['why']}")
+            self._check_awake()
+            error = RuntimeError if was == UNKNOWN else SwapError  # what is lost of the draft is no version's fault
+            raise error(f"version {staged.version}: {failed[0]['worker']}: {failed[0]['why']}")
         previous, self._live = self._live.version, staged
         stall = max((event["seconds"] for event in told.values()), default=0.0)
         event = SwapEvent(staged.version, previous, reason, stall)
@@ -90,6 +98,11 @@ class VllmSwapper:
     def _check_workers(self) -> None:
         if draftless := self._engine.draftless_engines:
             raise NotNowError(f"no worker of {', '.join(draftless)} has a draft to swap")
+        self._check_awake()
+
+    def _check_awake(self) -> None:
+        if self._is_asleep():
+            raise NotNowError("vLLM sleeps, or its scheduler is paused")
 
     def _commit(self, version: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """What all said, and what those said that could not."""

@@ -25,10 +25,14 @@ from hotdraft.serving.vllm.worker import runner_v1, runner_v2
 from hotdraft.serving.vllm.worker.live_draft import DraftError, LiveDraft
 from hotdraft.serving.vllm.worker.recording import Recording
 from hotdraft.serving.vllm.worker.seams import SeamError
+from hotdraft.serving.vllm.worker.sleep import Sleep
 from hotdraft.serving.vllm.worker.staging import DraftFile, DraftVersion
 from hotdraft.serving.vllm.worker.temperatures import keep_temperatures
 
 logger = logging.getLogger(__name__)
+
+
+FIRST_PROBE = torch.zeros(PROBE_TOKENS, dtype=torch.long)
 
 
 class WorkerExtension:
@@ -97,11 +101,14 @@ class WorkerPart:
         self._journal = Journal(Path(settings["journal"]), self.name)
         self._staged: tuple[int, DraftVersion, Any] | None = None
         self.version = 0
+        self._own_probe: torch.Tensor | None = None
+        """What the draft as it was loaded gives after `FIRST_PROBE`, on ranks that see logits."""
         self.recording: Recording | None = None
         self._recorder: Recorder | None = None
         self.left_alone: str | None = None
         """Why this worker swaps or records nothing."""
         self._draft = self._make_draft(settings)
+        self._sleep = Sleep(worker, self._lose_draft)
         if stage.is_last_rank and rank == 0:
             self._record(config)
 
@@ -110,7 +117,7 @@ class WorkerPart:
         usable = all_agree(self._draft is not None)
         if usable:
             try:
-                self._logits(torch.zeros(PROBE_TOKENS, dtype=torch.long), 1)
+                self._own_probe = self._logits(FIRST_PROBE, 1)
             except Exception as error:  # noqa: BLE001 -- it would end vLLM's worker
                 usable = False
                 self._leave_draft(error)
@@ -184,6 +191,11 @@ class WorkerPart:
         self.left_alone = f"the draft cannot be swapped: {type(error).__name__}: {error}"
         logger.error("hotdraft swaps nothing here, vLLM serves on", exc_info=error)
 
+    def _lose_draft(self) -> None:
+        if self._draft is not None:
+            self._serve(UNKNOWN)
+            self._journal.tell("emptied")
+
     def _record(self, config: HotdraftConfig) -> None:
         told = config.recorder
         method = self._worker.vllm_config.speculative_config.rejection_sample_method
@@ -214,6 +226,8 @@ class WorkerPart:
 
     def _exchange(self, version: int, staged: tuple[int, DraftVersion, Any] | None) -> float:
         assert self._draft is not None
+        if self._sleep.is_on:
+            raise DraftError("vLLM sleeps")
         if not all_agree(staged is not None and staged[0] == version):
             raise DraftError(f"version {version} is not staged on every rank")
         assert staged is not None
@@ -247,11 +261,13 @@ class WorkerPart:
     def _distance(self, read: DraftVersion) -> float:
         """Mean total variation over the probe's positions; 0 for ranks that see no logits."""
         if read.probe_ids is None or read.probe_probs is None:
+            logits, expected = self._logits(FIRST_PROBE, 1), self._own_probe
+            expected = None if expected is None else expected.softmax(-1)
+        else:
+            logits, expected = self._logits(read.probe_ids, len(read.probe_probs)), read.probe_probs
+        if logits is None or expected is None:
             return 0.0
-        logits = self._logits(read.probe_ids, len(read.probe_probs))
-        if logits is None:
-            return 0.0
-        expected = read.probe_probs.to(logits.device)
+        expected = expected.to(logits.device)
         return float((logits[:, : expected.shape[1]].softmax(-1) - expected).abs().sum(-1).mean() / 2)
 
     def _logits(self, input_ids: torch.Tensor, last: int) -> torch.Tensor | None:

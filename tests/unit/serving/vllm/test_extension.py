@@ -47,6 +47,10 @@ class Worker(WorkerExtension):
     def get_draft_model(self) -> Any:
         return self._model
 
+    def sleep(self, level: int = 1) -> None: ...
+
+    def wake_up(self, tags: list[str] | None = None) -> None: ...
+
 
 class DraftFile:
     """Versions by their folders' names; the probe of `spoiled` is another draft's."""
@@ -105,6 +109,7 @@ def attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., A
 
     def attach(runner: Any = None, model: Any = None) -> Attached:
         DraftFile.model = model = Model() if model is None else model
+        model.load_weights(some_weights(0).items())
         return Attached(Worker(runner or RunnerV1(), model), tmp_path)
 
     return attach
@@ -194,6 +199,41 @@ def test_weights_that_cannot_be_brought_back_are_served_under_no_version_until_o
     one.stage(0, None)
     assert one.commit(0)["event"] == "swapped"
     assert (part.version, part.recording.draft_version) == (0, 0)
+
+
+def test_weights_are_not_touched_while_vllm_sleeps(attached: Callable[..., Attached]) -> None:
+    one = attached()
+    before = weights_of(one.worker)
+    one.stage(3, "3")
+    one.worker.sleep(level=1)
+    one.worker.wake_up(tags=["kv_cache"])
+    told = one.commit(3)
+    assert (told["event"], told["serves"], "vLLM sleeps" in told["why"]) == ("not_swapped", 0, True)
+    assert torch.equal(weights_of(one.worker), before)
+    one.worker.wake_up(tags=["weights"])
+    one.stage(3, "3")
+    assert one.commit(3)["event"] == "swapped"
+
+
+@pytest.mark.parametrize(("version", "folder"), [(0, None), (3, "3")])
+def test_a_draft_that_a_sleep_emptied_is_of_no_version_until_it_computes_what_it_should(
+    attached: Callable[..., Attached], version: int, folder: str | None
+) -> None:
+    one = attached()
+    embed = one.worker._model.embed.weight
+    kept = embed.detach().clone()
+    one.stage(version, folder)
+    one.worker.sleep(level=2)
+    embed.data.zero_()
+    assert [event["worker"] for event in one.told("emptied")] == [one.worker.hotdraft_part.name]
+    assert one.worker.hotdraft_part.recording.draft_version == -1
+    one.worker.wake_up()
+    told = one.commit(version)
+    assert (told["event"], told["serves"]) == ("not_swapped", -1)
+    embed.data.copy_(kept)
+    one.stage(version, folder)
+    assert one.commit(version)["event"] == "swapped"
+    assert one.worker.hotdraft_part.recording.draft_version == version
 
 
 def test_what_is_not_staged_is_not_committed(attached: Callable[..., Attached]) -> None:

@@ -186,6 +186,43 @@ def test_nothing_is_swapped_while_another_engine_would_draft_with_what_it_had(
     assert not engine.draftless_engines
 
 
+def test_vllm_is_left_in_peace_while_it_sleeps(workers: Workers, engine: FollowedEngine, tmp_path: Path) -> None:
+    asleep = True
+    swapper = VllmSwapper(engine, workers.call, is_asleep=lambda: asleep)
+    with pytest.raises(NotNowError, match="vLLM sleeps"):
+        swapper.stage(3, tmp_path)
+    asleep = False
+    staged = swapper.stage(3, tmp_path)
+    asleep = True
+    with pytest.raises(NotNowError, match="vLLM sleeps"):
+        swapper.swap(staged, "promotion")
+    assert workers.serves == {"engine0": 0, "engine1": 0}
+    assert swapper.live_version == 0
+
+
+def test_a_draft_that_a_sleep_emptied_is_not_claimed_and_no_version_is_blamed_for_it(
+    workers: Workers, engine: FollowedEngine, tmp_path: Path
+) -> None:
+    swapper = VllmSwapper(engine, workers.call)
+    swapper.swap(swapper.stage(2, tmp_path), "promotion")
+    for name, journal in workers.journals.items():
+        journal.tell("emptied")
+        workers.serves[name] = UNKNOWN
+        workers.refuses[name].add(("hotdraft_commit", 2))
+    while any(facts["version"] != UNKNOWN for facts in engine.workers.values()):
+        pass
+    assert swapper.live_version == UNKNOWN
+    staged = swapper.stage(2, tmp_path)
+    with pytest.raises(RuntimeError, match="engine0") as raised:
+        swapper.swap(staged, "promotion")
+    assert not isinstance(raised.value, SwapError)
+    assert swapper.live_version == UNKNOWN
+    for refuses in workers.refuses.values():
+        refuses.clear()
+    swapper.swap(swapper.stage(2, tmp_path), "promotion")
+    assert swapper.live_version == 2
+
+
 def test_without_a_worker_that_drafts_nothing_changes(tmp_path: Path) -> None:
     engine = followed(tmp_path, "engine0")
     swapper = VllmSwapper(engine, lambda *_: None)

@@ -14,12 +14,16 @@ from transformers import PreTrainedTokenizerBase
 
 from hotdraft.answering.batch import CollectError
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.models.loading import load_tokenizer
+from hotdraft.pipeline.replay.schema import is_held_out
 from hotdraft.pipeline.traffic.prompts import Prompt
 from hotdraft.pipeline.traffic.sources import Text
 from hotdraft.serving.messages.prompt_encoder import PromptError, encode_chat
 from hotdraft.serving.messages.request import GenerationRequest, SamplingParams
 from hotdraft.training.scoring.target_scores import ScoredText
 
+SPLIT_ITEMS = 256
+"""Looked at together: most often these are enough."""
 BYTES_PER_TOKEN = 3
 """Of text in UTF-8, rather too few than too many: English takes about 4, Chinese 3 to 4."""
 
@@ -68,6 +72,26 @@ def answer_requests(
             soft_wrap=True,
         )
     return requests
+
+
+def check_split(config: HotdraftConfig, items: Sequence[Prompt | Text]) -> None:
+    """Raise `CollectError` unless some of `items` are to be trained on, and others held out."""
+    tokenizer, fraction = load_tokenizer(config.target), config.replay.held_out_fraction
+    sides: set[bool] = set()
+    for start in range(0, len(items), SPLIT_ITEMS):
+        part = items[start : start + SPLIT_ITEMS]
+        requests = answer_requests(config, tokenizer, [item for item in part if isinstance(item, Prompt)])
+        pieces = text_pieces(config, tokenizer, [item for item in part if isinstance(item, Text)])
+        sides |= {is_held_out(request.prompt_ids, fraction) for request in requests.values()}
+        wholes = (np.concatenate([piece.prompt_ids, piece.output_ids]) for piece in pieces.values())
+        sides |= {is_held_out(whole, fraction) for whole in wholes}
+        if len(sides) == 2:
+            return
+    raise CollectError(
+        f"{len(items)} prompts and texts are too few: {fraction:g} of all (replay.held_out_fraction) are kept to "
+        "judge the draft by, the others are trained on, and one of both would be none; give more by --prompts, or "
+        "raise predistill.builtin_prompts"
+    )
 
 
 def request_id(config: HotdraftConfig, prompt: Prompt, temperature: float, weights: str) -> str:

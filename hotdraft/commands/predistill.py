@@ -145,7 +145,7 @@ def _make(planned: Any, available: Any, items: Any, out: Path, *, slim: bool) ->
     from rich.console import Console
 
     from hotdraft.answering.collect import collect
-    from hotdraft.answering.requests import output_tokens
+    from hotdraft.answering.requests import check_split, output_tokens
     from hotdraft.answering.speed import show_speed_up
     from hotdraft.pipeline.models.draft_folder import check_out
     from hotdraft.pipeline.models.names import local_folder
@@ -173,6 +173,7 @@ def _make(planned: Any, available: Any, items: Any, out: Path, *, slim: bool) ->
         left = max(0, needed - recorded_bytes(settings))
         require_disk(settings.run_dir, left, "what the target has yet to say of the prompts")
         if not make.has_begun(settings):  # else its own steps have shown what they take
+            check_split(settings, items)
             step = _try_step(planned, available, items)
             Console(markup=False).print(describe_time(planned, step), highlight=False, soft_wrap=True)
         chosen = settings.predistill

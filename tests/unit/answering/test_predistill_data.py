@@ -13,7 +13,7 @@ import torch
 
 from hotdraft.answering.batch import CollectError, answer_all, generation_config, started
 from hotdraft.answering.collect import collect
-from hotdraft.answering.requests import answer_requests, on_policy_requests, output_tokens, text_pieces
+from hotdraft.answering.requests import answer_requests, check_split, on_policy_requests, output_tokens, text_pieces
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.loading import fingerprint, load_causal_lm, load_tokenizer
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, is_held_out, sample_from_row
@@ -221,6 +221,14 @@ def test_a_prompt_is_on_one_side_with_all_its_answers(config, buffer, tiny_draft
     )
     assert train
     assert held_out
+
+
+def test_too_few_prompts_are_told_before_any_work(config):
+    for items in ([PROMPTS[0]], [Text("book", "Best of times.")]):
+        with pytest.raises(CollectError, match=r"1 prompts and texts are too few: 0\.4 of all"):
+            check_split(config, items)
+    check_split(config, PROMPTS)
+    check_split(config, [TEXT])
 
 
 def test_long_prompts_are_left_out_and_counted(config, buffer, capsys):

@@ -8,10 +8,12 @@ import pytest
 import typer
 from mlflow.exceptions import MlflowException
 
+from hotdraft.answering.batch import CollectError
 from hotdraft.commands import predistill as command
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store.connection import StoreError
 from hotdraft.pipeline.system.run_lock import RunInUseError, run_lock
+from hotdraft.pipeline.traffic.prompts import ask
 from hotdraft.training.fit.resume import JobInterruptedError
 
 
@@ -35,6 +37,18 @@ def test_one_that_was_asked_to_stop_ends_with_a_line(
 def test_a_store_that_is_away_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StoreError, match="cannot be used: no route"):
         make(tmp_path, monkeypatch, MlflowException("no route"))
+
+
+def test_too_few_prompts_end_it_before_a_step_is_tried(
+    tmp_path: Path, tiny_target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tried(*_: object) -> None:
+        raise AssertionError("a step is tried")
+
+    monkeypatch.setattr(command, "_try_step", tried)
+    planned: Any = SimpleNamespace(run=SimpleNamespace(config=HotdraftConfig(target=tiny_target, run_dir=tmp_path)))
+    with pytest.raises(CollectError, match=r"too few: .* give more by --prompts"):
+        command._make(planned, None, [ask("one", "Say one.")], tmp_path / "out", slim=False)
 
 
 def test_two_do_not_work_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

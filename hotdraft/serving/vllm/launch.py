@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,11 @@ from hotdraft.serving.vllm.versions import installed, is_cpu_build
 
 EXTENSION = "hotdraft.serving.vllm.worker.extension.WorkerExtension"
 KEY = "VLLM_API_KEY"
+PLUGINS = "VLLM_PLUGINS"
+LOADED_UNTOLD = ("general", "io_processor", "platform", "stat_logger")
+"""Kinds of plugins of which vLLM loads all unless told which."""
+ONLY_IF_NAMED = {"lora_hf_hub_resolver"}
+"""Its name there allows downloads."""
 MOST_DRAFTED = 3
 """Tokens a step where `engine.k` is auto: vLLM's number is fixed."""
 
@@ -92,8 +98,7 @@ def vllm_command(
         "--speculative-config": json.dumps(speculative),
         "--worker-extension-cls": EXTENSION,
     }
-    plugins = [name for name in os.environ.get("VLLM_PLUGINS", "").split(",") if name]
-    environment = {"VLLM_PLUGINS": ",".join([*plugins, "hotdraft"]), "HOTDRAFT_CONFIG": str(config_path)}
+    environment = {PLUGINS: ",".join([*other_plugins(), "hotdraft"]), "HOTDRAFT_CONFIG": str(config_path)}
     environment |= dict(environment_of({key: value for key, value in overrides.items() if key != "server"}))
     if keys := read_api_keys(server):
         [environment[KEY]] = keys
@@ -107,6 +112,14 @@ def vllm_command(
             told["--api-server-count"] = "1"  # by default one an engine, of which one alone has the loop
     start = [*MODULE, *vllm, str(local_folder(config.target))]
     return Command([*start, *(part for pair in told.items() for part in pair), *flags], environment)
+
+
+def other_plugins() -> list[str]:
+    """Those that vLLM is told to load, or loads untold: to name one, as ours has to be, would turn off the rest."""
+    if (told := os.environ.get(PLUGINS)) is not None:
+        return [name for name in told.split(",") if name]
+    found = {plugin.name for kind in LOADED_UNTOLD for plugin in entry_points(group=f"vllm.{kind}_plugins")}
+    return sorted(found - ONLY_IF_NAMED)
 
 
 def plain_folder(config: HotdraftConfig) -> Path:

@@ -1,6 +1,7 @@
 """`hotdraft serve --engine vllm` becomes vLLM's own command, or says in one line why it cannot."""
 
 import json
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,13 @@ from hotdraft.serving.vllm.versions import VllmVersionError
 from hotdraft.training.drafts.hidden_state_init import new_hidden_state_draft
 from tests.models import save
 
+PLUGINS = [
+    EntryPoint("a_platform", "an.other:plugin", "vllm.platform_plugins"),
+    EntryPoint("lora_hf_hub_resolver", "vllm.it:register", "vllm.general_plugins"),
+    EntryPoint("an_endpoint", "an.other:Endpoint", "vllm.endpoint_plugins"),
+    EntryPoint("a_command", "an.other:main", "console_scripts"),
+]
+
 
 def a_vllm(monkeypatch: pytest.MonkeyPatch, **installed: str) -> None:
     def version(package: str) -> str:
@@ -24,6 +32,7 @@ def a_vllm(monkeypatch: pytest.MonkeyPatch, **installed: str) -> None:
         return installed[package.replace("-", "_")]
 
     monkeypatch.setattr(versions, "version", version)
+    monkeypatch.setattr(launch, "entry_points", lambda group: [one for one in PLUGINS if one.group == group])
     monkeypatch.setattr(launch, "is_cpu_build", lambda: "vllm" not in installed)
 
 
@@ -58,7 +67,7 @@ def test_the_command_serves_what_is_configured_with_the_loop_in_it(
     headless = vllm_command(config, Path("my.yaml"), overrides, ["--headless"])
     assert "--api-server-count" not in headless.arguments, "vLLM refuses both"
     assert command.environment == {
-        "VLLM_PLUGINS": "hotdraft",
+        "VLLM_PLUGINS": "a_platform,hotdraft",
         "HOTDRAFT_CONFIG": "my.yaml",
         "HOTDRAFT_VLLM__SELF_IMPROVE": "true",
         "VLLM_API_KEY": "secret",
@@ -66,8 +75,20 @@ def test_the_command_serves_what_is_configured_with_the_loop_in_it(
     }
     module, _, name = told["--worker-extension-cls"].rpartition(".")
     assert (module, name) == ("hotdraft.serving.vllm.worker.extension", "WorkerExtension")
-    assert str(command).startswith("VLLM_PLUGINS=hotdraft ")
+    assert str(command).startswith("VLLM_PLUGINS=a_platform,hotdraft ")
     assert "secret" not in str(command)
+
+
+def test_plugins_that_vllm_loads_are_loaded_beside_the_loop_unless_others_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a_vllm(monkeypatch, vllm="0.32.0")
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    assert launch.other_plugins() == ["a_platform"], "what has to be named to be loaded is not"
+    monkeypatch.setenv("VLLM_PLUGINS", "lora_hf_hub_resolver,mine")
+    assert launch.other_plugins() == ["lora_hf_hub_resolver", "mine"]
+    monkeypatch.setenv("VLLM_PLUGINS", "")
+    assert launch.other_plugins() == []
 
 
 def test_the_build_for_a_cpu_is_started_by_the_module_that_it_has(

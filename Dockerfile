@@ -29,6 +29,10 @@ RUN groupadd --gid 10001 hotdraft \
     && useradd --uid 10001 --gid hotdraft --no-log-init --create-home hotdraft \
     && install --directory --owner hotdraft --group hotdraft /hotdraft /hotdraft/runs /cache
 COPY --from=build /opt/hotdraft /opt/hotdraft
+# Triton, which torch's builds for a GPU bring along, compiles where it runs.
+# hadolint ignore=DL3008 # Debian's, of the image's release
+RUN if ls -d /opt/hotdraft/lib/python3*/site-packages/triton; then \
+        apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; fi
 COPY hotdraft/pipeline/config/shipped-configs /hotdraft/configs
 ENV PATH=/opt/hotdraft/bin:${PATH} \
     PYTHONUNBUFFERED=1 \

@@ -123,6 +123,14 @@ def test_the_image_has_all_packages_and_the_configuration_it_names() -> None:
     assert any(image_environment()["HOTDRAFT_CACHE"].startswith(f"{volume}/") for volume in volumes)
 
 
+def test_an_image_for_a_gpu_can_compile_kernels() -> None:
+    """Triton looks for a C compiler, without which layers are computed by torch's slower operations."""
+    final = DOCKERFILE[DOCKERFILE.rindex("\nFROM ") :]
+    [told] = [line for line in instructions("RUN") if line.startswith("if ") and line.partition(";")[0] in final]
+    assert "site-packages/triton" in told.partition("then")[0], "an image for a CPU needs none"
+    assert {"gcc", "libc6-dev"} <= set(told.split())
+
+
 @pytest.mark.parametrize("name", [name for name in OURS if "entrypoint" not in OURS[name]])
 def test_commands_of_the_services_parse(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOTDRAFT_CONFIG", image_environment()["HOTDRAFT_CONFIG"])

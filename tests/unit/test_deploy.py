@@ -161,6 +161,14 @@ def test_services_wait_for_what_can_be_waited_for() -> None:
                 assert SERVICES[other]["restart"] == "on-failure:3", f"{name} waits for {other} to end"
 
 
+def test_a_model_that_cannot_be_fetched_keeps_no_server_with_one_of_its_own_from_starting() -> None:
+    waiting = {name for name, service in SERVICES.items() if "models" in service.get("depends_on", {})}
+    assert waiting == {"server", "trainer"}
+    assert all(SERVICES[name]["depends_on"]["models"]["required"] is False for name in waiting)
+    commands = [value for key, value in unit_settings(DEPLOY / "hotdraft.service") if key == "ExecStartPre"]
+    assert [command.startswith("-") and "models fetch" in command for command in commands] == [True]
+
+
 def test_ports_agree() -> None:
     [published] = SERVICES["server"]["ports"]
     assert published["target"] == ServerConfig().port

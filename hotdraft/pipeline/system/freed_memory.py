@@ -1,7 +1,6 @@
 """Giving memory back to the system: what was freed, and what a file still has."""
 
 import ctypes
-import gc
 import mmap
 import sys
 from collections.abc import Iterable
@@ -13,9 +12,8 @@ PAGE_OUT = 21
 
 
 def give_back() -> None:
-    """Free what nobody reaches, and what glibc holds on to: after models were loaded that is hundreds of MB, after
-    each job hundreds more, as what one leaves lies between what stays. The latter is done where there is glibc."""
-    gc.collect()
+    """Free what glibc holds on to: after models were loaded that is hundreds of MB, after each job hundreds more,
+    as what one leaves lies between what stays. Does nothing elsewhere."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,5 +1,6 @@
 """The trainer that stays: distil whenever the trigger says so."""
 
+import gc
 import logging
 import time
 from collections.abc import Iterator
@@ -128,6 +129,7 @@ class _Follower:
         except (JobError, JobCancelledError, RegistryError) as error:
             logger.warning("no verdict on job %s: %s", job.id, error)
         finally:
+            gc.collect()  # a trainer and its model refer to each other
             give_back()
         if self._unfinished:
             self._begin_trigger()

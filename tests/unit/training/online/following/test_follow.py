@@ -43,7 +43,9 @@ def test_what_came_while_a_job_ran_is_looked_at_without_a_wait(config, jobs, mak
 def test_memory_that_a_job_took_is_given_back_before_the_next(config, jobs, make_llama, serve, monkeypatch):
     buffer, more, given_back = ReplayBuffer(config.replay_url), [serve(make_llama(seed), 20) for seed in (1, 0)], []
     jobs.meanwhile = lambda: buffer.append(more.pop()) if more else None
-    monkeypatch.setattr(follow_module, "give_back", lambda: given_back.append(jobs.count))
+    collected: list[int] = []
+    monkeypatch.setattr(follow_module.gc, "collect", lambda: collected.append(jobs.count))
+    monkeypatch.setattr(follow_module, "give_back", lambda: given_back.append(collected[-1]))
     buffer.append(more.pop())
     follow(config, StopAfterPolls(1))
     assert given_back == [1, 2]

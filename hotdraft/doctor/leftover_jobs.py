@@ -28,7 +28,7 @@ def examine_jobs(config: HotdraftConfig, config_path: Path) -> Iterator[Finding]
             f"`hotdraft jobs show {newest.id} --config {file}` has its log; "
             f"`hotdraft distill --config {file}` {then}",
         )
-    elif (silent := records.silent_seconds()) > SILENT_SECONDS:
+    elif (silent := records.silent_seconds(newest)) > SILENT_SECONDS:
         yield warning(
             "jobs",
             f"job {newest.id} is {newest.state} and has told nothing for {silent / 60:.0f} minutes",

@@ -82,14 +82,14 @@ class JobRecords:
         """The job that runs now, in whatever process."""
         return next((job for job in self.jobs() if job.state in UNDER_WAY), None)
 
-    def silent_seconds(self) -> float:
-        """Since the running job put anything on record, as it does each second of training; 0 if none runs."""
-        job = self.running()
+    def silent_seconds(self, job: Job) -> float:
+        """Since a running job put anything on record, as it does each second of training; 0 for one that ended."""
+        if job.state not in UNDER_WAY:
+            return 0.0
         try:
-            told = time.time() if job is None else self._path(job.id, "json").stat().st_mtime
+            return max(0.0, time.time() - self._path(job.id, "json").stat().st_mtime)
         except FileNotFoundError:
             return 0.0
-        return max(0.0, time.time() - told)
 
     def unfinished(self) -> Job | None:
         """The job whose work waits for the next one, if any does."""

@@ -164,10 +164,11 @@ class StateMetrics(Collector):
         running, restarts = (trainer.state == "running", trainer.restarts) if trainer else (False, 0)
         yield gauge("hotdraft_trainer_running", "1 while a trainer works in the run folder.", running)
         yield count("hotdraft_trainer_restarts", "Restarts of the trainer by the server.", restarts)
-        jobs = Counter(job.state for job in sources.jobs.jobs()) if sources.jobs else Counter[str]()
-        by_state = {state: jobs[state] for state in get_args(State)}
+        jobs = sources.jobs.jobs() if sources.jobs else []
+        counts = Counter[str](job.state for job in jobs)
+        by_state = {state: counts[state] for state in get_args(State)}
         yield self._families.gauge_by_now("state", "hotdraft_jobs", "Distillation jobs on record.", by_state)
-        silent = sources.jobs.silent_seconds() if sources.jobs else 0.0
+        silent = max(map(sources.jobs.silent_seconds, jobs), default=0.0) if sources.jobs else 0.0
         yield gauge("hotdraft_job_silent_seconds", "Since the running job last told how far it is.", silent)
 
         curves = sources.curves

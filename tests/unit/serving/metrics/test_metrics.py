@@ -48,8 +48,8 @@ class State:
     def jobs(self) -> list[SimpleNamespace]:
         return [SimpleNamespace(state=state) for state in self.job_states]
 
-    def silent_seconds(self) -> float:
-        return 12.0 if "running" in self.job_states else 0.0
+    def silent_seconds(self, job: SimpleNamespace) -> float:
+        return 12.0 if job.state == "running" else 0.0
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ class SlowRecords:
         self.answers.wait(5)
         return [Job("20260101-000000-abcdef", "loop", "accepted", 1.0, 2.0)]
 
-    def silent_seconds(self) -> float:
+    def silent_seconds(self, job: Job) -> float:
         return 0.0
 
 

@@ -145,7 +145,7 @@ def test_vllms_event_loop_does_not_wait_for_records_of_jobs() -> None:
             assert threading.get_ident() != asked
             return []
 
-        def silent_seconds(self) -> float:
+        def silent_seconds(self, job: Any) -> float:
             return 0.0
 
     engine = FollowedEngine(JournalFollower(Path()), engines=[], k=1, num_slots=1, max_model_len=8)

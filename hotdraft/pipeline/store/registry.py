@@ -262,8 +262,7 @@ class AdapterRegistry:
 
     def _delete_files(self, refused: ModelVersion) -> None:
         """Unless it serves by now, or they are another's that was not refused."""
-        of_run = self._search(f"run_id = '{refused.run_id}'")
-        owners = [int(found.version) for found in of_run if found.source == refused.source]
+        owners = _made_of(refused.source, self._search(f"run_id = '{refused.run_id}'"))
         if all(self.version(owner).status == REJECTED for owner in owners):
             get_artifact_repository(refused.source or "", self._config.tracking_uri).delete_artifacts()
             self._tag(int(refused.version), **DELETED)

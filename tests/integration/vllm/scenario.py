@@ -68,7 +68,7 @@ def run(scenario: Scenario) -> list[Any]:
             recorder={"shard_requests": 8, "flush_seconds": 0.5},
         )
         known = scenario.fingerprint or fingerprint(scenario.draft)
-        settings = worker_settings(config, folder, scenario.draft, known)
+        settings = worker_settings(config, folder, Path(scenario.draft), known)
         llm.collective_rpc("hotdraft_attach", args=(settings,))
         engine.start()
         while len(engine.workers) < options.get("tensor_parallel_size", 1):

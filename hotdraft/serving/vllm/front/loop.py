@@ -196,7 +196,7 @@ class LoopBesideVllm:
         logger.warning("vLLM kept its prefix cache, of the draft's version before, too: %s", why)
 
 
-def worker_settings(config: HotdraftConfig, journal: Path, draft_folder: Path | str, draft: str) -> dict[str, Any]:
+def worker_settings(config: HotdraftConfig, journal: Path, draft_folder: Path, draft: str) -> dict[str, Any]:
     """What `hotdraft_attach` takes; `draft` is its fingerprint. Of `config` it is what workers go by: the rest,
     every default spelled out, may not be valid a second time."""
     return {

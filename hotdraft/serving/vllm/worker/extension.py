@@ -31,8 +31,8 @@ from hotdraft.serving.vllm.worker.temperatures import keep_temperatures
 
 logger = logging.getLogger(__name__)
 
-
 FIRST_PROBE = torch.zeros(PROBE_TOKENS, dtype=torch.long)
+"""What the draft is asked before any version was swapped in."""
 
 
 class WorkerExtension:

@@ -78,7 +78,7 @@ class Attached:
         config = HotdraftConfig(
             target="t", draft="d", run_dir=folder, recorder=told, predistill={"hidden_states": [0, 1, 2]}
         )
-        self.status = worker.hotdraft_attach(worker_settings(config, folder / "journal", str(folder), "f"))
+        self.status = worker.hotdraft_attach(worker_settings(config, folder / "journal", folder, "f"))
 
     def told(self, *events: str) -> list[dict[str, Any]]:
         lines = [line for path in (self.folder / "journal").glob("*") for line in path.read_text().splitlines()]

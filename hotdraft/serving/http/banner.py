@@ -24,7 +24,7 @@ def banner(
 ) -> str:
     """Some ten lines; `trainer_log` is None where no trainer runs beside the server."""
     url = local_url(config.server.host, port)
-    facts = list(_facts(config, quote(str(config_path)), controls, url, trainer_log))
+    facts = list(_facts(config, config_path, controls, url, trainer_log))
     facts[-2:-2] = [("computed by", "; ".join(f"{model}: {by}" for model, by in computations.items()))]
     width = max(len(name) for name, _ in facts)
     head = f"hotdraft {installed_version()} serves {config.served_model_name}"
@@ -32,8 +32,11 @@ def banner(
 
 
 def _facts(
-    config: HotdraftConfig, path: str, controls: Controls, url: str, trainer_log: Path | None
+    config: HotdraftConfig, config_path: Path, controls: Controls, url: str, trainer_log: Path | None
 ) -> Iterator[tuple[str, str]]:
+    path = quote(str(config_path))
+    elsewhere = f"HOTDRAFT_RUN_DIR={quote(str(config.run_dir))} " if "HOTDRAFT_RUN_DIR" in os.environ else ""
+    hotdraft = f"{elsewhere}hotdraft"
     yield "API", f"{url}/v1"
     yield "dashboard", f"{url}/"
     yield "API docs", f"{url}/docs"
@@ -44,14 +47,14 @@ def _facts(
     else:
         k = config.engine.k if controls.k is None else f"{controls.k} by `hotdraft k`, not {config.engine.k}"
         yield "draft", f"{config.draft}, k {k}"
-        apart = f"none: `hotdraft distill --config {path} --follow`, or serve with --self-improve"
+        apart = f"none: `{hotdraft} distill --config {path} --follow`, or serve with --self-improve"
         yield "trainer", apart if trainer_log is None else f"beside it, log in {trainer_log}"
         if not controls.loop_enabled:
-            yield "loop", f"off: no job begins by itself until `hotdraft loop on --config {path}`"
+            yield "loop", f"off: no job begins by itself until `{hotdraft} loop on --config {path}`"
     if config.recorder.enabled:
         most = f"{config.replay.max_bytes / 1e9:g} GB at most"
         yield "recorded", f"prompts and answers, in {without_password(config.replay_url)} ({most})"
     else:
         yield "recorded", "nothing"
-    yield "settings", f"{path}; `hotdraft doctor --config {path}` looks it over"
+    yield "settings", f"{path}; `{hotdraft} doctor --config {path}` looks it over"
     yield "to end", f"Ctrl-C, or SIGTERM to process {os.getpid()}"

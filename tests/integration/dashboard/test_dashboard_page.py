@@ -134,7 +134,15 @@ def test_a_running_job_has_a_bar(browser: Any, admin: FakeAdmin, url: str) -> No
         until(page, "#jobs", "120 steps · loss 0.523 · being judged")
         assert page.locator("#jobs progress").evaluate("bar => bar.position") == 1
         admin.jobs[0] |= {"state": "rejected"}
-        until(page, "#trainer-note", "next job: waiting: 12 of 24 new requests")
+        until(page, "#trainer-note", "next job waits: 12 of 24 new requests")
+
+
+def test_a_server_without_a_trainer_says_so_while_the_loop_is_off(browser: Any, admin: FakeAdmin, url: str) -> None:
+    admin.status |= {"loop_enabled": False}
+    with opened(browser, url) as page:
+        until(page, "#trainer-note", "the loop is switched off")
+        admin.status["trainer"] = "absent"
+        until(page, "#trainer-note", "the server runs without one")
 
 
 def test_the_choice_of_k_names_what_is_configured_after_a_restart_with_another(

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import Controls
 from hotdraft.serving.http.banner import banner
@@ -32,3 +34,10 @@ def test_commands_that_it_names_may_be_pasted_where_a_folder_has_a_space_in_its_
     assert "predistill --config 'my settings.yaml' --out 'my runs/draft'`" in says
     assert "`HOTDRAFT_RUN_DIR='my runs/predistill' hotdraft" in says
     assert "`hotdraft doctor --config 'my settings.yaml'`" in says
+
+
+def test_commands_that_it_names_look_where_the_environment_put_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOTDRAFT_RUN_DIR", "runs/t")
+    says = said(Controls(loop_enabled=False), "d")
+    for command in ("distill --config my.yaml --follow", "loop on --config my.yaml", "doctor --config my.yaml"):
+        assert f"`HOTDRAFT_RUN_DIR=runs/t hotdraft {command}`" in says

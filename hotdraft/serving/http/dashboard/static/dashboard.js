@@ -9,7 +9,6 @@ import { isUnderWay, showJobs, showVersions } from "./tables.js";
 const STATUS_MS = 2000;
 const REST_MS = 4000;
 const TRAINER = {
-  running: "learns what is served",
   waiting: "ended, is started again soon",
   stopped: "ended",
   absent: "the server runs without one",
@@ -21,6 +20,11 @@ let jobRuns = false;
 const last = (list) => list[list.length - 1];
 const baseName = (path) => path.split("/").at(-1);
 
+function nextJob({ loop_enabled, next_job }) {
+  if (!loop_enabled) return "the loop is switched off";
+  return next_job ? `next job: ${next_job}`.replace(": waiting:", " waits:") : "learns what is served";
+}
+
 function showStatus(now) {
   setText("model", [now.model, `target ${baseName(now.target)}`, now.draft && `draft ${baseName(now.draft)}`].filter(Boolean).join(" · "));
   document.title = `${now.model} · hotdraft`;
@@ -31,8 +35,7 @@ function showStatus(now) {
   setText("k", `${now.k_override ?? now.k}`);
   setText("k-note", (now.k_override === null ? "as configured" : "set by hand") + kInUse);
   setText("trainer", now.trainer);
-  const learns = now.trainer === "running" && now.next_job ? `next job: ${now.next_job}` : TRAINER[now.trainer];
-  setText("trainer-note", jobRuns ? "a job is running" : now.loop_enabled ? learns : "the loop is switched off");
+  setText("trainer-note", jobRuns ? "a job is running" : now.trainer === "running" ? nextJob(now) : TRAINER[now.trainer]);
   const loop = byId("loop");
   loop.disabled = false;
   loop.setAttribute("aria-checked", String(now.loop_enabled));

@@ -10,7 +10,7 @@ import numpy as np
 from hotdraft.pipeline.replay.buffer import sample_from_row
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.replay.sample import ReplaySample, may_be_same
-from hotdraft.pipeline.system.byte_cache import ByteCache
+from hotdraft.training.batches.byte_cache import ByteCache
 from hotdraft.training.batches.record_check import contradiction
 
 KEPT_BYTES = 256 * 2**20

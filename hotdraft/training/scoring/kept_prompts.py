@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from hotdraft.pipeline.models.layer_stack import with_cache
-from hotdraft.pipeline.system.byte_cache import ByteCache
 from hotdraft.pipeline.system.transfer import moved
+from hotdraft.training.batches.byte_cache import ByteCache
 from hotdraft.training.batches.packing import PackedBatch
 
 MOST_BYTES = 2**28

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from hotdraft.pipeline.replay.sample import ReplaySample
-from hotdraft.pipeline.system.byte_cache import ByteCache
+from hotdraft.training.batches.byte_cache import ByteCache
 from hotdraft.training.batches.sound_rows import KEPT_BYTES
 from hotdraft.training.scoring.target_scores import ScoredText, score
 

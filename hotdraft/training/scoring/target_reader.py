@@ -17,8 +17,8 @@ from hotdraft.pipeline.models.hidden_state_draft import HiddenStateDraft, at_uni
 from hotdraft.pipeline.models.layer_stack import hook_states
 from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.pipeline.system.array_ring import ArrayRing
-from hotdraft.pipeline.system.byte_cache import ByteCache
 from hotdraft.pipeline.system.transfer import moved
+from hotdraft.training.batches.byte_cache import ByteCache
 from hotdraft.training.scoring.packed_attention import attend_within_requests
 
 MOST_BYTES = 2**29

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotdraft.pipeline.system.byte_cache import ByteCache
+from hotdraft.training.batches.byte_cache import ByteCache
 from hotdraft.training.batches.packing import pack
 from hotdraft.training.scoring import rehearsal
 from hotdraft.training.scoring.forward import OutputHead, hidden_states

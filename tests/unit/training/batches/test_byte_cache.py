@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hotdraft.pipeline.system.byte_cache import ByteCache
+from hotdraft.training.batches.byte_cache import ByteCache
 
 
 def of_size(size: int) -> np.ndarray:

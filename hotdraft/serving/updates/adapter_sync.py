@@ -6,7 +6,6 @@ while the registry cannot be asked takes up what served last, until the registry
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
@@ -16,6 +15,7 @@ from typing import Any
 from hotdraft.pipeline.config.origins import without_password
 from hotdraft.pipeline.store.connection import STORE_ERRORS, StoreError, in_one_line
 from hotdraft.pipeline.store.registry import AdapterRegistry
+from hotdraft.pipeline.system.poller import Poller
 from hotdraft.serving.messages.events import SwapReason
 from hotdraft.serving.updates.acceptance_watch import AcceptanceWatch
 from hotdraft.serving.updates.champion import ChampionFollower
@@ -31,8 +31,6 @@ COUNT_SECONDS = 600.0
 """Between two counts of all refused versions while the champion stays: a count asks for each of them."""
 REPEAT_SECONDS = 600.0
 """After which the same failure is logged again."""
-PATIENCE_SECONDS = 10.0
-"""With a store that does not answer, when the server ends."""
 
 
 class AdapterSync:
@@ -61,8 +59,8 @@ class AdapterSync:
         self._news_at = 0.0
         self._said: tuple[str, float] | None = None
         """The failure that was logged last, and when."""
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="adapter-sync", daemon=True)
+        follow = partial(self._turn, "promotion")
+        self._poller = Poller(follow, POLL_SECONDS, name="adapter-sync", failing="adapter sync, which goes on")
 
     @property
     def refused(self) -> int:
@@ -82,16 +80,10 @@ class AdapterSync:
         """Serve the champion, or what served last if nobody can say which that is, then keep following it."""
         if not self._turn("startup") and not self._swapper.live_version:
             self._do(self._follower.take_up_last_served)
-        self._thread.start()
+        self._poller.start()
 
     def stop(self) -> None:
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(PATIENCE_SECONDS)
-
-    def _run(self) -> None:
-        while not self._stopping.wait(POLL_SECONDS):
-            self._turn("promotion")
+        self._poller.stop()
 
     def _turn(self, reason: SwapReason) -> bool:
         """Watch, follow and count; whether the store could be read. One that cannot be written is counted."""

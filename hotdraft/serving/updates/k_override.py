@@ -7,6 +7,7 @@ from concurrent.futures import CancelledError
 
 from hotdraft.pipeline.config.serving import KSetting
 from hotdraft.pipeline.loop.controls import ControlFile
+from hotdraft.pipeline.system.poller import Poller
 from hotdraft.serving.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
@@ -34,8 +35,7 @@ class KOverride:
         self._retry_at = 0.0
         """On the monotonic clock."""
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="k-override", daemon=True)
+        self._poller = Poller(self.follow, POLL_SECONDS, name="k-override", failing="k cannot be followed, for now")
 
     @property
     def largest(self) -> int:
@@ -45,12 +45,10 @@ class KOverride:
     def start(self) -> None:
         """Follow the file once, then on and on. The engine must have been started."""
         self.follow()
-        self._thread.start()
+        self._poller.start()
 
     def stop(self) -> None:
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._poller.stop()
 
     def follow(self) -> None:
         """Set the engine's k to what the file says now."""
@@ -86,10 +84,3 @@ class KOverride:
     def _measure(self) -> None:
         if not self._engine.num_running:
             self._engine.k_choice.measure_costs()
-
-    def _run(self) -> None:
-        while not self._stopping.wait(POLL_SECONDS):
-            try:
-                self.follow()
-            except Exception as error:  # noqa: BLE001 -- k stays what it is, and the file is looked at again
-                logger.warning("k cannot be followed, for now: %r", error)

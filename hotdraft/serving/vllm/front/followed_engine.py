@@ -2,7 +2,6 @@
 
 import logging
 import re
-import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -11,6 +10,7 @@ from typing import Any
 
 from prometheus_client import REGISTRY
 
+from hotdraft.pipeline.system.poller import Poller
 from hotdraft.serving.graphs.recurring import GraphCounts
 from hotdraft.serving.messages.events import EngineListener, RoundStats, SwapEvent
 from hotdraft.serving.messages.request import (
@@ -64,13 +64,14 @@ class FollowedEngine:
         self._failures: Counter[str] = Counter()
         self._requests: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._waiters: list[Callable[[dict[str, Any]], None]] = []
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="vllm-journal", daemon=True)
+        failing = "the workers' journals cannot be read"
+        self._poller = Poller(self._take_news, POLL_SECONDS, name="vllm-journal", failing=failing)
 
     @property
     def failures(self) -> Mapping[str, int]:
         """By place: `recording` for each worker that ended it, `journal` for what could not be understood."""
-        return {"recording": 0, **self._failures, "journal": self._failures["journal"] + self._journal.broken}
+        journal = self._failures["journal"] + self._poller.failures + self._journal.broken
+        return {"recording": 0, **self._failures, "journal": journal}
 
     @property
     def dropped(self) -> int:
@@ -108,19 +109,17 @@ class FollowedEngine:
     def start(self) -> None:
         """Know the workers that are attached, then follow them."""
         deadline = time.monotonic() + ATTACH_SECONDS
-        self._take_news()
+        self._poller.turn()
         while self.silent_engines and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-            self._take_news()
+            self._poller.turn()
         if silent := self.silent_engines:
             logger.error("nothing is heard of %s, so that no version is swapped in: see the log there, and whether "
                          "run_dir is one folder for all engines", ", ".join(silent))  # fmt: skip
-        self._thread.start()
+        self._poller.start()
 
     def stop(self) -> None:
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._poller.stop()
 
     def announce_swap(self, event: SwapEvent) -> None:
         self.draft_version = event.version
@@ -143,24 +142,14 @@ class FollowedEngine:
     def _without(self, workers: Collection[str]) -> list[str]:
         return sorted(set(self._engines) - {engine_of(worker) for worker in workers})
 
-    def _run(self) -> None:
-        while not self._stopping.wait(POLL_SECONDS):
-            self._take_news()
-
     def _take_news(self) -> None:
-        try:
-            for event in self._journal.news():
-                try:
-                    self._take(event)
-                except Exception as error:  # noqa: BLE001 -- those behind it, a swap among them, are heard all the same
-                    self._count(error)
-        except Exception as error:  # noqa: BLE001 -- the top of a thread that outlives whatever is written there
-            self._count(error)
-
-    def _count(self, error: Exception) -> None:
-        self._failures["journal"] += 1
-        if self._failures["journal"] == 1:
-            logger.error("a worker's journal, which is followed on", exc_info=error)
+        for event in self._journal.news():
+            try:
+                self._take(event)
+            except Exception as error:  # those behind it, a swap among them, are heard all the same
+                self._failures["journal"] += 1
+                if self._failures["journal"] == 1:
+                    logger.error("a worker's journal, which is followed on", exc_info=error)
 
     def _take(self, event: dict[str, Any]) -> None:
         match event["event"]:

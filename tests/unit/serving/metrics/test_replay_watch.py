@@ -1,13 +1,11 @@
 """The watch of the replay buffer's size: it follows, and outlives a store that is away."""
 
-import threading
 import time
 from collections.abc import Callable
 
 import pytest
 
 from hotdraft.pipeline.replay.buffer import ReplaySize
-from hotdraft.serving.metrics import replay_watch
 from hotdraft.serving.metrics.replay_watch import ReplayWatch
 
 
@@ -49,23 +47,3 @@ def test_the_size_is_followed_and_kept_while_the_store_is_away(caplog: pytest.Lo
     finally:
         watch.stop()
     assert sum("cannot be had" in record.message for record in caplog.records) == 1
-
-
-def test_a_server_ends_though_the_store_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_watch, "PATIENCE_SECONDS", 0.05)
-    asked, ended = threading.Event(), threading.Event()
-
-    class Silent(Buffer):
-        def size(self) -> ReplaySize:
-            asked.set()
-            ended.wait(60)
-            return super().size()
-
-    watch = ReplayWatch(Silent())
-    watch.start()
-    assert asked.wait(10)
-    stopping = threading.Thread(target=watch.stop, daemon=True)
-    stopping.start()
-    stopping.join(10)
-    assert not stopping.is_alive()
-    ended.set()

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.system.run_lock import run_lock
 from hotdraft.serving.metrics.listener import ServingMetrics
 from hotdraft.serving.metrics.state_metrics import Sources
+from hotdraft.serving.vllm.front import exported as exported_module
 from hotdraft.serving.vllm.front import followed_engine
 from hotdraft.serving.vllm.front import loop as module
 from hotdraft.serving.vllm.front.exported import Exported
@@ -157,3 +159,32 @@ def test_vllms_event_loop_does_not_wait_for_records_of_jobs() -> None:
     exported.stop()
     assert "hotdraft_jobs" in shown
     assert "hotdraft_jobs" not in {family.name for family in REGISTRY.collect()}
+
+
+def test_metrics_that_cannot_be_gathered_are_told_of_once_and_those_from_before_shown(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Jobs:
+        asked = 0
+
+        def jobs(self) -> list[Any]:
+            self.asked += 1
+            if self.asked > 1:
+                raise KeyError("state")
+            return []
+
+        def silent_seconds(self, job: Any) -> float:
+            return 0.0
+
+    monkeypatch.setattr(exported_module, "GATHER_SECONDS", 0.001)
+    engine, jobs = FollowedEngine(JournalFollower(Path()), engines=[], k=1, num_slots=1, max_model_len=8), Jobs()
+    exported = Exported(ServingMetrics(engine, "m", Sources(jobs=jobs)))  # type: ignore[arg-type]
+    exported.start()
+    deadline = time.monotonic() + 10
+    while jobs.asked < 4 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    shown = {family.name for family in exported.collect()}
+    exported.stop()
+    assert jobs.asked >= 4
+    assert "hotdraft_jobs" in shown
+    assert len(caplog.records) == 1

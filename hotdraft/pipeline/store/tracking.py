@@ -24,6 +24,7 @@ from hotdraft.pipeline.store.curves import ServedCurves
 from hotdraft.pipeline.store.lineage import Lineage
 from hotdraft.pipeline.store.served import Served
 from hotdraft.pipeline.system.local_time import MINUTES, local_time
+from hotdraft.pipeline.system.poller import Poller
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,8 @@ class ServingTracker:
         self._retry_delay = 0.0
         self._stopping = threading.Event()
         # Two threads: a store that hangs must not make points late.
-        self._ticker = threading.Thread(target=self._tick, name="serving-tracker", daemon=True)
+        end, failing = self.curves.end_interval, "no point of the curves is made"
+        self._ticker = Poller(end, self._interval, name="serving-tracker", failing=failing)
         self._sender = threading.Thread(target=self._work, name="serving-tracker-sender", daemon=True)
 
     @property
@@ -80,13 +82,10 @@ class ServingTracker:
 
     def stop(self, patience: float = 10.0) -> None:
         """Send what is left and end the run; gives up after `patience` seconds."""
+        self._ticker.stop()
         self._stopping.set()
         if self._sender.is_alive():
             self._sender.join(patience)
-
-    def _tick(self) -> None:
-        while not self._stopping.wait(self._interval):
-            self.curves.end_interval()
 
     def _work(self) -> None:
         while not self._stopping.wait(self._interval):

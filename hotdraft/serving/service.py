@@ -5,45 +5,27 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any, Protocol
-from uuid import uuid4
+from typing import Any
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import ControlFile
-from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.pipeline.models.loading import fingerprint
-from hotdraft.pipeline.processes.job_process import start_job
-from hotdraft.pipeline.processes.supervisor import TrainerSupervisor
-from hotdraft.pipeline.processes.trainer import TrainerElsewhere
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
-from hotdraft.pipeline.store.registry import AdapterRegistry
-from hotdraft.pipeline.store.tracking import ServingTracker
 from hotdraft.pipeline.system.array_ring import forget_served_states
 from hotdraft.pipeline.system.run_lock import RunLock
-from hotdraft.pipeline.watch.trial import Trials
 from hotdraft.serving.engine.load import build_engine, draft_ranking
 from hotdraft.serving.http.access import read_admin_keys, read_api_keys
-from hotdraft.serving.http.admin.history import history_router
-from hotdraft.serving.http.admin.routes import admin_router
 from hotdraft.serving.http.app import create_app
 from hotdraft.serving.http.banner import banner
 from hotdraft.serving.http.client_identity import are_apart
 from hotdraft.serving.http.connections import Connections, connection_limit
-from hotdraft.serving.http.dashboard.router import dashboard_router
 from hotdraft.serving.http.drain import DrainingServer
 from hotdraft.serving.http.logs import configure_logging
-from hotdraft.serving.metrics.listener import ServingMetrics
-from hotdraft.serving.metrics.replay_watch import ReplayWatch
-from hotdraft.serving.metrics.state_metrics import Sources
-from hotdraft.serving.metrics.tracking_listener import TrackingListener
-from hotdraft.serving.updates.acceptance_watch import AcceptanceWatch
-from hotdraft.serving.updates.adapter_sync import AdapterSync
+from hotdraft.serving.loop_parts import LoopParts, Part
 from hotdraft.serving.updates.hot_swap import HotSwapper
 from hotdraft.serving.updates.k_override import KOverride
-from hotdraft.serving.updates.last_served import LastServedFile
 
 
 def serve(
@@ -78,47 +60,30 @@ def serve(
     on_step("opening the stores")
     if engine.k_choice.guessing is not None and not are_apart(config):
         engine.k_choice.guessing.recall(buffer, engine.decoder.vocab_size)
-    replay_watch = ReplayWatch(ReplayBuffer.of(config), writer=buffer)
-    tracker = ServingTracker(config)
-    registry, records, controls = AdapterRegistry(config), JobRecords(config.run_dir), ControlFile(config.run_dir)
+    controls = ControlFile(config.run_dir)
     k_override = KOverride(engine, controls)
-    sync = supervisor = None
+    swapper = None
     if config.draft is not None:
-        watch = AcceptanceWatch(Trials(config, server=uuid4().hex[:8]), registry)
-        engine.listeners.append(watch)
         swapper = HotSwapper(engine, fingerprint(config.draft), draft_ranking(config))
-        sync = AdapterSync(swapper, registry, LastServedFile(config.run_dir), watch)
-        supervisor = TrainerSupervisor(config_path, config, overrides) if self_improve else None
-
-    if config.draft is not None and config.engine.k != "auto":
-        engine.between_rounds(engine.k_choice.measure_costs)  # whatever k is, the speed-up over k = 0 is told
-
-    trainer = supervisor or TrainerElsewhere(config.run_dir)
-    sources = Sources(
-        recorder=engine.recorder,
-        replay=replay_watch,
-        trainer=trainer,
-        jobs=records,
-        curves=tracker.curves,
-        connections=connections,
-        adapters=sync,
-        lock=lock,
-    )
-    metrics = ServingMetrics(engine, config.served_model_name, sources)
-    engine.listeners += [metrics, TrackingListener(tracker.curves)]
-    admin = admin_router(
+        if config.engine.k != "auto":
+            engine.between_rounds(engine.k_choice.measure_costs)  # whatever k is, the speed-up over k = 0 is told
+    loop = LoopParts(
         engine,
         config,
-        registry=registry,
-        records=records,
-        start_job=partial(start_job, config_path, config, overrides, origin="api"),
-        controls=controls,
+        config_path,
+        overrides,
+        swapper=swapper,
+        self_improve=self_improve,
+        recorder=engine.recorder,
+        writer=buffer,
+        connections=connections,
+        lock=lock,
         k_override=k_override,
-        trainer=trainer,
     )
-    routers = [admin, history_router(tracker.curves.history), dashboard_router()]
-    app = create_app(engine, config, metrics=metrics, api_keys=api_keys, admin_keys=admin_keys, routers=routers)
-    trainer_log = supervisor.log_path if supervisor else None
+    app = create_app(
+        engine, config, metrics=loop.metrics, api_keys=api_keys, admin_keys=admin_keys, routers=loop.routers
+    )
+    trainer_log = loop.supervisor.log_path if loop.supervisor else None
     server = DrainingServer(
         app,
         config.server,
@@ -139,7 +104,8 @@ def serve(
     recorder = nullcontext() if engine.recorder is None else closing(engine.recorder)
     graphs = "" if engine.decoder.round_graphs is None else "recording the graphs of rounds, and "
     on_step(f"{graphs}measuring what a round costs")
-    with _running(replay_watch, tracker), recorder, _running(engine, k_override, sync, supervisor), _set_aside():
+    learning = _running(engine, k_override, *loop.after_engine)
+    with _running(*loop.before_engine), recorder, learning, _set_aside():
         if told_to_end.is_set():
             sys.exit(0)
         server.run()
@@ -147,17 +113,12 @@ def serve(
         sys.exit(f"the server ends, as its engine did: {engine.fatal_error}")
 
 
-class _Part(Protocol):
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-
-
 @contextmanager
-def _running(*parts: _Part | None) -> Iterator[None]:
-    """Starts those that there are, and stops what was begun to be started, the last first."""
-    started: list[_Part] = []
+def _running(*parts: Part) -> Iterator[None]:
+    """Starts them, and stops what was begun to be started, the last first."""
+    started: list[Part] = []
     try:
-        for part in filter(None, parts):
+        for part in parts:
             started.append(part)  # first: a signal may come while it starts
             part.start()
         yield

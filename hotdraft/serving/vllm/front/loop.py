@@ -8,7 +8,6 @@ import logging
 import threading
 from collections.abc import Coroutine, Mapping
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,33 +17,16 @@ from prometheus_client import generate_latest
 
 from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.loop.controls import ControlFile
-from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.pipeline.models.loading import fingerprint
 from hotdraft.pipeline.models.names import local_folder
-from hotdraft.pipeline.processes.job_process import start_job
-from hotdraft.pipeline.processes.supervisor import TrainerSupervisor
-from hotdraft.pipeline.processes.trainer import TrainerElsewhere
-from hotdraft.pipeline.replay.buffer import ReplayBuffer
-from hotdraft.pipeline.store.registry import AdapterRegistry
-from hotdraft.pipeline.store.tracking import ServingTracker
 from hotdraft.pipeline.system.array_ring import forget_served_states
 from hotdraft.pipeline.system.run_lock import run_lock
 from hotdraft.pipeline.system.version import installed_version
-from hotdraft.pipeline.watch.trial import Trials
 from hotdraft.serving.http.access import ApiKeyGuard, read_admin_keys
-from hotdraft.serving.http.admin.history import history_router
-from hotdraft.serving.http.admin.routes import admin_router
-from hotdraft.serving.http.dashboard.router import dashboard_router
 from hotdraft.serving.http.errors import ApiError, add_error_handlers, error_responses
 from hotdraft.serving.http.foreign_pages import AllowedHosts, OwnPagesOnly
-from hotdraft.serving.metrics.listener import ServingMetrics
-from hotdraft.serving.metrics.replay_watch import ReplayWatch
-from hotdraft.serving.metrics.state_metrics import Sources
-from hotdraft.serving.metrics.tracking_listener import TrackingListener
-from hotdraft.serving.updates.acceptance_watch import AcceptanceWatch
+from hotdraft.serving.loop_parts import LoopParts, Part
 from hotdraft.serving.updates.adapter_sync import AdapterSync
-from hotdraft.serving.updates.last_served import LastServedFile
 from hotdraft.serving.vllm.front.exported import Exported
 from hotdraft.serving.vllm.front.followed_engine import FollowedEngine
 from hotdraft.serving.vllm.front.swapper import VllmSwapper
@@ -91,43 +73,21 @@ class LoopBesideVllm:
         self._settings = worker_settings(config, self._folder, drafting, fingerprint(config.draft or told.model))
         after = self._reset_prefixes if config.vllm.reset_prefix_cache else lambda: None
         swapper = VllmSwapper(self.engine, self._call, is_asleep=self._is_asleep, after_swap=after)
-        registry, tracker = AdapterRegistry(config), ServingTracker(config)
-        watch = AcceptanceWatch(Trials(config, server=uuid4().hex[:8]), registry)
-        sync = AdapterSync(swapper, registry, LastServedFile(config.run_dir), watch)
-        supervisor = TrainerSupervisor(config_path, config, overrides) if config.vllm.self_improve else None
-        records, controls = JobRecords(config.run_dir), ControlFile(config.run_dir)
-        replay_watch = ReplayWatch(ReplayBuffer.of(config))
-        trainer = supervisor or TrainerElsewhere(config.run_dir)
-        sources = Sources(
+        loop = LoopParts(
+            self.engine,
+            config,
+            config_path,
+            overrides,
+            swapper=swapper,
+            self_improve=config.vllm.self_improve,
             recorder=self.engine,
-            replay=replay_watch,
-            trainer=trainer,
-            jobs=records,
-            curves=tracker.curves,
-            adapters=sync,
         )
-        metrics = ServingMetrics(self.engine, config.served_model_name, sources)
-        self.engine.listeners += [watch, metrics, TrackingListener(tracker.curves)]
-        exported = Exported(metrics)
-        parts: list[Any] = [replay_watch, tracker, self.engine, sync, supervisor, exported]
-        self._parts = [part for part in parts if part is not None]
+        exported = Exported(loop.metrics)
+        self._parts: list[Part] = [*loop.before_engine, self.engine, *loop.after_engine, exported]
         self._stack = ExitStack()
         self._workers_closed = False
-        routers = [
-            admin_router(
-                self.engine,
-                config,
-                registry=registry,
-                records=records,
-                start_job=partial(start_job, config_path, config, overrides, origin="api"),
-                controls=controls,
-                k_override=None,
-                trainer=trainer,
-            ),
-            history_router(tracker.curves.history),
-            dashboard_router(),
-        ]
-        self.app = _application(config, self.engine, exported, sync, routers)
+        assert loop.sync is not None
+        self.app = _application(config, self.engine, exported, loop.sync, loop.routers)
 
     async def start(self) -> None:
         """Attach to the workers, then run. Raises `RunInUseError` where another process runs the loop here,

@@ -71,7 +71,7 @@ def exported() -> dict[str, set[str]]:
     metrics = ServingMetrics(engine, "tiny", Sources(adapters=adapters))
     metrics.on_round(RoundStats(2, 1, 2, 1, (1, 0), 1, 1, 2, 0.1, 1, 0.15, (0.1,)))
     request = GenerationRequest("r", (1,), SamplingParams())
-    metrics.on_finish(request, RequestStats(1, 2, 1, 2, 2, 1, 1, 1, 1, 1, 1, 0.0, 0.1, 0.2), "stop")
+    metrics.on_finish(request, RequestStats(2, 1, 2, 2, 1, 1, 1, 1, 1, 1, 1, 0.0, 0.1, 0.2), "stop")
     metrics.on_swap(SwapEvent(1, 0, "promotion", 0.01))
     found: dict[str, set[str]] = {"up": set()}
     for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):

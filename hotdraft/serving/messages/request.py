@@ -166,8 +166,9 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True)
-class RequestStats:
-    prompt_tokens: int
+class AnswerCounts:
+    """What an answer came to, or several to one request as their sums."""
+
     completion_tokens: int
     rounds: int
     drafted_tokens: int
@@ -180,6 +181,11 @@ class RequestStats:
     """Rounds of which a drafted token was examined."""
     first_accepted: int
     """Those of them whose first drafted token is in the answer: what a draft is worth, however far it drafts."""
+
+
+@dataclass(frozen=True)
+class RequestStats(AnswerCounts):
+    prompt_tokens: int
     guessed_tokens: int
     """Proposed from text, without a model."""
     accepted_guesses: int

@@ -6,6 +6,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 from prometheus_client import REGISTRY
@@ -15,6 +16,7 @@ from hotdraft.serving.graphs.recurring import GraphCounts
 from hotdraft.serving.messages.events import EngineListener, RoundStats, SwapEvent
 from hotdraft.serving.messages.request import (
     MAX_TEMPERATURE,
+    AnswerCounts,
     GenerationRequest,
     RequestStats,
     SamplingParams,
@@ -28,11 +30,6 @@ POLL_SECONDS = 0.1
 ATTACH_SECONDS = 10.0
 """For a shared folder to show what workers elsewhere have written."""
 ANSWER_ID = re.compile(r"(?:\d+_)?(?:(chatcmpl-.+)|(cmpl-.+)-\d+|(resp_.+)_\d+)-[0-9a-f]{8}")
-SUMMED = (
-    "completion_tokens", "rounds", "drafted_tokens", "examined_tokens", "accepted_tokens", "first_examined",
-    "first_accepted",
-)  # fmt: skip
-"""Over the choices of an answer."""
 SEVERAL = -1
 """Version of a request that more than one drafted for."""
 KEPT_REQUESTS = 4096
@@ -175,7 +172,8 @@ class FollowedEngine:
         self.workers.setdefault(told["worker"], {})["dropped"] = told["dropped"]
         answer = outer_id(told["id"])
         others = self._requests.get(answer, {})
-        self._requests[answer] = {**told, **{name: told[name] + others.get(name, 0) for name in SUMMED}}
+        counts = {one.name: told[one.name] for one in fields(AnswerCounts)}
+        self._requests[answer] = told | {name: count + others.get(name, 0) for name, count in counts.items()}
         while len(self._requests) > KEPT_REQUESTS:
             self._requests.popitem(last=False)
         request = GenerationRequest(
@@ -188,16 +186,9 @@ class FollowedEngine:
             record=told["left_out"] != "store",
             client=told["client"],
         )
-        drafted, accepted, tokens = (told[f"{name}_tokens"] for name in ("drafted", "accepted", "completion"))
         stats = RequestStats(
+            **counts,
             prompt_tokens=told["prompt_tokens"],
-            completion_tokens=tokens,
-            rounds=told["rounds"],
-            drafted_tokens=drafted,
-            examined_tokens=told["examined_tokens"],
-            accepted_tokens=accepted,
-            first_examined=told["first_examined"],
-            first_accepted=told["first_accepted"],
             guessed_tokens=0,
             accepted_guesses=0,
             draft_version=told["draft_version"] if told["one_version"] else SEVERAL,
@@ -207,13 +198,13 @@ class FollowedEngine:
         )
         rounds = RoundStats(
             k=self.k,
-            drafts=told["first_examined"],
-            proposed_tokens=drafted,
-            accepted_tokens=accepted,
-            accepted_per_position=(told["first_accepted"],),
+            drafts=stats.first_examined,
+            proposed_tokens=stats.drafted_tokens,
+            accepted_tokens=stats.accepted_tokens,
+            accepted_per_position=(stats.first_accepted,),
             guessed_tokens=0,
             accepted_guesses=0,
-            new_tokens=tokens,
+            new_tokens=stats.completion_tokens,
             seconds=0.0,
             draft_version=told["draft_version"],
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample
+from hotdraft.serving.messages.request import AnswerCounts
 from hotdraft.serving.sampling.target_log import TargetLog
 from hotdraft.serving.vllm.worker.requests import ServedRequest
 
@@ -32,16 +33,9 @@ class VerifyStep:
 
 
 @dataclass(frozen=True)
-class RequestCounts:
-    """What an answer came to, cut at its end; in the words of `RequestStats`."""
+class RequestCounts(AnswerCounts):
+    """What came after the answer's end does not count."""
 
-    completion_tokens: int
-    rounds: int
-    drafted_tokens: int
-    examined_tokens: int
-    accepted_tokens: int
-    first_examined: int
-    first_accepted: int
     draft_version: int
     """That drafted last; 0 if none did."""
     one_version: bool

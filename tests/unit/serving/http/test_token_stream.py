@@ -28,7 +28,7 @@ from tests.unit.serving.http.scripted import ScriptedEngine, make_tokenizer
 
 TOKENS = 1000
 LOGPROB = TokenLogprob(5, -1.0, ())
-STATS = RequestStats(1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+STATS = RequestStats(0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0.0, 0.0, 0.0)
 
 
 class Hasty(ScriptedEngine):

@@ -31,7 +31,7 @@ class Server:
     ) -> None:  # fmt: skip
         """Requests that finish now with about `rate` of 100 first tokens accepted, and others as ever."""
         for accepted in np.random.default_rng(seed).normal(100 * rate, 15, requests).clip(0, 100):
-            stats = RequestStats(9, 9, 100, 200, 150, 90, 100, int(accepted), 0, 0, self.version, 0.0, 0.0, seconds)
+            stats = RequestStats(9, 100, 200, 150, 90, 100, int(accepted), 9, 0, 0, self.version, 0.0, 0.0, seconds)
             request = GenerationRequest("r", (1,), SamplingParams(), domain, record, client)
             self.watch.on_finish(request, stats, "length")
 

@@ -6,22 +6,19 @@ and, where any rank of the engine disagrees, copies back. What came of it is tol
 
 import importlib
 import logging
-import math
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.models.adapter_folder import PROBE_TOKENS, AdapterError
+from hotdraft.pipeline.models.adapter_folder import AdapterError
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.serving.engine.recorder import Recorder, ServedModels
-from hotdraft.serving.updates.hot_swap import PROBE_TOLERANCE
 from hotdraft.serving.vllm.journal import UNKNOWN, Journal, worker_name
 from hotdraft.serving.vllm.versions import installed
 from hotdraft.serving.vllm.worker import runner_v1, runner_v2
+from hotdraft.serving.vllm.worker.agreement import AgreedDraft, all_agree
 from hotdraft.serving.vllm.worker.live_draft import DraftError, LiveDraft
 from hotdraft.serving.vllm.worker.recording import Recording
 from hotdraft.serving.vllm.worker.seams import SeamError
@@ -30,9 +27,6 @@ from hotdraft.serving.vllm.worker.staging import DraftFile, DraftVersion
 from hotdraft.serving.vllm.worker.temperatures import keep_temperatures
 
 logger = logging.getLogger(__name__)
-
-FIRST_PROBE = torch.zeros(PROBE_TOKENS, dtype=torch.long)
-"""What the draft is asked before any version was swapped in."""
 
 
 class WorkerExtension:
@@ -101,8 +95,6 @@ class WorkerPart:
         self._journal = Journal(Path(settings["journal"]), self.name)
         self._staged: tuple[int, DraftVersion, Any] | None = None
         self.version = 0
-        self._own_probe: torch.Tensor | None = None
-        """What the draft as it was loaded gives after `FIRST_PROBE`, on ranks that see logits."""
         self.recording: Recording | None = None
         self._recorder: Recorder | None = None
         self.left_alone: str | None = None
@@ -113,11 +105,12 @@ class WorkerPart:
             self._record(config)
 
     def warm_up(self) -> None:
-        """Ask the draft for the first time, which is slow, together with the other ranks of this engine."""
+        """Together with the other ranks of this engine."""
         usable = all_agree(self._draft is not None)
         if usable:
             try:
-                self._own_probe = self._logits(FIRST_PROBE, 1)
+                assert self._draft is not None
+                self._draft.warm_up()
             except Exception as error:  # noqa: BLE001 -- it would end vLLM's worker
                 usable = False
                 self._leave_draft(error)
@@ -174,14 +167,14 @@ class WorkerPart:
         if self._recorder is not None:
             self._recorder.close()
 
-    def _make_draft(self, settings: dict[str, Any]) -> LiveDraft | None:
+    def _make_draft(self, settings: dict[str, Any]) -> AgreedDraft | None:
         model = self._worker.get_draft_model()
         if model is None:
             return None
         dtype = self._worker.vllm_config.speculative_config.draft_model_config.dtype
         self._file = DraftFile(Path(settings["draft_folder"]), settings["fingerprint"], dtype)
         try:
-            return LiveDraft(model)
+            return AgreedDraft(LiveDraft(model), self._worker.vllm_config)
         except Exception as error:  # noqa: BLE001 -- it is recorded all the same
             self._leave_draft(error)
             return None
@@ -231,60 +224,10 @@ class WorkerPart:
         if not all_agree(staged is not None and staged[0] == version):
             raise DraftError(f"version {version} is not staged on every rank")
         assert staged is not None
-        _, read, weights = staged
-        exchanged, distance = False, math.inf
         before = self.version
         self._serve(UNKNOWN)  # and so it stays where the weights cannot be exchanged back
-        error: Exception | None = None
-        try:
-            self._draft.exchange(weights)
-            exchanged = True
-        except Exception as found:  # noqa: BLE001 -- other ranks wait for an answer
-            error = found
-        if all_agree(exchanged):
-            try:
-                distance = self._distance(read)
-            except Exception as found:  # noqa: BLE001 -- likewise
-                error = found
-            if all_agree(distance <= PROBE_TOLERANCE):
-                return distance
-        if exchanged:
-            self._draft.exchange(weights)
-        self._serve(before)
-        raise error or DraftError(
-            f"the live draft's output is {distance:.3f} (total variation) from what the adapter's trainer "
-            f"computed, {PROBE_TOLERANCE} is allowed"
-            if distance < math.inf
-            else "another rank could not exchange its weights"
-        )
-
-    def _distance(self, read: DraftVersion) -> float:
-        """Mean total variation over the probe's positions; 0 for ranks that see no logits."""
-        if read.probe_ids is None or read.probe_probs is None:
-            logits, expected = self._logits(FIRST_PROBE, 1), self._own_probe
-            expected = None if expected is None else expected.softmax(-1)
-        else:
-            logits, expected = self._logits(read.probe_ids, len(read.probe_probs)), read.probe_probs
-        if logits is None or expected is None:
-            return 0.0
-        expected = expected.to(logits.device)
-        return float((logits[:, : expected.shape[1]].softmax(-1) - expected).abs().sum(-1).mean() / 2)
-
-    def _logits(self, input_ids: torch.Tensor, last: int) -> torch.Tensor | None:
-        from vllm.forward_context import set_forward_context
-
-        assert self._draft is not None
-        with set_forward_context(None, self._worker.vllm_config):
-            return self._draft.logits(input_ids, last)
-
-
-def all_agree(fine: bool) -> bool:
-    """Whether all tensor-parallel ranks of this engine are fine; each has to ask."""
-    from vllm.distributed import get_tp_group
-
-    group = get_tp_group()
-    if group.world_size == 1:
-        return fine
-    flag = torch.tensor([int(fine)])
-    torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MIN, group=group.cpu_group)
-    return bool(flag.item())
+        found = self._draft.exchange(*staged[1:])
+        if isinstance(found, Exception):
+            self._serve(before)
+            raise found
+        return found

@@ -15,7 +15,14 @@ from hotdraft.pipeline.config.origins import without_password
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.replay.folder import QUARANTINE
 from hotdraft.pipeline.store.adapter_version import UNKNOWN
-from hotdraft.pipeline.store.connection import STORE_ERRORS, in_one_line, lost, open_client, sqlite_path
+from hotdraft.pipeline.store.connection import (
+    STORE_ERRORS,
+    holds_store,
+    in_one_line,
+    lost,
+    open_client,
+    sqlite_path,
+)
 from hotdraft.pipeline.system.disk import nearest_folder
 
 HEALTH_SECONDS = 5.0
@@ -73,7 +80,7 @@ def examine_mlflow(config: HotdraftConfig) -> Iterator[Finding]:
     uri = config.tracking_uri
     shown = without_password(uri)
     path = sqlite_path(uri)
-    if path is not None and not path.exists():
+    if path is not None and not holds_store(path):
         if missed := lost(path):
             yield problem("MLflow store", missed, "see a backup; until then serving goes on with what served last")
         else:

@@ -89,10 +89,15 @@ def _look_at_file(connection: Any, record: ConnectionPoolEntry, *_: object) -> N
 def require_store(config: HotdraftConfig) -> None:
     """Raises `StoreError` where a SQLite store has no file: to look must not make one."""
     path = sqlite_path(config.tracking_uri)
-    if path is not None and not path.exists():
+    if path is not None and not holds_store(path):
         raise StoreError(
             lost(path) or f"there is no store of adapters at {path.absolute()}: nothing has run with it yet"
         )
+
+
+def holds_store(path: Path) -> bool:
+    """Whether there is a SQLite store: an empty file, as the end of power or a full disk may leave, is none."""
+    return path.exists() and path.stat().st_size > 0
 
 
 def lost(path: Path) -> str | None:
@@ -103,7 +108,8 @@ def lost(path: Path) -> str | None:
     files = path.absolute().parent / ARTIFACTS
     if not files.is_dir() or not any(files.iterdir()):
         return None
-    return f"{path.absolute()} is gone, to which {files} belongs: put it back, or move both away to begin anew"
+    what = "empty" if path.exists() else "gone"
+    return f"{path.absolute()} is {what}, to which {files} belongs: put it back, or move both away to begin anew"
 
 
 def experiment_id(client: MlflowClient, config: HotdraftConfig, name: str) -> str:
@@ -247,11 +253,11 @@ def sqlite_path(uri: str) -> Path | None:
 
 
 def _create_sqlite(path: Path) -> None:
-    if path.exists():
+    if holds_store(path):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"):
-        if path.exists():
+        if holds_store(path):
             return
         if missed := lost(path):
             raise MlflowException(missed)

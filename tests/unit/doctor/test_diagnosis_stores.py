@@ -150,6 +150,9 @@ def test_an_mlflow_store_that_is_gone(tmp_path):
     (settings.run_dir / "mlartifacts" / "hotdraft-training").mkdir(parents=True)
     found = only(examine_mlflow(settings))
     assert (found.state, "mlflow.db is gone, to which" in found.says) == ("problem", True)
+    (settings.run_dir / "mlflow.db").touch()
+    found = only(examine_mlflow(settings))
+    assert (found.state, "mlflow.db is empty, to which" in found.says) == ("problem", True)
 
 
 def test_versions_that_others_made_are_told(tmp_path, empty_mlflow_db):

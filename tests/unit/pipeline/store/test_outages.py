@@ -188,6 +188,10 @@ def test_a_store_whose_file_is_gone_is_away_and_one_put_in_its_place_is_taken_up
     with pytest.raises(MlflowException, match=r"is gone, to which .*mlartifacts belongs: put it back"):
         AdapterRegistry(publisher.config).champion()
     assert not path.exists(), "a new one would be filled, and no version serve"
+    path.touch()
+    with pytest.raises(MlflowException, match=r"is empty, to which .*mlartifacts belongs: put it back"):
+        AdapterRegistry(publisher.config).champion()
+    assert not path.stat().st_size, "nor is an empty one, as the end of power may leave, made a new one"
     backup.rename(path)
     assert registry.champion() == first
     registry.unpin()

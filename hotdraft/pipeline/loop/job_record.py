@@ -13,7 +13,7 @@ from typing import IO, Annotated, Literal, Self
 from pydantic import Field
 
 from hotdraft.pipeline.loop.job_progress import JobProgress
-from hotdraft.pipeline.system.json_file import Seconds, write_json
+from hotdraft.pipeline.system.json_file import Seconds, rewrite_json, write_json
 from hotdraft.pipeline.system.log_tail import LOG_FORMAT
 
 logger = logging.getLogger(__name__)
@@ -189,7 +189,7 @@ class RunningJob:
             progress=None,
         )
         try:
-            self.write()
+            self._write_end()
             if self._job.work is not None and state not in ("failed", "interrupted"):
                 shutil.rmtree(self.work_folder, ignore_errors=True)
         finally:
@@ -202,7 +202,17 @@ class RunningJob:
             (self._folder / f"{self.id}.{suffix}").unlink(missing_ok=True)
 
     def write(self) -> None:
-        write_json(self._folder / f"{self.id}.json", asdict(self._job))
+        write_json(self._path, asdict(self._job))
+
+    def _write_end(self) -> None:
+        try:
+            self.write()
+        except OSError:  # as on a full disk, where a job that says nothing would have died of who knows what
+            rewrite_json(self._path, asdict(self._job))
+
+    @property
+    def _path(self) -> Path:
+        return self._folder / f"{self.id}.json"
 
     def __enter__(self) -> Self:
         if self._lock is not None:  # what we print does not go to the log by itself

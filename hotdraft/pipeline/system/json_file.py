@@ -1,5 +1,6 @@
 """Small files that must never be half written, and may be read broken nevertheless."""
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -40,11 +41,28 @@ def read_json(path: Path, kind: type[T]) -> T:
 
 def write_json(path: Path, content: Mapping[str, object]) -> None:
     """Write `content`, which appears whole, in a folder that is made if need be, and stays if the power goes."""
-    with appearing(path) as temporary, temporary.open("w") as file:
-        file.write(json.dumps(content, indent=2) + "\n")
+    with appearing(path) as temporary, temporary.open("wb") as file:
+        file.write(_encoded(content))
         file.flush()
         os.fsync(file.fileno())
     sync_folder(path.parent)
+
+
+def rewrite_json(path: Path, content: Mapping[str, object]) -> None:
+    """Write `content` in the place of what `path` holds, by one write: a full disk has no other.
+
+    Raises OSError where that place is too small, and nothing has changed.
+    """
+    data = _encoded(content)
+    with path.open("rb+", buffering=0) as file:
+        held = os.fstat(file.fileno())
+        if len(data) > 512 * held.st_blocks:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        file.write(data.ljust(held.st_size))
+
+
+def _encoded(content: Mapping[str, object]) -> bytes:
+    return json.dumps(content, indent=2).encode() + b"\n"
 
 
 def sync_folder(folder: str | Path) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from hotdraft.pipeline.loop import job_record
+from hotdraft.pipeline.loop.job_progress import JobProgress
 from hotdraft.pipeline.loop.jobs import JobRecords
 from hotdraft.pipeline.loop.next_job import NextJobFile
 from hotdraft.pipeline.system import json_file
@@ -39,11 +41,26 @@ def test_one_that_cannot_begin_leaves_no_file(tmp_path: Path, disk: pytest.Monke
     JobRecords(tmp_path).begin("command").end("rejected", "worse")
 
 
-def test_one_whose_end_cannot_be_written_has_died(tmp_path: Path, disk: pytest.MonkeyPatch) -> None:
+def test_one_that_ends_says_why_in_the_place_that_its_record_has(tmp_path: Path, disk: pytest.MonkeyPatch) -> None:
+    records = JobRecords(tmp_path)
+    job = records.begin("command")
+    job.tell(JobProgress(3, 60, 0.5, 9.0))
+    disk.setattr(*FULL)
+    with pytest.raises(OSError, match="No space"), job:
+        no_room()
+    disk.undo()
+    [ended] = records.jobs()
+    assert (ended.state, ended.reason) == ("failed", "OSError: [Errno 28] No space left on device")
+    assert left(tmp_path) == [".json"]
+    records.begin("command").end("rejected", "worse")
+
+
+def test_one_whose_end_has_no_place_at_all_has_died(tmp_path: Path, disk: pytest.MonkeyPatch) -> None:
     records, handlers = JobRecords(tmp_path), list(logging.getLogger().handlers)
     job = records.begin("command")
     job.__enter__()
     disk.setattr(*FULL)
+    disk.setattr(job_record, "rewrite_json", no_room)
     with pytest.raises(OSError, match="No space"):
         job.__exit__(ValueError, ValueError("of its own"), None)
     disk.undo()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
-from hotdraft.pipeline.system.json_file import write_json
+from hotdraft.pipeline.system.json_file import rewrite_json, write_json
 from tests.unit.pipeline.replay.test_replay import make_sample
 
 
@@ -34,6 +34,16 @@ def test_a_file_appears_once_it_is_on_the_disk(tmp_path, calls):
     write_json(tmp_path / "new" / "a.json", {"a": 1})
     assert json.loads((tmp_path / "new" / "a.json").read_text()) == {"a": 1}
     assert calls == ["file", "rename", "folder"]
+
+
+def test_what_is_written_in_a_files_own_place_takes_no_more_than_that(tmp_path):
+    path = tmp_path / "a.json"
+    write_json(path, {"a": "long enough"})
+    rewrite_json(path, {"b": 1})
+    assert json.loads(path.read_text()) == {"b": 1}
+    with pytest.raises(OSError, match="No space"):
+        rewrite_json(path, {"c": "x" * 100_000})
+    assert json.loads(path.read_text()) == {"b": 1}
 
 
 def test_a_shard_appears_once_it_is_on_the_disk(tmp_path, calls):

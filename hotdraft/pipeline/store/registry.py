@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from uuid import uuid4
 
@@ -140,9 +140,9 @@ class AdapterRegistry:
         keep = self._config.tracking.keep_refused
         if keep is None:
             return
-        for found in islice(self._search(f"tag.status = '{REJECTED}'"), keep, None):
-            if DELETED.items() <= found.tags.items():
-                return
+        refused = islice(self._search(f"tag.status = '{REJECTED}'"), keep, None)
+        kept = [*takewhile(lambda found: not DELETED.items() <= found.tags.items(), refused)]
+        for found in reversed(kept):  # the oldest first: whoever is stopped leaves none behind one that is deleted
             with self._exclusive():
                 self._delete_files(found)
 

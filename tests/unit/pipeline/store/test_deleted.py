@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities.model_registry import ModelVersion
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store.connection import create_run, experiment_id, open_client
@@ -112,6 +113,31 @@ def test_of_refused_versions_the_newest_keep_their_files_and_all_stay_listed(sto
         store_config.model_copy(update={"tracking": tracking.model_copy(update={"keep_refused": None})})
     ).forget_refused()
     assert files(registry) == [7, 6, 5, 2, 1]
+
+
+def test_what_is_stopped_while_it_deletes_refused_versions_goes_on_with_them(
+    store_config, client, adapter, monkeypatch
+):
+    tracking = store_config.tracking.model_copy(update={"keep_refused": 0})
+    registry = AdapterRegistry(store_config.model_copy(update={"tracking": tracking}))
+    run_id = training_run(client, store_config)
+    for _ in range(3):
+        registry.reject(registry.publish(adapter, run_id=run_id, tags={}), reason="worse")
+    delete, deleted = registry._delete_files, []
+
+    def killed(version: ModelVersion) -> None:
+        if deleted:
+            raise KeyboardInterrupt
+        delete(version)
+        deleted.append(version)
+
+    monkeypatch.setattr(registry, "_delete_files", killed)
+    with pytest.raises(KeyboardInterrupt):
+        registry.forget_refused()
+    monkeypatch.undo()
+    assert len(files(registry)) == 2
+    registry.forget_refused()
+    assert files(registry) == []
 
 
 def test_files_that_a_version_shares_with_one_that_was_not_refused_stay(store_config, client, adapter):

@@ -78,22 +78,28 @@ class ReplayBuffer:
         """Whether the disk was full still once the oldest shards had made room."""
 
     @classmethod
-    def of(cls, config: HotdraftConfig) -> Self:
-        """The buffer that `config` names. Raises `ConfigError` where it cannot be opened."""
+    def of(cls, config: HotdraftConfig, *, may_be_away: bool = False) -> Self:
+        """The buffer that `config` names. Raises `ConfigError` where it cannot be opened.
+
+        A store that is not of this machine `may_be_away` for whoever has other things to do than to record.
+        """
         replay = config.replay
         try:
-            return cls(
+            buffer = cls(
                 config.replay_url,
                 replay.max_bytes,
                 max_age_seconds=None if replay.max_age_days is None else replay.max_age_days * DAY_SECONDS,
                 reservoir_requests=replay.reservoir_requests,
             )
+            if not may_be_away:
+                buffer._folder.make()
         except (OSError, ValueError, ImportError) as error:  # no such folder, protocol, or package for the protocol
             shown, why = without_password(config.replay_url), without_password(str(error))
             raise ConfigError(
                 f"the replay buffer {shown} cannot be opened: {why}: "
                 "set replay.url to a folder or bucket that this user may write"
             ) from error
+        return buffer
 
     @classmethod
     def at(cls, place: "ReplayBuffer | str | Path") -> "ReplayBuffer":
@@ -114,8 +120,13 @@ class ReplayBuffer:
         """
         table = table_of(samples)
         part = (table, index_of(table))
+        stem = stem_behind(self.shards())
+
+        def commit() -> str:  # a second time under the same name: an answer that got lost leaves no rows twice
+            return self._folder.write(stem, lambda file: written(file, [part]))
+
         try:
-            name = self._commit(part)
+            name = commit()
         except OSError as error:
             is_full = error.errno in DISK_FULL
             if is_full and make_room is not None:
@@ -124,8 +135,9 @@ class ReplayBuffer:
             if is_full and self._freed_in_vain:
                 raise
             self._freed_in_vain = is_full
-            self._keep(2 * table.nbytes + FREED_BYTES if is_full else 0)
-            name = self._commit(part)
+            if is_full:
+                self._keep(2 * table.nbytes + FREED_BYTES)
+            name = commit()
         self._freed_in_vain = False
         self._keep()
         return name
@@ -228,9 +240,6 @@ class ReplayBuffer:
             newest=times["max"],
             quarantined=tuple(self._folder.quarantined()),
         )
-
-    def _commit(self, part: tuple[pa.Table, pa.Table]) -> str:
-        return self._folder.write(stem_behind(self.shards()), lambda file: written(file, [part]))
 
     def _keep(self, needed_bytes: int = 0) -> None:
         try:

@@ -1,9 +1,13 @@
 """The folder of a replay buffer: files appear whole and stay on the disk, and what is none of ours is set aside.
 
+Where files cannot be renamed, but copied and deleted, as in object stores, one that is put appears whole in itself:
+who may put but not delete can record there.
+
 `quarantine/` holds what could not be read, under the time and name that it had. What cannot be moved there is
 remembered and passed over.
 """
 
+import io
 import logging
 import os
 import re
@@ -47,18 +51,26 @@ def stem_behind(names: Iterable[str]) -> str:
 
 
 class ShardFolder:
-    """Any fsspec URL. One thread at a time. Raises OSError where it cannot be made or reached."""
+    """Any fsspec URL. One thread at a time. Raises OSError where it cannot be made or reached.
+
+    One that is not local is asked for nothing until it is used: it may be away.
+    """
 
     def __init__(self, url: str) -> None:
         self.fs, self.root = fsspec.core.url_to_fs(url)
         self.is_local = "file" in (self.fs.protocol if isinstance(self.fs.protocol, tuple) else (self.fs.protocol,))
-        with self._answering():
-            self.fs.makedirs(self.root, exist_ok=True)
+        self._renames = type(self.fs).mv is not fsspec.AbstractFileSystem.mv
+        if self.is_local:
+            self.make()
         self.errors = 0
         """Times that a file could not be read for now, or the folder not be kept in order."""
         self._passed_over: dict[str, int] = {}
         """Bytes by name."""
         self._failing: set[str] = set()
+
+    def make(self) -> None:
+        with self._answering():
+            self.fs.makedirs(self.root, exist_ok=True)
 
     def files(self, suffix: str = SUFFIX) -> dict[str, int]:
         """Bytes of each file by name, in the order of names; what is no file is set aside."""
@@ -132,12 +144,20 @@ class ShardFolder:
 
     def write(self, stem: str, fill: Callable[[IO[bytes]], int], suffix: str = SUFFIX) -> str:
         """Give what `fill` writes the name `<stem>.<the CRC that it gives><suffix>`; it appears as a whole."""
+        with self._answering():
+            return (self._write if self._renames else self._put)(stem, fill, suffix)
+
+    def _put(self, stem: str, fill: Callable[[IO[bytes]], int], suffix: str) -> str:
+        held = io.BytesIO()
+        name = f"{stem}.{fill(held):08x}{suffix}"
+        self.fs.pipe_file(self.path(name), held.getvalue())
+        return name
+
+    def _write(self, stem: str, fill: Callable[[IO[bytes]], int], suffix: str) -> str:
         # by the time that it is written, whatever time `stem` is of: an old one has lost its writer
         temporary = self.path(f".{shard_stem(time.time())}-{uuid.uuid4().hex[:8]}{UNFINISHED}")
-        with self._answering():
-            return self._write(temporary, stem, fill, suffix)
-
-    def _write(self, temporary: str, stem: str, fill: Callable[[IO[bytes]], int], suffix: str) -> str:
+        if not self.is_local:
+            self.make()
         try:
             with open(temporary, "wb") if self.is_local else self.fs.open(temporary, "wb") as file:
                 crc = fill(file)

@@ -69,9 +69,12 @@ class Upkeep:
                 return
             self._delete_unfinished()
             self._delete_quarantined(needed_bytes)
+            errors = self._folder.errors
             self._delete_leftovers()
-            self._retire(needed_bytes)
-            if not needed_bytes:
+            # what may not be deleted is neither merged nor taken into the reservoir over and over
+            is_clean = self._folder.errors == errors
+            self._retire(needed_bytes, refills=is_clean and not needed_bytes)
+            if is_clean and not needed_bytes:
                 self._merge()
 
     def _delete_unfinished(self) -> None:
@@ -88,7 +91,7 @@ class Upkeep:
                 self._folder.delete_quarantined(name)
                 total -= size
 
-    def _retire(self, needed_bytes: int) -> None:
+    def _retire(self, needed_bytes: int, *, refills: bool) -> None:
         sizes = self._folder.files()
         reserved = self._share if self._reservoir_requests else 0
         reservoir = sum(size for name, size in sizes.items() if is_reservoir(name))
@@ -100,7 +103,7 @@ class Upkeep:
                 break
             going.append(name)
             total -= sizes[name]
-        if going and self._reservoir_requests and not needed_bytes:
+        if going and self._reservoir_requests and refills:
             self._refill(going, sizes)  # before they are gone: they count no more from here on
         if going and needed_bytes:
             logger.warning("the disk is full: the oldest %d of %d shards make room", len(going), len(sizes))

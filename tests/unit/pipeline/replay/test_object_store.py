@@ -51,6 +51,28 @@ def test_a_store_that_lets_nobody_in_is_told_in_one_line(tmp_path, monkeypatch: 
         ReplayBuffer.of(config)
 
 
+def test_a_server_and_a_trainer_begin_while_the_store_is_away_and_a_folder_of_this_machine_is_not(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise ClientError("SlowDown")
+
+    config = HotdraftConfig(target="t", run_dir=tmp_path, replay={"url": f"memory://{uuid.uuid4().hex}"})
+    filesystem = fsspec.get_filesystem_class("memory")
+    with monkeypatch.context() as patch:
+        for name in ("makedirs", "ls", "open"):
+            patch.setattr(filesystem, name, away)
+        buffer = ReplayBuffer.of(config, may_be_away=True)
+        with pytest.raises(OSError, match="SlowDown"):
+            buffer.append([make_sample("lost")])
+    buffer.append([make_sample("a")])
+    assert request_ids(buffer) == ["a"]
+    (tmp_path / "file").touch()
+    local = config.model_copy(update={"replay": config.replay.model_copy(update={"url": str(tmp_path / "file")})})
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        ReplayBuffer.of(local, may_be_away=True)
+
+
 class Remembering:
     """A client that lists a folder once, until it is told to forget, as Azure's does."""
 
@@ -124,6 +146,40 @@ def test_a_store_that_cannot_be_reached_is_away_as_a_disk_is(buffer: ReplayBuffe
         patch.setattr(filesystem, "mv", away)
         buffer._folder.set_aside(name, "it is broken")
     assert buffer._folder.quarantined() == {name: 0}, "passed over where it is"
+
+
+def test_who_may_put_but_not_delete_records_everything_once_and_merges_once(
+    buffer: ReplayBuffer, monkeypatch
+) -> None:
+    def forbid(*_: object, **__: object) -> None:
+        raise PermissionError("AccessDenied: s3:DeleteObject")
+
+    filesystem = type(buffer._folder.fs)
+    with monkeypatch.context() as patch:
+        for name in ("rm", "rm_file"):
+            patch.setattr(filesystem, name, forbid)
+        for number in range(FAN_IN + 4):
+            buffer.append([make_sample(f"{number}")])
+    assert buffer.errors, "what is left lying is counted"
+    assert request_ids(ReplayBuffer("memory://" + buffer._folder.root)) == [f"{n}" for n in range(FAN_IN + 4)]
+    assert len(buffer.shards()) == FAN_IN + 4 + 1
+    buffer.append([make_sample("allowed again")])
+    assert len(buffer.shards()) < FAN_IN
+
+
+def test_what_was_put_though_the_answer_got_lost_is_not_recorded_twice(buffer: ReplayBuffer, monkeypatch) -> None:
+    filesystem = type(buffer._folder.fs)
+    put, lost = filesystem.pipe_file, [ClientError("connection reset")]
+
+    def put_and_lose(self: fsspec.AbstractFileSystem, *arguments: object, **options: object) -> None:
+        put(self, *arguments, **options)
+        if lost:
+            raise lost.pop()
+
+    monkeypatch.setattr(filesystem, "pipe_file", put_and_lose)
+    buffer.append([make_sample("a")])
+    assert not lost
+    assert request_ids(buffer) == ["a"]
 
 
 def _fail_for(buffer: ReplayBuffer, patch: pytest.MonkeyPatch, fails) -> None:

@@ -31,7 +31,7 @@ MAX_NAMED = 5
 
 def examine_replay(config: HotdraftConfig) -> Iterator[Finding]:
     url, shown = config.replay_url, without_password(config.replay_url)
-    mend = "set `replay: {url: …}` to a folder or bucket that this user may write"
+    mend = "set `replay: {url: …}` to a folder or bucket that this user may write, and see that it answers"
     try:
         fs, root = fsspec.core.url_to_fs(url)
         if fs.exists(root) and not fs.isdir(root):
@@ -45,7 +45,7 @@ def examine_replay(config: HotdraftConfig) -> Iterator[Finding]:
             fs.pipe_file(probe, b"")
             fs.rm_file(probe)
             writable = True
-    except (OSError, ImportError, ValueError) as error:  # away or forbidden, no such filesystem, no such protocol
+    except Exception as error:  # noqa: BLE001 -- each object store's client has errors of its own
         yield problem("replay buffer", f"{shown}: {without_password(str(error))}", mend)
         return
     if aside:

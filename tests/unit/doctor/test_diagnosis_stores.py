@@ -129,6 +129,18 @@ def test_a_remote_replay_buffer_is_tried_and_left_as_it_was(tmp_path):
     assert fs.ls("/bucket/replay", detail=False) == ["/bucket/replay/shard-1.parquet"]
 
 
+def test_a_remote_replay_buffer_whose_client_raises_an_error_of_its_own_is_told_in_one_line(tmp_path, monkeypatch):
+    class NoCredentialsError(Exception):
+        pass
+
+    def refuse(*_: object, **__: object) -> None:
+        raise NoCredentialsError("Unable to locate credentials")
+
+    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "exists", refuse)
+    found = only(examine_replay(config_of(tmp_path, replay={"url": "memory://bucket/replay"})))
+    assert (found.state, found.says) == ("problem", "memory://bucket/replay: Unable to locate credentials")
+
+
 @pytest.mark.parametrize("url", ["nosuch://bucket", "{folder}/file", "{folder}/file/replay"])
 def test_a_replay_buffer_that_cannot_be(tmp_path, url):
     (tmp_path / "file").touch()

@@ -62,7 +62,8 @@ class LoopParts:
     ) -> None:
         """Without a `swapper` there is no draft to improve; `writer` is the buffer that the recorder writes to."""
         registry, records = AdapterRegistry(config), JobRecords(config.run_dir)
-        replay, tracker = ReplayWatch(ReplayBuffer.of(config), writer=writer), ServingTracker(config)
+        replay = ReplayWatch(ReplayBuffer.of(config, may_be_away=True), writer=writer)
+        tracker = ServingTracker(config)
         self.sync: AdapterSync | None = None
         self.supervisor: TrainerSupervisor | None = None
         if swapper is not None:

@@ -54,7 +54,7 @@ def serve(
     configure_logging(config.server.log_format, log_requests=config.server.log_requests)
     api_keys, admin_keys = read_api_keys(config.server), read_admin_keys(config.server)
     connections = Connections(config.server, connection_limit(config.server.max_connections))
-    buffer = ReplayBuffer.of(config)
+    buffer = ReplayBuffer.of(config, may_be_away=True)
     forget_served_states(config)
     engine = build_engine(config, buffer, on_step)
     on_step("opening the stores")

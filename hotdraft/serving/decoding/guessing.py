@@ -50,8 +50,8 @@ class Guessing:
 
         None where the buffer cannot be read.
         """
-        rows = buffer.rows()
         try:
+            rows = buffer.rows()
             newest = rows.table(range(max(0, len(rows) - RECALLED), len(rows)))
         except OSError as error:
             logger.warning("recorded answers are not guessed from, the replay buffer cannot be read: %s", error)

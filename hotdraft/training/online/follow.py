@@ -71,7 +71,7 @@ def follow(config: HotdraftConfig, stop: StopEvent) -> None:
 class _Follower:
     def __init__(self, config: HotdraftConfig) -> None:
         self._config = config
-        self._buffer = ReplayBuffer.of(config)
+        self._buffer = ReplayBuffer.of(config, may_be_away=True)
         self._registry = AdapterRegistry(config)
         self._controls = ControlFile(config.run_dir)
         self._records = JobRecords(config.run_dir)

@@ -193,7 +193,8 @@ class WorkerPart:
         told = config.recorder
         method = self._worker.vllm_config.speculative_config.rejection_sample_method
         if told.enabled and method != "synthetic":
-            self._recorder = Recorder(ReplayBuffer.of(config), told, models=ServedModels.of(config))
+            buffer = ReplayBuffer.of(config, may_be_away=True)
+            self._recorder = Recorder(buffer, told, models=ServedModels.of(config))
         self.recording = Recording(self._journal, self._recorder, told.top_k)
         runner = self._worker.model_runner
         kind = next((module for module in (runner_v1, runner_v2) if module.fits(runner)), None)

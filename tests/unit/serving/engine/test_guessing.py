@@ -112,8 +112,14 @@ def test_a_buffer_that_cannot_be_read_is_no_reason_not_to_serve(caplog: pytest.L
         def table(self, rows: range) -> None:
             raise OSError("away")
 
-    Guessing(TextMemory(1 << 16), 8).recall(Away(), 257)  # type: ignore[arg-type]
-    assert "recorded answers are not guessed from" in caplog.text
+    class AwayAtOnce:
+        def rows(self) -> None:
+            raise OSError("away")
+
+    for buffer in (Away(), AwayAtOnce()):
+        caplog.clear()
+        Guessing(TextMemory(1 << 16), 8).recall(buffer, 257)  # type: ignore[arg-type]
+        assert "recorded answers are not guessed from" in caplog.text
 
 
 def test_a_guess_is_no_miss_of_the_draft(config: HotdraftConfig, tiny_target: str, tmp_path: object) -> None:

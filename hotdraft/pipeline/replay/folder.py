@@ -150,7 +150,11 @@ class ShardFolder:
     def _put(self, stem: str, fill: Callable[[IO[bytes]], int], suffix: str) -> str:
         held = io.BytesIO()
         name = f"{stem}.{fill(held):08x}{suffix}"
-        self.fs.pipe_file(self.path(name), held.getvalue())
+        try:
+            self.fs.pipe_file(self.path(name), held.getvalue())
+        except FileNotFoundError:  # there is no such bucket yet
+            self.make()
+            self.fs.pipe_file(self.path(name), held.getvalue())
         return name
 
     def _write(self, stem: str, fill: Callable[[IO[bytes]], int], suffix: str) -> str:

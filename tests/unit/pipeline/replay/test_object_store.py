@@ -73,6 +73,21 @@ def test_a_server_and_a_trainer_begin_while_the_store_is_away_and_a_folder_of_th
         ReplayBuffer.of(local, may_be_away=True)
 
 
+def test_a_bucket_that_was_never_made_is_made_with_the_first_shard(buffer: ReplayBuffer, monkeypatch) -> None:
+    filesystem, buckets = type(buffer._folder.fs), set[str]()
+    put = filesystem.pipe_file
+
+    def put_in_bucket(self: fsspec.AbstractFileSystem, path: str, *arguments: object, **options: object) -> None:
+        if path.rpartition("/")[0] not in buckets:
+            raise FileNotFoundError("NoSuchBucket")
+        put(self, path, *arguments, **options)
+
+    monkeypatch.setattr(filesystem, "pipe_file", put_in_bucket)
+    monkeypatch.setattr(filesystem, "makedirs", lambda _, path, **__: buckets.add(path))
+    buffer.append([make_sample("a")])
+    assert request_ids(buffer) == ["a"]
+
+
 class Remembering:
     """A client that lists a folder once, until it is told to forget, as Azure's does."""
 

@@ -222,7 +222,7 @@ def guards_of(
     groups |= {
         group: f"{len(group)} {kind} domains" for group, kind in ((small, "small"), (older, "older")) if group
     }
-    others = max(1, len(groups.keys() - {older}))
+    others = len(groups.keys() - {older})
     alarms = {group: FALSE_ALARM / 2 / (1 if group == older else others) for group in groups}
     return [
         Guard(name if len(group) > 1 else min(group), rows, tokens, allowed, tail, alarms[group])

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
+from scipy import stats
 
 from hotdraft.pipeline.config.learning import GateConfig
-from hotdraft.training.judging.gate import judge, refused
+from hotdraft.training.judging.gate import guards_of, judge, refused
 
 CONFIG = GateConfig(min_requests=4, max_domain_loss=0.05)
 NOISE = np.random.default_rng(0).normal(0, 0.1, 40)
@@ -14,6 +15,27 @@ def test_a_better_candidate_passes_with_its_numbers():
     assert verdict.accepted
     assert 0 < verdict.gain_low < verdict.gain < verdict.gain_high
     assert verdict.gain == pytest.approx(0.05, abs=0.02)
+    assert verdict.loss_high == pytest.approx(-verdict.gain_low), "of one domain, whose best is the champion"
+    assert "would hide" not in verdict.reason
+
+
+def test_the_interval_is_students_as_if_five_requests_more_had_the_usual_spread():
+    few, many = 0.1 + 2 * NOISE[:6], 0.05 + NOISE[:20]
+    variances = [  # answers of 12 tokens are twice as coarse as usual ones, those of 48 no less coarse
+        (5 * 0.13**2 * coarse + ((gains - gains.mean()) ** 2).sum()) / (len(gains) + 4) / len(gains)
+        for gains, coarse in ((few, 2), (many, 1))
+    ]
+    verdict = judge(np.zeros(6), few, ["new"] * 6, CONFIG, tokens=[12] * 6)
+    expected = stats.t(10, few.mean(), variances[0] ** 0.5).interval(CONFIG.confidence)
+    assert (verdict.gain_low, verdict.gain_high) == pytest.approx(expected)
+
+    parts = 0.7**2 * variances[0], 0.3**2 * variances[1]
+    freedom = sum(parts) ** 2 / (parts[0] ** 2 / 10 + parts[1] ** 2 / 24)
+    of_both = stats.t(freedom, 0.7 * few.mean() + 0.3 * many.mean(), sum(parts) ** 0.5)
+    domains, mix = ["new"] * 6 + ["old"] * 20, {"new": 0.7, "old": 0.3}
+    scores, tokens = np.concatenate([few, many]), [12] * 6 + [48] * 20
+    verdict = judge(np.zeros(26), scores, domains, CONFIG, mix, tokens=tokens, offered=2)
+    assert (verdict.gain_low, verdict.gain_high) == pytest.approx(of_both.interval((1 + CONFIG.confidence) / 2))
 
 
 def test_pairing_sees_a_small_gain_under_large_differences_between_requests():
@@ -128,21 +150,58 @@ def test_a_loss_is_against_the_best_a_domain_ever_had_and_not_against_the_champi
     verdict = judge(champion, candidate, domains, CONFIG, {"new": 1.0}, best_scores=CHAMPION)
     assert not verdict.accepted
     assert "loses 0.055 on old against its best" in verdict.reason
+    assert f"and {verdict.loss_high:.3f} for all that is known" in verdict.reason
 
 
 def test_what_the_champion_has_lost_for_good_does_not_end_learning():
     domains = ["old"] * 20 + ["new"] * 20
     old = np.arange(40) < 20
     champion = CHAMPION - np.where(old, 0.2, 0.0)
-    for change, accepted in ((0.01, True), (-0.01, False)):
+    for change, accepted in ((0.01, True), (0.0, True), (-0.01, False)):
         candidate = champion + np.where(old, change, 0.3)
         verdict = judge(champion, candidate, domains, CONFIG, {"new": 1.0}, best_scores=CHAMPION)
         assert verdict.accepted is accepted
 
 
+def test_a_loss_of_the_champion_that_may_be_chance_excuses_none_that_is_not():
+    old, by_chance = np.arange(40) < 20, np.tile([-0.3, 0.3], 20)
+    champion = CHAMPION - np.where(old, 0.08 + by_chance, 0.0)
+    candidate = CHAMPION + np.where(old, -0.07, 0.3)
+    domains = ["old"] * 20 + ["new"] * 20
+    assert judge(champion, candidate, domains, CONFIG, {"new": 1.0}, best_scores=CHAMPION).loses
+
+
+def test_of_what_is_lost_the_worst_is_told():
+    change = np.repeat([-0.2, -0.3, 0.4], [10, 10, 20])
+    domains = ["bad"] * 10 + ["worse"] * 10 + ["new"] * 20
+    assert "loses 0.300 on worse" in judge(CHAMPION, CHAMPION + change, domains, CONFIG, {"new": 1.0}).reason
+
+
+def test_guards_share_the_false_alarms_and_half_of_them_is_for_all_older_domains_together():
+    def alarms(names, mix):
+        domains = np.array(list(names))
+        guards = guards_of(domains, np.full(len(domains), 24), dict.fromkeys(mix, 1 / len(mix)), 0.05, 0.01)
+        return {(guard.name, "".join(domains[guard.rows])): pytest.approx(guard.alarm) for guard in guards}
+
+    assert alarms("aaabbbccdd", "ac") == {
+        ("a", "aaa"): 0.05 / 3,
+        ("b", "bbb"): 0.05 / 3,
+        ("2 small domains", "ccdd"): 0.05 / 3,
+        ("2 older domains", "bbbdd"): 0.05,
+    }
+    assert alarms("aaab", "a") == {("a", "aaa"): 0.05, ("b", "b"): 0.05}
+    assert alarms("bbb", "a") == {("b", "bbb"): 0.05}
+
+
 @pytest.mark.parametrize(
     ("gain", "loss", "accepted", "promising"),
-    [(0.2, 0.0, True, False), (0.03, 0.0, False, True), (-0.03, 0.0, False, False), (0.03, 0.3, False, False)],
+    [
+        (0.2, 0.0, True, False),
+        (0.03, 0.0, False, True),
+        (-0.005, 0.0, False, False),
+        (-0.03, 0.0, False, False),
+        (0.03, 0.3, False, False),
+    ],
 )
 def test_what_is_refused_for_too_little_evidence_alone_is_promising(gain, loss, accepted, promising):
     noise = np.random.default_rng(0).normal(0, 0.05, 40)
@@ -170,3 +229,4 @@ def test_too_few_requests_are_no_ground_for_a_verdict():
     verdict = judge(CHAMPION[:3], CHAMPION[:3] + 0.5, ["a"] * 3, CONFIG)
     assert not verdict.accepted
     assert "3 held-out requests" in verdict.reason
+    assert judge(CHAMPION[:4], CHAMPION[:4] + 0.5, ["a"] * 4, CONFIG).gain == pytest.approx(0.5)

@@ -35,6 +35,12 @@ def test_what_was_asked_before_is_left_out_and_what_only_resembles_it_is_not(req
         "nearly the same": (nearly(ids(0)), nearly(ids(100)), False),
         "same instruction, other question": (nearly(ids(0)), ids(200), True),
         "other question, same answer": (ids(300), ids(100), True),
+        "half the prompt, same answer": (np.append(ids(0, 20), ids(800, 20)), ids(100), True),
+        "nearly the same prompt, half the answer": (
+            np.append(ids(0), np.int32(1002)),
+            np.append(ids(100, 20), ids(900, 20)),
+            True,
+        ),
         "other": (ids(400), ids(500), True),
         "nothing but a word": (ids(600, 1), ids(700, 1), True),
     }

@@ -118,8 +118,6 @@ class Samples:
         Spreads of old and new requests are apart, degrees of freedom Satterthwaite's. Where the requests of a
         client rise and fall together, the clustered error (Liang and Zeger, 1986) is larger, and counts.
         """
-        if not len(self.client):
-            return None
         stratum = _numbered(self.stratum)
         (n_old, sum_old, _), (n_new, sum_new, _) = old, new = [
             np.stack([_per(stratum, row) for row in side]) for side in (self.old, self.new)

@@ -34,6 +34,15 @@ def test_a_tag_is_bounded_and_no_client_crowds_out_another():
     assert kept.keys() >= few.keys()
 
 
+def test_what_does_not_fit_into_a_tag_is_what_was_asked_least():
+    of_one = {("c", f"k{n}"): Tally(1 + n * 37 % 500, 0.5, 0.25) for n in range(500)}
+    of_each = {(short_digest(str(n)), "k"): Tally(1 + n * 37 % 500, 0.5, 0.25) for n in range(500)}
+    for evidence in (of_one, of_each):
+        kept = from_tag(to_tag(1.0, evidence), 1.0)
+        most = sorted(evidence, key=lambda key: -evidence[key].requests)
+        assert kept.keys() == set(most[: len(kept)])
+
+
 @pytest.mark.parametrize(
     "tag",
     [
@@ -46,6 +55,10 @@ def test_a_tag_is_bounded_and_no_client_crowds_out_another():
         '{"opened": 1, "evidence": {"c": {"k": [2, NaN, 1]}}}',
         '{"opened": 1, "evidence": {"c": {"k": [2, 9, 9]}}}',
         '{"opened": 1, "evidence": {"c": {"k": [-2, -1, 1]}}}',
+        '{"opened": 1, "evidence": {"c": {"k": [0, 0, 0]}}}',
+        '{"opened": 1, "evidence": {"c": {"k": [2, 1, -1]}}}',
+        '{"opened": 1, "evidence": {"c": {"k": [2, 1, 1.5]}}}',
+        '{"opened": 1, "evidence": {"c": {"good": [2, 1, 1], "k": [2, 9, 9]}}}',
         '{"opened": 1, "evidence": {"c": {"k": [1e999, 1, 1]}}}',
     ],
 )

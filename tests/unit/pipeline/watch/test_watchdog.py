@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from scipy import stats
 
 from hotdraft.pipeline.config.learning import WatchdogConfig
 from hotdraft.pipeline.watch.evidence import Evidence, Tally, summed
@@ -39,6 +40,66 @@ def test_a_real_fall_is_told_with_its_numbers():
 
 def test_rates_that_are_all_alike_can_fall():
     assert verdict(served("d", 0.6, 30, noise=0), served("d", 0.4, 10, noise=0)).fall is not None
+    assert verdict(served("d", 0.6, 30, noise=0), served("d", 0.0, 10, noise=0)).fall is not None, "to nothing"
+
+
+def test_a_fall_must_exceed_what_is_tolerated_by_so_many_standard_errors_of_a_t():
+    counts, means = np.array([[30, 12], [9, 6]]), np.array([[0.6, 0.8], [0.4, 0.5]])
+    sides = [
+        [served(f"k{kind}", means[side, kind], counts[side, kind], seed=side, noise=0.02 + 0.06 * side)
+         for kind in range(2)]
+        for side in range(2)
+    ]  # fmt: skip
+    samples = Samples.of(*map(summed, sides))
+    n, total, squares = np.stack([samples.old, samples.new], axis=1)
+    spread, freedom = (squares - total**2 / n).sum(axis=1), (n - 1).sum(axis=1)
+    variance = (spread + 2 * spread.sum() / freedom.sum()) / (freedom + 2)  # as if of two requests more
+    weight = n[0] * n[1] / n.sum(axis=0)
+    weight /= weight.sum()
+    parts = variance * (weight**2 / n).sum(axis=1)
+    before, after = (weight * total / n).sum(axis=1)
+    freedom = parts.sum() ** 2 / (parts**2 / np.minimum(freedom + 2, freedom.sum())).sum()
+    tolerated = before - after - stats.t.ppf(stats.norm.cdf(2.0), freedom) * parts.sum() ** 0.5
+    assert samples.fall(2.0, tolerated + 1e-9) is None
+    fall = samples.fall(2.0, tolerated - 1e-9)
+    assert fall is not None
+    assert (fall.before, fall.after, fall.error) == pytest.approx((before, after, parts.sum() ** 0.5))
+    assert (fall.requests, fall.clients) == (15, 1)
+
+
+def test_where_requests_of_a_client_rise_and_fall_together_the_error_is_that_of_clusters():
+    """Of a regression on the version, with an effect for each kind; of clusters by Liang and Zeger."""
+    generator = np.random.default_rng(0)
+    client, kind, new = (np.repeat(row, 6) for row in np.indices((5, 2, 2)).reshape(3, -1))
+    moved = np.array([0.2, -0.1, 0.1, -0.2, 0.0])[client] * new
+    rates = (0.6 - 0.1 * new - 0.2 * kind + moved + generator.normal(0, 0.02, len(new))).clip(0, 1)
+    rows = np.stack([new, kind == 0, kind == 1], axis=1).astype(float)
+    fitted, *_ = np.linalg.lstsq(rows, rates)
+    of_clients = [rows[client == c].T @ (rates - rows @ fitted)[client == c] for c in range(5)]
+    inverse = np.linalg.inv(rows.T @ rows)
+    covariance = inverse @ sum(np.outer(one, one) for one in of_clients) @ inverse * 5 / 4
+    sides = [
+        summed(
+            {(f"c{c}", f"k{k}"): Tally(1, rate, rate**2)}
+            for c, k, rate in zip(client[at], kind[at], rates[at], strict=True)
+        )
+        for at in (new == 0, new == 1)
+    ]
+    fall = Samples.of(*sides).fall(0.0, -1.0)
+    assert fall is not None
+    assert (fall.before - fall.after, fall.error) == pytest.approx((-fitted[0], covariance[0, 0] ** 0.5))
+
+
+def test_requests_that_are_each_alone_tell_nothing_of_their_spread():
+    before, after = ([served("d", mean, 1, client=f"c{n}", seed=n) for n in range(12)] for mean in (0.6, 0.2))
+    assert verdict(before, after) == Judgement(1)
+
+
+def test_the_looks_together_find_a_fall_by_chance_in_a_twentieth_of_swaps():
+    standing = np.random.default_rng(0).standard_normal((100_000, len(CRITICAL))).cumsum(axis=1)
+    standing /= np.sqrt(1 + np.arange(len(CRITICAL)))
+    for planned, critical in enumerate(CRITICAL, start=1):
+        assert (standing[:, :planned] > critical).any(axis=1).mean() == pytest.approx(0.05, abs=0.003)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +119,7 @@ def test_requests_without_a_past_are_not_judged():
     assert verdict({}, served("d", 0.1, 30)) == Judgement(0)
     assert verdict(served("d", 0.6, 30), {}) == Judgement(0)
     assert verdict({}, {}) == Judgement(0)
+    assert verdict({}, [served("d", 0.1, 30, client=client) for client in "ab"]) == Judgement(0)
     assert verdict(served("e", 0.6, 30), served("d", 0.1, 30)) == Judgement(0)
 
 

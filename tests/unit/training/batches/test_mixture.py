@@ -8,12 +8,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotdraft.pipeline.config.learning import DistillConfig
+from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.replay.rows import ReplayRows
 from hotdraft.pipeline.replay.sample import NOT_DRAFTED
 from hotdraft.pipeline.replay.schema import table_of
 from hotdraft.pipeline.store.domains import DomainNames
-from hotdraft.training.batches.mixture import DOMAIN, FILE, read_mixture, save_mixture, served
+from hotdraft.training.batches.mixture import (
+    DOMAIN,
+    FILE,
+    held_out_in_mixture,
+    read_mixture,
+    save_mixture,
+    served,
+    split_mixture,
+)
 from hotdraft.training.batches.pools import mix_of, pools_of
 from hotdraft.training.batches.record_check import contradiction
 from hotdraft.training.batches.sound_rows import SoundRows
@@ -75,6 +84,18 @@ def test_what_an_earlier_release_wrote_has_todays_name(tmp_path, answers):
     brought = ReplayRows.of(read_mixture(str(tmp_path)))
     assert set(brought["domain"]) == {DOMAIN}
     assert len(served(brought)) == 0
+
+
+def test_none_of_what_is_rehearsed_judges(tmp_path, answers):
+    save_mixture(tmp_path, rows_of(answers), rows_of([]), len(answers), seed=0)
+    config = HotdraftConfig(target="tiny", draft=str(tmp_path), replay={"held_out_fraction": 0.3})
+    rehearsed, judges = split_mixture(config)
+    assert [sample.request_id for sample in held_out_in_mixture(config)] == [one.request_id for one in judges]
+    assert {one.prompt_ids.tobytes() for one in rehearsed}.isdisjoint(one.prompt_ids.tobytes() for one in judges)
+    assert len(rehearsed) + len(judges) == len(answers)
+    assert 0 < len(judges) < len(rehearsed)
+    without = config.model_copy(update={"draft": None})
+    assert (split_mixture(without), held_out_in_mixture(without)) == (([], []), [])
 
 
 @pytest.mark.parametrize("domain", ["pre-distillation", DOMAIN])

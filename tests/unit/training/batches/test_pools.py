@@ -76,3 +76,13 @@ def test_a_draw_is_an_order_of_all_rows():
     orders = {tuple(pool.draw(generator)) for _ in range(200)}
     assert all(sorted(order) == [0, 1, 2, 3, 4] for order in orders)
     assert len(orders) > 50
+
+
+def test_of_many_rows_the_likely_come_first_and_all_come_once():
+    weights = np.where(np.arange(300) < 100, 2.0, 0.5)
+    orders = [list(Pool(1.0, 1000 + np.arange(300), weights).draw(np.random.default_rng(n))) for n in range(100)]
+    assert all(sorted(order) == list(range(1000, 1300)) for order in orders)
+    likely = np.mean([np.array(order) < 1100 for order in orders], axis=0)
+    assert likely[:10].mean() == pytest.approx(2 / 3, abs=0.05)
+    assert likely[-100:].mean() < 0.1
+    assert len({order[0] for order in orders}) > 50

@@ -247,6 +247,26 @@ def test_the_loss_is_between_what_both_models_are_sampled_from(pair, temperature
     torch.testing.assert_close(draft.grad, oracle_in.grad, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("filters", FILTERS[1:], ids=str)
+def test_filters_bar_what_neither_model_may_choose_unless_it_may_be_among_the_targets_tail(pair, filters):
+    target, draft = pair
+    sampling = served_at(1.0, **filters)
+    ids, top, tail = target_of(target, 12)
+    served = sampled_target(top, tail, sampling, VOCABULARY)
+    has_tail = served[1] > -torch.inf
+    oracle_in = draft.clone().requires_grad_()
+    of_all = of_support("forward_kl", target, oracle_in, sampling)
+    of_buckets = bucketed_oracle("forward_kl", oracle_in, ids, *served)
+    oracle = torch.where(has_tail, of_buckets, of_all)
+    oracle.sum().backward()
+    draft.requires_grad_()
+    loss = distillation_loss(draft, ids, *served, loss="forward_kl", sampling=sampling)
+    loss.sum().backward()
+    torch.testing.assert_close(loss, oracle, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(draft.grad, oracle_in.grad, rtol=1e-6, atol=1e-6)
+    assert not has_tail.all()
+
+
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 def test_drafting_as_the_target_does_costs_nothing_and_is_always_accepted(pair, filters):
     target, _ = pair

@@ -141,15 +141,15 @@ def test_what_came_after_a_second_choice_is_not_the_drafts_to_answer_for() -> No
 def test_counts_and_the_recorded_sample_agree() -> None:
     spoken = Spoken(max_tokens=5)
     spoken.output.take(a_round([70, 71, 72, 73], accepted=1, log=True), 0, 2, 3)
-    spoken.output.take(a_round([73, 74, 75, 76], log=True), 0, 3, 4)
+    spoken.output.take(a_round([73, 0, 75, 76], log=True), 0, 3, 4)
     stats = spoken.output.stats()
     assert (stats.rounds, stats.completion_tokens, stats.draft_version) == (2, 5, 4)
     assert (stats.drafted_tokens, stats.examined_tokens, stats.accepted_tokens) == (3 + 3, 2 + 3, 1 + 3)
     assert (stats.first_examined, stats.first_accepted) == (2, 2)
     sample = spoken.output.sample()
     assert sample is not None
-    assert sample.output_ids.tolist() == [70, 71, 73, 74, 75]
-    assert sample.drafted_ids.tolist() == [9, 9, 73, 74, 75]
+    assert sample.output_ids.tolist() == [70, 71, 73, 0, 75]
+    assert sample.drafted_ids.tolist() == [9, 9, 73, 0, 75]
     assert sample.accepted.tolist() == [True, False, True, True, True]
     assert sample.draft_versions.tolist() == [3, 3, 4, 4, 4]
     assert sample.target_top_ids.shape == (5, 4)

@@ -151,6 +151,7 @@ def test_after_a_failed_round_the_prompt_under_way_is_in_the_first_row(scheduler
     scheduler.drop_running()
     assert in_rows(scheduler, rows) == []
     assert scheduler.num_running == 1
+    assert rows.prompts[1] is None, "nothing of what failed is reused"
 
 
 def test_no_more_wait_than_may(scheduler: Scheduler) -> None:

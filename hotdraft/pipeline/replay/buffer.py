@@ -120,9 +120,11 @@ class ReplayBuffer:
         """
         table = table_of(samples)
         part = (table, index_of(table))
-        stem = stem_behind(self.shards())
+        stem: str | None = None
 
         def commit() -> str:  # a second time under the same name: an answer that got lost leaves no rows twice
+            nonlocal stem
+            stem = stem or stem_behind(self.shards())
             return self._folder.write(stem, lambda file: written(file, [part]))
 
         try:

@@ -197,6 +197,21 @@ def test_what_was_put_though_the_answer_got_lost_is_not_recorded_twice(buffer: R
     assert request_ids(buffer) == ["a"]
 
 
+def test_a_listing_that_fails_once_loses_no_samples(buffer: ReplayBuffer, monkeypatch) -> None:
+    filesystem = type(buffer._folder.fs)
+    listed, lost = filesystem.ls, [ClientError("connection reset")]
+
+    def list_or_lose(self: fsspec.AbstractFileSystem, path: str, **options: object) -> list:
+        if lost:
+            raise lost.pop()
+        return listed(self, path, **options)
+
+    monkeypatch.setattr(filesystem, "ls", list_or_lose)
+    buffer.append([make_sample("a")])
+    assert not lost
+    assert request_ids(buffer) == ["a"]
+
+
 def _fail_for(buffer: ReplayBuffer, patch: pytest.MonkeyPatch, fails) -> None:
     reader = buffer._folder.reader
 

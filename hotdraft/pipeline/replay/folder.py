@@ -143,25 +143,29 @@ class ShardFolder:
         return f"{self.root}/{name}"
 
     def write(self, stem: str, fill: Callable[[IO[bytes]], int], suffix: str = SUFFIX) -> str:
-        """Give what `fill` writes the name `<stem>.<the CRC that it gives><suffix>`; it appears as a whole."""
+        """Give what `fill` writes the name `<stem>.<the CRC that it gives><suffix>`; it appears as a whole.
+
+        `fill` may be asked twice, in a folder that is yet to be made.
+        """
+        write = self._write if self._renames else self._put
         with self._answering():
-            return (self._write if self._renames else self._put)(stem, fill, suffix)
+            try:
+                return write(stem, fill, suffix)
+            except FileNotFoundError:
+                if self.is_local:
+                    raise
+                self.make()  # nobody has written there yet
+                return write(stem, fill, suffix)
 
     def _put(self, stem: str, fill: Callable[[IO[bytes]], int], suffix: str) -> str:
         held = io.BytesIO()
         name = f"{stem}.{fill(held):08x}{suffix}"
-        try:
-            self.fs.pipe_file(self.path(name), held.getvalue())
-        except FileNotFoundError:  # there is no such bucket yet
-            self.make()
-            self.fs.pipe_file(self.path(name), held.getvalue())
+        self.fs.pipe_file(self.path(name), held.getvalue())
         return name
 
     def _write(self, stem: str, fill: Callable[[IO[bytes]], int], suffix: str) -> str:
         # by the time that it is written, whatever time `stem` is of: an old one has lost its writer
         temporary = self.path(f".{shard_stem(time.time())}-{uuid.uuid4().hex[:8]}{UNFINISHED}")
-        if not self.is_local:
-            self.make()
         try:
             with open(temporary, "wb") if self.is_local else self.fs.open(temporary, "wb") as file:
                 crc = fill(file)

@@ -72,9 +72,9 @@ class Upkeep:
             errors = self._folder.errors
             self._delete_leftovers()
             # what may not be deleted is neither merged nor taken into the reservoir over and over
-            is_clean = self._folder.errors == errors
-            self._retire(needed_bytes, refills=is_clean and not needed_bytes)
-            if is_clean and not needed_bytes:
+            rewrites = self._folder.errors == errors and not needed_bytes
+            self._retire(needed_bytes, refills=rewrites)
+            if rewrites:
                 self._merge()
 
     def _delete_unfinished(self) -> None:

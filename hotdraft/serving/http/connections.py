@@ -108,6 +108,8 @@ class Connection(H11Protocol):
         """Runs while the client takes nothing of its answer."""
         self.bytes = 0
         """Received of a body that is not complete."""
+        self._answers_last = False
+        """Whether what is answered now is the last: the server ends."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -133,6 +135,8 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._look()
+        if self._answers_last:
+            self.shutdown()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -144,7 +148,7 @@ class Connection(H11Protocol):
             self._stall.cancel()
 
     def shutdown(self) -> None:
-        """At the server's end. Closing an idle connection would cut off a request that is on its way on it."""
+        """At the server's end. Closing a connection that is or gets idle would cut off the next request on it."""
         if self._is_ended or self.transport.is_closing():
             return
         is_answering = self.cycle is not None and not self.cycle.response_complete
@@ -153,7 +157,7 @@ class Connection(H11Protocol):
         elif not is_answering or (self._phase == "body" and self.conn.our_state is h11.SEND_RESPONSE):
             self._end_once(503, "The server is shutting down.")
         else:
-            super().shutdown()
+            self._answers_last = True
 
     def send_400_response(self, msg: str) -> None:
         """Of what is no HTTP. uvicorn's raises where an answer came first, and has the next one raise."""

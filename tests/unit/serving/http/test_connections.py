@@ -201,6 +201,28 @@ def test_a_request_that_crosses_with_the_servers_end_is_told_so() -> None:
     assert b"shutting down" in answer
 
 
+def test_a_request_that_follows_an_answer_under_way_at_the_servers_end_is_told_so() -> None:
+    """Closed with the answer, the connection would be reset under the next request, as under no first one."""
+    follows = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with guarded(limit=2, last_words_seconds=5) as server:
+        server.engine.ending = None
+        with server.connect(HEAD + f"Content-Length: {len(BODY)}\r\n\r\n".encode() + BODY) as client:
+            assert client.recv(1000).startswith(b"HTTP/1.1 200 ")
+            server.runner.should_exit = True
+            time.sleep(0.5)
+            server.engine.cancel(server.engine.requests[0].request_id)
+            answer = b""
+            while not answer.endswith(b"0\r\n\r\n"):
+                part = client.recv(65536)
+                assert part, answer
+                answer += part
+            time.sleep(0.1)
+            client.sendall(follows)
+            time.sleep(0.1)
+            answer += rest(client)
+    assert b"shutting down" in answer.partition(b"0\r\n\r\n")[2]
+
+
 def test_a_request_that_is_still_on_its_way_at_the_servers_end_is_told_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

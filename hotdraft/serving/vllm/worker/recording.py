@@ -67,13 +67,17 @@ class Recording:
             return None
 
     def end(self, problem: str) -> None:
-        self.close()
-        self.problem = problem
+        self._stop(problem)
         self._journal.tell("detached", why=problem)
 
     def close(self) -> None:
-        """Record nothing more, as was asked."""
-        self.problem = "closed"
+        """Record nothing more, as was asked: of each answer what came so far, as vLLM tells the end of one only
+        before its next pass."""
+        self.guarded(self._finish_all)
+        self._stop("closed")
+
+    def _stop(self, problem: str) -> None:
+        self.problem = problem
         self._logs.clear()
         self._underway.clear()
 
@@ -166,6 +170,12 @@ class Recording:
             if log is None:
                 continue
             log.take(step.sampled_ids[place, : step.num_sampled[place]], drafted, target, step.draft_version)
+
+    def _finish_all(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()
+        self._drain()
+        self._finish(list(self._logs), ())
 
     def _finish(self, finished: Sequence[str], resumed: Sequence[str]) -> bool:
         for request_id in resumed:

@@ -149,6 +149,18 @@ def test_taken_back_nothing_of_ours_is_left(
     assert vars(runner) == before
 
 
+@RUNNERS
+def test_what_is_closed_before_the_next_pass_has_recorded_the_answers_that_the_last_one_ended(
+    module: Any, runner_class: Any, follow: Callable[..., Followed]
+) -> None:
+    followed = follow(module, runner_class())
+    followed.runner.step(Scheduled([new_request("a")]), {"a": [5]}, [[5, 6]], logits(2))
+    followed.recording.close()
+    followed.runner.step(Scheduled(finished_req_ids={"a"}), {}, [], logits(0))
+    assert followed.samples()["a"].output_ids.tolist() == [5, 6]
+    assert [event["event"] for event in followed.told()] == ["finished"]
+
+
 def test_requests_that_were_preempted_are_not_followed(follow: Callable[..., Followed]) -> None:
     old, new = follow(runner_v1, RunnerV1()), None
     old.runner.step(Scheduled([new_request("a")]), {"a": []}, [[3]], logits(1))

@@ -212,10 +212,8 @@ def test_a_request_that_follows_an_answer_under_way_at_the_servers_end_is_told_s
             time.sleep(0.5)
             server.engine.cancel(server.engine.requests[0].request_id)
             answer = b""
-            while not answer.endswith(b"0\r\n\r\n"):
-                part = client.recv(65536)
-                assert part, answer
-                answer += part
+            while b"0\r\n\r\n" not in answer:  # what follows may come with it
+                answer += client.recv(65536)
             time.sleep(0.1)
             client.sendall(follows)
             time.sleep(0.1)

@@ -30,6 +30,7 @@ MLFLOW_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # by its own, MLflow tries for minutes; whatever matters is tried again
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "GIT_PYTHON_REFRESH": "quiet",  # where there is no git, as in containers, MLflow would tell how to get one
 }
 
 OTHERS = r"(transformers|peft|torch|lightning|mlflow|datasets)\b"

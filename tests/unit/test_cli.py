@@ -203,6 +203,23 @@ finally:
         assert done.stdout.splitlines()[1:] == [threads], done.stderr
 
 
+def test_a_machine_without_git_is_not_told_how_to_get_one_whenever_mlflow_looks_for_it(tmp_path: Path) -> None:
+    program = """
+import sys
+from hotdraft.cli import main
+sys.argv = ["hotdraft", "--version"]
+try:
+    main()
+finally:
+    from mlflow.utils.git_utils import get_git_commit
+    print(get_git_commit("."))
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, capture_output=True, text=True, env={**environment, "PATH": str(tmp_path)})
+    assert (done.stdout.splitlines()[1:], done.stderr) == (["None"], "")
+
+
 @pytest.mark.parametrize("error", ["MemoryError()", "RuntimeError('[enforce fail] can\\'t allocate memory')"])
 def test_a_machine_that_has_no_more_memory_is_told_of_in_a_line(error: str) -> None:
     program = f"""

@@ -10,6 +10,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import mlflow.cli
+import mlflow.environment_variables
 import pytest
 import yaml
 from pydantic import BaseModel
@@ -82,6 +84,11 @@ ENVIRONMENTS = {
 def test_every_variable_is_a_key_of_the_configuration(where: str) -> None:
     names = {name for name in ENVIRONMENTS[where] if name.startswith("HOTDRAFT_")} - NOT_KEYS
     assert [name for name in names if not is_key(name)] == []
+
+
+def test_every_variable_of_mlflow_is_one_that_it_knows() -> None:
+    known = {parameter.envvar for parameter in mlflow.cli.server.params} | vars(mlflow.environment_variables).keys()
+    assert set(SERVICES["mlflow"]["environment"]) <= known
 
 
 def test_what_is_no_key_is_found_out() -> None:

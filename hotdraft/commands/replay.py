@@ -87,12 +87,16 @@ def due(config: ConfigOption, as_json: JsonOption = False) -> None:
         from hotdraft.pipeline.loop.controls import ControlFile
         from hotdraft.pipeline.loop.jobs import JobRecords
         from hotdraft.pipeline.loop.trigger import DistillTrigger
+        from hotdraft.pipeline.models.loading import weights_id
         from hotdraft.pipeline.replay.buffer import ReplayBuffer
         from hotdraft.training.batches.mixture import held_out_in_mixture
 
         buffer, records = ReplayBuffer.of(settings), JobRecords(settings.run_dir)
         held_out, running = len(held_out_in_mixture(settings)), records.running()
-        decision = DistillTrigger(settings, buffer, records.last_job(), held_out=held_out).decide()
+        target_id = weights_id(settings.target)
+        decision = DistillTrigger(
+            settings, buffer, records.last_job(), held_out=held_out, target_id=target_id
+        ).decide()
         loop_enabled = ControlFile(settings.run_dir).read().loop_enabled
     if not loop_enabled:
         decision = replace(decision, due=False, reason=f"the loop is off; {decision.reason}")

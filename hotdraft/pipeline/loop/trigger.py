@@ -17,7 +17,7 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.job_record import Burst, LastJob
 from hotdraft.pipeline.loop.recent_rate import Counted, RecentRate
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
-from hotdraft.pipeline.replay.index import held_out
+from hotdraft.pipeline.replay.index import held_out, may_be_of
 from hotdraft.pipeline.replay.sample import tells_of_draft
 
 LONG_TERM = 4
@@ -59,12 +59,15 @@ class DistillTrigger:
         last_job: LastJob | None = None,
         clock: Callable[[], float] = time.time,
         held_out: int = 0,
+        target_id: str = "",
     ) -> None:
-        """`held_out`: prompts for the gate that there are beside those of the buffer."""
+        """`held_out`: prompts for the gate that there are beside those of the buffer. `target_id` is of today's
+        target, whose answers alone count if it is known."""
         self._trigger = config.distill.trigger
         self._window, self._max_steps = config.distill.window_requests, config.distill.max_steps
         self._held_out_fraction = config.replay.held_out_fraction
         self._held_out_needed = max(0, config.gate.min_requests - held_out)
+        self._target_id = target_id
         self._buffer = buffer
         self._told = last_job
         self._clock = clock
@@ -72,7 +75,7 @@ class DistillTrigger:
         self._first_request: float | None = None
         self._known: set[str] = set()
         """Shards as they were first committed."""
-        self._new_requests = self._new_missed = 0
+        self._new_requests = self._new_missed = self._others = 0
         self._refused = 0 if last_job is None else last_job.refused_in_a_row
         self._held_out: set[int] = set()
         """Held-out prompts, no more than are needed."""
@@ -116,6 +119,7 @@ class DistillTrigger:
         """
         self._new_requests -= taken.new_requests
         self._new_missed -= taken.new_missed
+        self._others = 0
         self._refused = refused_in_a_row
         self._follow_up(None if refused_in_a_row else taken.burst)
         self._last_job = self._clock()
@@ -153,9 +157,10 @@ class DistillTrigger:
         return min(2**self._refused, MOST_PATIENCE)
 
     def _why_more(self) -> str:
-        if self._patience <= 1:
-            return ""
-        return f" ({self._patience} times as many, as jobs were refused without hope: {self._refused} in a row)"
+        refused = f"{self._patience} times as many, as jobs were refused without hope: {self._refused} in a row"
+        others = f"{self._others} that another target answered do not count"
+        whys = [why for why, holds in ((others, self._others), (refused, self._patience > 1)) if holds]
+        return f" ({'; '.join(whys)})" if whys else ""
 
     def _shortfalls(self, *, drifts: bool) -> list[str]:
         trigger = self._trigger
@@ -201,30 +206,32 @@ class DistillTrigger:
         self._first_request = self._first_request and min(self._first_request, now)
         news, there = self._buffer.news(self._known)
         if not self._known <= there:  # retention deleted some, and what is left of them is the reservoir's
-            prompts = self._buffer.rows().column("prompt_hash")
+            rows = self._buffer.rows()
             self._held_out.clear()
-            self._hold_out(prompts)
+            self._hold_out(rows.column("prompt_hash")[rows.may_be_of(self._target_id)])
         self._known = there
-        if len(news):
-            self._count(news)
+        told = -1 if self._told is None else pc.index(news["request_id"], self._told.request).as_py()
+        if self._told is not None and told >= 0:
+            self._count(news[: told + 1])
+            self._new_requests = self._new_missed = self._others = 0  # what came up to here is not new
+            self._take_up(self._told)
+        self._count(news[told + 1 :])
 
     def _count(self, news: pa.Table) -> None:
+        counts = may_be_of(news, self._target_id)
+        self._others += int((~counts).sum())
+        news = news.filter(counts)
+        if not len(news):
+            return
         if self._first_request is None:
             self._first_request = news["created_at"][0].as_py()
-        prompts = news["prompt_hash"].to_numpy()
-        for_gate = self._hold_out(prompts)
-        told = -1 if self._told is None else pc.index(news["request_id"], self._told.request).as_py()
-        if told >= 0:  # what came up to here is not new
-            self._new_requests = self._new_missed = 0
-        counts = ~for_gate[told + 1 :]
+        counts = ~self._hold_out(news["prompt_hash"].to_numpy())
         self._new_requests += int(counts.sum())
-        self._new_missed += int(news["missed"].to_numpy()[told + 1 :][counts].sum())
-        first = max(0, len(news) - DRIFT_SPAN * (1 + LONG_TERM) * self._trigger.drift_requests)
-        columns = (news[name].to_pylist()[first:] for name in ("accepted", "drafted", "output_tokens"))
-        for row, (accepted, examined, tokens) in enumerate(zip(*columns, strict=True), start=first):
+        self._new_missed += int(news["missed"].to_numpy()[counts].sum())
+        newest = news[-DRIFT_SPAN * (1 + LONG_TERM) * self._trigger.drift_requests :]
+        columns = (newest[name].to_pylist() for name in ("accepted", "drafted", "output_tokens"))
+        for accepted, examined, tokens in zip(*columns, strict=True):
             self._follow_drift((accepted, examined) if tells_of_draft(examined, tokens) else None)
-            if row == told and self._told is not None:
-                self._take_up(self._told)
 
     def _hold_out(self, prompts: np.ndarray) -> np.ndarray:
         """bool [R]: which of `prompts` are for the gate, which are noted as far as it needs them."""

@@ -1,10 +1,11 @@
-"""What is known of a recorded request without reading it: some ninety bytes, which its shard carries along."""
+"""What is known of a recorded request without reading it: some hundred bytes, which its shard carries along."""
 
 import hashlib
 import zlib
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from hotdraft.pipeline.replay.sample import missed
 from hotdraft.pipeline.replay.schema import pieces
@@ -21,6 +22,7 @@ INDEX = pa.schema(
         ("accepted", pa.int32()),
         ("missed", pa.int32()),
         ("draft_version", pa.int32()),  # that drafted last, -1 without output
+        ("target_id", pa.string()),
     ]
 )
 
@@ -34,6 +36,13 @@ def prompt_hash(prompt_ids: np.ndarray) -> int:
 def held_out(prompt_hashes: np.ndarray, fraction: float) -> np.ndarray:
     """bool [R]: `is_held_out` of the prompts of these hashes, uint64 [R]."""
     return (prompt_hashes >> np.uint64(32)).astype(np.float64) / 2**32 < fraction
+
+
+def may_be_of(index: pa.Table, target_id: str) -> np.ndarray:
+    """bool [R]: which rows a target may have answered, as `may_be_same` tells."""
+    if not target_id:
+        return np.ones(len(index), bool)
+    return pc.is_in(index["target_id"], pa.array(["", target_id])).to_numpy()
 
 
 def index_of(table: pa.Table) -> pa.Table:
@@ -55,6 +64,7 @@ def index_of(table: pa.Table) -> pa.Table:
             "accepted": [int(accepted.sum()) for _, accepted in drafts],
             "missed": misses,
             "draft_version": [int(row[-1]) if len(row) else -1 for row in versions],
+            "target_id": table["target_id"],
         },
         schema=INDEX,
     )

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotdraft.pipeline.replay.counted import is_reservoir
-from hotdraft.pipeline.replay.index import index_of
+from hotdraft.pipeline.replay.index import index_of, may_be_of
 from hotdraft.pipeline.replay.schema import SCHEMA, pieces
 from hotdraft.pipeline.replay.shard import Shard
 
@@ -67,6 +67,10 @@ class ReplayRows:
     @property
     def index(self) -> pa.Table:
         return self._whole if self._is_all else self._whole.take(self._chosen)
+
+    def may_be_of(self, target_id: str) -> np.ndarray:
+        """bool [R]: which a target may have answered."""
+        return may_be_of(self._whole, target_id)[self._chosen]
 
     @property
     def newest(self) -> str:

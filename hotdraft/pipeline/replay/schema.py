@@ -115,12 +115,12 @@ def check_columns(names: Sequence[str]) -> None:
         raise ValueError(f"it has other columns than a shard: {', '.join(differing) or 'some of them twice'}")
 
 
-def with_added(table: pa.Table) -> pa.Table:
-    """`table` with the columns that it lacks behind those that it has."""
+def with_added(table: pa.Table, schema: pa.Schema = SCHEMA) -> pa.Table:
+    """`table` with the columns of `schema` that it lacks behind those that it has."""
     for name, value in ADDED.items():
-        if name not in table.column_names:
-            column = pa.repeat(pa.scalar(value, SCHEMA.field(name).type), len(table))
-            table = table.append_column(SCHEMA.field(name), column)
+        if name in schema.names and name not in table.column_names:
+            column = pa.repeat(pa.scalar(value, schema.field(name).type), len(table))
+            table = table.append_column(schema.field(name), column)
     return table
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hotdraft.pipeline.replay.index import index_of
+from hotdraft.pipeline.replay.index import INDEX, index_of
 from hotdraft.pipeline.replay.schema import check_columns, completed, with_added
 
 TAIL_BYTES = 65_536
@@ -102,7 +102,8 @@ def open_shard(name: str, size: int, read: Read) -> Shard:
         return Shard(name, size, len(index), (name,), (len(index),), None, index)
     about, packed, _ = _end(name, size, read)
     with _parsing():
-        index = pa.ipc.open_stream(packed, options=pa.ipc.IpcReadOptions(use_threads=False)).read_all()
+        found = pa.ipc.open_stream(packed, options=pa.ipc.IpcReadOptions(use_threads=False)).read_all()
+        index = with_added(found, INDEX)
         said = json.loads(about)
         groups = Groups(*said["groups"])
         names, rows = said["origins"]

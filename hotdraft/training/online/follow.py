@@ -12,6 +12,7 @@ from hotdraft.pipeline.loop.jobs import JobRecords, JobRunningError
 from hotdraft.pipeline.loop.next_job import NextJobFile
 from hotdraft.pipeline.loop.trigger import Decision, DistillTrigger
 from hotdraft.pipeline.models.draft_vocabulary import VocabularyError
+from hotdraft.pipeline.models.loading import weights_id
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.store.connection import StoreError, store_errors
@@ -153,7 +154,10 @@ class _Follower:
     def _begin_trigger(self) -> None:
         """By what the last job learned from: it may be less than what has come by now."""
         self._learned = self._records.last_job()
-        self._trigger = DistillTrigger(self._config, self._buffer, self._learned, held_out=self._brought)
+        self._trigger = DistillTrigger(
+            self._config, self._buffer, self._learned,
+            held_out=self._brought, target_id=weights_id(self._config.target),
+        )  # fmt: skip
 
     def _reset(self, taken: Decision, *, new_draft: bool) -> None:
         self._learned = self._records.last_job()

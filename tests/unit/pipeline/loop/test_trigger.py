@@ -67,6 +67,31 @@ def test_accepted_drafts_call_for_no_job(config, buffer):
     assert decision.new_missed == 0
 
 
+def test_what_another_target_answered_calls_for_no_job(config, buffer):
+    """As a canary of another model does that records into the same bucket."""
+    settings = changed(config, drift=0.1, drift_requests=8)
+    trigger = DistillTrigger(settings, buffer, target_id="ours")
+    buffer.append([replace(sample, target_id="ours") for sample in samples(0, 40, rejected=0)])
+    buffer.append([replace(sample, target_id="another") for sample in samples(40, 80, rejected=8)])
+    decision = trigger.decide()
+    assert not decision.due
+    assert (decision.new_requests, decision.new_missed) == (trained_on(0, 40), 0)
+    assert "80 that another target answered do not count" in decision.reason
+    told = DistillTrigger(settings, buffer, LastJob("r119", 0.0, promoted=True), target_id="ours").decide()
+    assert not told.due
+    assert told.new_requests == 0, "the newest that a job knew may be another target's"
+    assert DistillTrigger(settings, buffer).decide().due, "where ours is not known all count"
+    buffer.append([replace(sample, target_id="") for sample in samples(120, 40, rejected=8)])
+    assert trigger.decide().due, "what may be ours counts"
+
+
+def test_what_another_target_answered_is_nothing_to_judge_by(config, buffer):
+    settings = config.model_copy(update={"gate": config.gate.model_copy(update={"min_requests": 4})})
+    trigger = DistillTrigger(settings, buffer, target_id="ours")
+    buffer.append([replace(sample, target_id="another") for sample in samples(0, 80)])
+    assert "0 of 4 held-out prompts" in trigger.decide().reason
+
+
 def test_counting_starts_anew_after_a_job_and_after_a_restart(config, buffer):
     buffer.append(samples(0, 30))
     trigger = DistillTrigger(config, buffer)
@@ -208,7 +233,8 @@ def test_nor_does_it_for_the_first_job(config, buffer):
     assert "61 s since the first request" in trigger.decide().reason
 
 
-def test_the_command_decides_as_the_trainer_beside_the_server_would(config, buffer, tmp_path):
+def test_the_command_decides_as_the_trainer_beside_the_server_would(config, buffer, tmp_path, tiny_target):
+    config = config.model_copy(update={"target": tiny_target})
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)))
 
@@ -232,6 +258,8 @@ def test_the_command_decides_as_the_trainer_beside_the_server_would(config, buff
         "burst": None,
         "loop_enabled": True,
     }
+    buffer.append([replace(sample, target_id="another") for sample in samples(60, 30)])
+    assert not decision()["due"]
     buffer.append(samples(30, 30))
     assert decision()["due"]
     ControlFile(config.run_dir).switch_loop(False)

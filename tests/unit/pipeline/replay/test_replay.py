@@ -17,8 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotdraft.pipeline.replay.buffer import ReplayBuffer, ReplaySize, is_held_out, sample_from_row
+from hotdraft.pipeline.replay.index import INDEX, index_of
 from hotdraft.pipeline.replay.sample import NOT_DRAFTED, ReplaySample
-from hotdraft.pipeline.replay.schema import SCHEMA
+from hotdraft.pipeline.replay.schema import SCHEMA, with_added
 from hotdraft.pipeline.replay.shard import Shard, open_shard
 from hotdraft.pipeline.replay.stats import DraftedCounts
 
@@ -66,9 +67,13 @@ def test_shards_from_before_the_filters_were_recorded_say_that_nothing_was_filte
 
 def test_shards_from_before_salts_and_models_were_recorded_say_that_there_was_none(tmp_path, monkeypatch):
     schema = pa.schema([SCHEMA.field(name) for name in SCHEMA.names[: SCHEMA.names.index("salted")]])
+    known = [name for name in INDEX.names if name != "target_id"]
     with monkeypatch.context() as before:
         for module in ("schema", "shard_writer"):
             before.setattr(f"hotdraft.pipeline.replay.{module}.SCHEMA", schema)
+        before.setattr("hotdraft.pipeline.replay.shard_writer.INDEX", pa.schema([INDEX.field(n) for n in known]))
+        index_then = lambda table: index_of(with_added(table)).select(known)  # noqa: E731
+        before.setattr("hotdraft.pipeline.replay.buffer.index_of", index_then)
         ReplayBuffer(str(tmp_path)).append([make_sample("old")])
     buffer = ReplayBuffer(str(tmp_path))
     buffer.append([replace(make_sample("new"), salted=True, target_id="a", draft_id="b")])
@@ -76,6 +81,7 @@ def test_shards_from_before_salts_and_models_were_recorded_say_that_there_was_no
         found = [sample_from_row(row) for row in rows]
         assert json.dumps([sample.salted for sample in found]) == "[false, true]"
         assert [(sample.target_id, sample.draft_id) for sample in found] == [("", ""), ("a", "b")]
+    assert buffer.rows()["target_id"] == ["", "a"]
 
 
 def test_round_trip_keeps_values_types_and_shapes(tmp_path):

@@ -1,5 +1,6 @@
 """When a job begins, and what it begins with."""
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -30,6 +31,14 @@ def test_waits_for_traffic_and_runs_one_job_for_it(config, jobs, make_llama, ser
     ReplayBuffer(config.replay_url).append(serve(make_llama(0), 20))
     follow(config, StopAfterPolls(3))
     assert jobs.count == 1
+
+
+def test_what_another_target_answered_begins_no_job(config, jobs, make_llama, serve, tiny_target):
+    config = config.model_copy(update={"target": tiny_target})
+    others = [replace(one, target_id="another") for one in serve(make_llama(0), 20)]
+    ReplayBuffer(config.replay_url).append(others)
+    follow(config, StopAfterPolls(3))
+    assert jobs.count == 0
 
 
 def test_what_came_while_a_job_ran_is_looked_at_without_a_wait(config, jobs, make_llama, serve):

@@ -73,18 +73,23 @@ class ReplayDataModule(lightning.LightningDataModule):
         if isinstance(rows, Dataset):
             rows = ReplayRows.of(rows.with_format("arrow")[:])
         self._sound = self._sound_rows(rows)
+        self._target_id = selection.target_id
+        ours = rows.may_be_of(self._target_id)
+        self._others = int((~ours).sum())
         prompts = rows.column("prompt_hash")
-        newest = range(max(0, len(rows) - (selection.checked_requests or len(rows))), len(rows))
+        newest = np.flatnonzero(ours)
+        if selection.checked_requests is not None:
+            newest = newest[-selection.checked_requests :]
         for row, sample in self._sound.items(newest):
             if not selection.served and len(sample.prompt_ids) == 1:  # a text; all may begin alike, by a template
                 prompts[row] = prompt_hash(np.concatenate([sample.prompt_ids, sample.output_ids]))
         if self.left_out:
-            first = next(iter(self._sound.faults.values()))
+            first = next(iter(self._sound.faults.values()), "another target answered it")
             logger.warning(
                 "%d of %d recorded requests are left out, the first: %s", self.left_out, len(rows), first
             )
         lengths = rows.column("prompt_tokens")
-        fits = batching.fits(lengths)
+        fits = batching.fits(lengths) & ours
         fits[list(self._sound.faults)] = False
         usable = np.flatnonzero(fits)
         domains, names = rows.domains
@@ -150,7 +155,11 @@ class ReplayDataModule(lightning.LightningDataModule):
     @property
     def left_out(self) -> int:
         """How many requests contradict themselves or are another target's, of those that were read so far."""
-        return len(self._sound.faults)
+        return self._others + len(self._sound.faults)
+
+    def ours(self, rows: ReplayRows) -> ReplayRows:
+        """Those of `rows` that today's target may have answered."""
+        return rows.select(np.flatnonzero(rows.may_be_of(self._target_id)))
 
     def usable(self, rows: ReplayRows) -> list[ReplaySample]:
         """Those of `rows`, which were served, that a job would take."""

@@ -50,7 +50,7 @@ class Newcomers:
         held = [(sample.prompt_ids, sample.output_ids) for sample in held_out]
         seen = -1
         while True:
-            came = self._buffer.rows().after(self._last_request)
+            came = self._data.ours(self._buffer.rows().after(self._last_request))
             if len(came) != seen:
                 seen = len(came)
                 newest = came.select(range(max(0, seen - CONSIDERED * gate.max_requests), seen))

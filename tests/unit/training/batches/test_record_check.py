@@ -169,6 +169,21 @@ def test_what_another_target_answered_is_left_out_where_both_are_known(target, s
     assert known("") == ({"former", "present", "u"}, 0)
 
 
+def test_what_another_target_answered_takes_no_place_of_what_is_learned_from(target, serve, tmp_path):
+    """As a canary does that has most of the traffic, whether or not a job reads it at once."""
+    buffer = ReplayBuffer(str(tmp_path))
+    settings = DistillConfig(batch_tokens=90, window_requests=10)
+    for seed, name in enumerate(["former", "present", "former"]):
+        buffer.append(
+            [replace(one, target_id=name) for one in serve(target, 40, prefix=f"{name}{seed}", seed=seed)]
+        )
+    data = ReplayDataModule.for_job(buffer.rows(), settings, FRACTION, 64, target_id="present")
+    assert data.left_out == 80
+    assert {name[:8] for name in [*data.train_rows["request_id"], *data.held_out_rows["request_id"]]} == {
+        "present1"
+    }
+
+
 def _rest(sample):
     mass = np.exp(sample.target_top_logprobs.astype(np.float32)).sum(1)
     return np.log((1 - mass).clip(1e-9)).astype(np.float32)

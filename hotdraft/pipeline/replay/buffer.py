@@ -150,13 +150,23 @@ class ReplayBuffer:
 
     def rows(self) -> ReplayRows:
         """All requests by their index, the reservoir's and then the shards', oldest first."""
-        places = []
-        tables = [INDEX.empty_table()]
-        for shard, start, end in self._counted():
-            assert shard.index is not None
-            places.append(Place(shard, start, end - start))
-            tables.append(shard.index.slice(start, end - start))
-        return ReplayRows(self, pa.concat_tables(tables), places)
+        return self._rows_of(self._counted())
+
+    def newest(self, count: int) -> ReplayRows:
+        """At most `count` requests, those committed last, oldest first: few shards are opened for them."""
+        sizes = self._folder.files()
+        newest_first = {name: sizes[name] for name in reversed(sizes) if not is_reservoir(name)}
+        found: list[Shard] = []
+        missing = count
+        for _, shard in self._folder.open_all(newest_first):
+            if shard is not None:
+                found.append(shard)
+                missing -= shard.rows
+            if missing <= 0:
+                break
+        ranges = counted(found)
+        rows = self._rows_of([(shard, *place) for shard in reversed(found) for place in ranges[shard.name]])
+        return rows.select(range(max(0, len(rows) - count), len(rows)))
 
     def news(self, known: Set[str]) -> tuple[pa.Table, set[str]]:
         """Index of what was committed to shards, the reservoir left out, and is not of `known`, and what there is.
@@ -251,28 +261,27 @@ class ReplayBuffer:
         else:
             self._folder.note_success("its folder")
 
+    def _rows_of(self, places: Sequence[tuple[Shard, int, int]]) -> ReplayRows:
+        tables = [INDEX.empty_table()]
+        tables += [shard.index.slice(start, end - start) for shard, start, end in places if shard.index is not None]
+        at = [Place(shard, start, end - start) for shard, start, end in places]
+        return ReplayRows(self, pa.concat_tables(tables), at)
+
     def _counted(self, *, keep_index: bool = True) -> list[tuple[Shard, int, int]]:
         """The shards with the ranges of their rows that count; the reservoir first, then the oldest."""
+        known: dict[str, Shard | None] = {
+            name: shard for name, shard in self._shards.items() if shard.index is not None or not keep_index
+        }
         for turn in range(LISTINGS):
             sizes = self._folder.files()
             newest = newest_reservoir([*sizes])
             names = newest + [name for name in sizes if not is_reservoir(name)]
-            found: dict[str, Shard] = {}
-            is_whole = True
-            for name in names:
-                shard = self._shards.get(name)
-                try:
-                    if shard is None or (keep_index and shard.index is None):
-                        shard = self._folder.open(name, sizes[name])
-                        if shard is not None and not keep_index:
-                            shard = shard.without_index()
-                except FileNotFoundError:  # merged into another, maybe
-                    is_whole = False
-                else:
-                    if shard is not None:
-                        found[name] = shard
-            if is_whole or turn == LISTINGS - 1:
+            missing = {name: sizes[name] for name in names if name not in known}
+            for name, shard in self._folder.open_all(missing):
+                known[name] = shard if shard is None or keep_index else shard.without_index()
+            if known.keys() >= {*names} or turn == LISTINGS - 1:  # else some are merged into others, maybe
                 break
+        found = {name: opened for name in names if (opened := known.get(name)) is not None}
         if self._ranges is None or found.keys() != self._shards.keys():
             self._ranges = counted([*found.values()])
         self._shards = found

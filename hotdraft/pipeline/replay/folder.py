@@ -13,20 +13,23 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import IO
 
 import fsspec
 from filelock import FileLock, Timeout
 
-from hotdraft.pipeline.replay.shard import Read, Shard, ShardError, open_shard
+from hotdraft.pipeline.replay.shard import TAIL_BYTES, Read, Shard, ShardError, open_shard
 from hotdraft.pipeline.system.json_file import sync_folder
 
 logger = logging.getLogger(__name__)
 
 QUARANTINE = "quarantine"
 SUFFIX, UNFINISHED = ".parquet", ".tmp"
+OPENED_AT_ONCE = 64
+"""Shards in a store that is some milliseconds away: their ends take 4 MB."""
 
 
 def shard_stem(seconds: float) -> str:
@@ -48,6 +51,15 @@ def stem_behind(names: Iterable[str]) -> str:
     """That of a shard written now, behind all `names` also where a clock ran ahead: newest is what came last."""
     newest = max(map(nanoseconds, names), default=0)
     return max(shard_stem(time.time()), f"shard-{min(newest + 1, 10**20 - 1):020d}")
+
+
+def _read_with_end(read: Read, at: int, tail: bytes | Exception, start: int, end: int) -> bytes:
+    """As `read` does; what is asked of the file's end, `at` and behind it, is in `tail`, or what came instead."""
+    if start != at:
+        return read(start, end)
+    if isinstance(tail, Exception):
+        raise tail
+    return tail[: end - start]
 
 
 class ShardFolder:
@@ -101,9 +113,33 @@ class ShardFolder:
 
     def open(self, name: str, size: int) -> Shard | None:
         """The shard; None if it was set aside or cannot be read for now. Raises `FileNotFoundError`."""
+        return self._open(name, size, self.reader(name))
+
+    def _open(self, name: str, size: int, read: Read) -> Shard | None:
         with self.reading(name):
-            return open_shard(name, size, self.reader(name))
+            return open_shard(name, size, read)
         return None
+
+    def open_all(self, sizes: Mapping[str, int]) -> Iterator[tuple[str, Shard | None]]:
+        """What `open` gives of each, in order, but of those that are gone; a store is asked for many at once."""
+        files = [*sizes.items()]
+        for start in range(0, len(files), OPENED_AT_ONCE):
+            some = files[start : start + OPENED_AT_ONCE]
+            readers = [self.reader(name) for name, _ in some] if self.is_local else self._ends(some)
+            for (name, size), read in zip(some, readers, strict=True):
+                with suppress(FileNotFoundError):
+                    yield name, self._open(name, size, read)
+
+    def _ends(self, files: Sequence[tuple[str, int]]) -> list[Read]:
+        """Readers of `files`, by name and size, which have read their ends already."""
+        paths = [self.path(name) for name, _ in files]
+        starts = [max(0, size - TAIL_BYTES) for _, size in files]
+        with self._answering():
+            ends = self.fs.cat_ranges(paths, starts, [size for _, size in files], on_error="return")
+        return [
+            partial(_read_with_end, self.reader(name), start, end)
+            for (name, _), start, end in zip(files, starts, ends, strict=True)
+        ]
 
     @contextmanager
     def _answering(self) -> Iterator[None]:

@@ -51,8 +51,8 @@ class Guessing:
         None where the buffer cannot be read.
         """
         try:
-            rows = buffer.rows()
-            newest = rows.table(range(max(0, len(rows) - RECALLED), len(rows)))
+            rows = buffer.newest(RECALLED)
+            newest = rows.table(range(len(rows)))
         except OSError as error:
             logger.warning("recorded answers are not guessed from, the replay buffer cannot be read: %s", error)
             return

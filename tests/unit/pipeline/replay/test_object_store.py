@@ -10,8 +10,10 @@ import pytest
 
 from hotdraft.pipeline.config.section import ConfigError
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.replay import folder
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.replay.counted import is_reservoir
+from hotdraft.pipeline.replay.shard import Read, Shard
 from hotdraft.pipeline.replay.upkeep import FAN_IN
 from tests.unit.pipeline.replay.test_replay import make_sample, request_ids
 
@@ -86,6 +88,68 @@ def test_a_bucket_that_was_never_made_is_made_with_the_first_shard(buffer: Repla
     monkeypatch.setattr(filesystem, "makedirs", lambda _, path, **__: buckets.add(path))
     buffer.append([make_sample("a")])
     assert request_ids(buffer) == ["a"]
+
+
+def test_the_newest_requests_are_read_from_the_newest_shards_alone(buffer: ReplayBuffer, monkeypatch) -> None:
+    monkeypatch.setattr("hotdraft.pipeline.replay.folder.OPENED_AT_ONCE", 4)
+    monkeypatch.setattr(buffer._upkeep, "run", lambda *_: None)
+    for number in range(20):
+        buffer.append([make_sample(f"{number}a"), make_sample(f"{number}b")])
+    opened = _opened(monkeypatch)
+    newest = buffer.newest(5)
+    assert newest["request_id"] == ["17b", "18a", "18b", "19a", "19b"]
+    assert newest.table([0, 4])["request_id"].to_pylist() == ["17b", "19b"]
+    assert opened == buffer.shards()[:-4:-1]
+    assert buffer.newest(100)["request_id"] == buffer.rows()["request_id"]
+
+
+def test_what_a_merge_left_lying_is_among_the_newest_once(buffer: ReplayBuffer, monkeypatch) -> None:
+    monkeypatch.setattr(buffer._folder, "remove", lambda name: None)
+    for number in range(FAN_IN + 1):
+        buffer.append([make_sample(f"{number}")])
+    assert any(name.endswith(".merged.parquet") for name in buffer.shards())
+    assert buffer.newest(1000)["request_id"] == [f"{number}" for number in range(FAN_IN + 1)]
+
+
+def test_the_ends_of_many_shards_are_asked_for_together(buffer: ReplayBuffer, monkeypatch) -> None:
+    """Where a store is some milliseconds away, one after the other takes minutes."""
+    for number in range(20):
+        buffer.append([make_sample(f"{number}")])
+    filesystem, asked = type(buffer._folder.fs), list[int]()
+    together = filesystem.cat_ranges
+
+    def cat_ranges(
+        self: fsspec.AbstractFileSystem, paths: list[str], *arguments: object, **options: object
+    ) -> list:
+        asked.append(len(paths))
+        return together(self, paths, *arguments, **options)
+
+    monkeypatch.setattr(filesystem, "cat_ranges", cat_ranges)
+    fresh = ReplayBuffer("memory://" + buffer._folder.root)
+    assert len(fresh.rows()) == 20
+    assert asked == [20]
+
+
+def test_shards_stay_open_while_others_go(buffer: ReplayBuffer, monkeypatch) -> None:
+    """As a server merges that records beside a trainer that begins: each listing would cost minutes anew."""
+    names = [buffer.append([make_sample(one)]) for one in "abc"]
+    opened = _opened(monkeypatch, gone=names[1])
+    assert ReplayBuffer("memory://" + buffer._folder.root).rows()["request_id"] == ["a", "c"]
+    assert [opened.count(name) for name in names] == [1, 5, 1]
+
+
+def _opened(patch: pytest.MonkeyPatch, gone: str | None = None) -> list[str]:
+    """Names of shards, as they are opened from here on."""
+    opens, opened = folder.open_shard, list[str]()
+
+    def open_shard(name: str, size: int, read: Read) -> Shard:
+        opened.append(name)
+        if name == gone:
+            raise FileNotFoundError(name)
+        return opens(name, size, read)
+
+    patch.setattr(folder, "open_shard", open_shard)
+    return opened
 
 
 class Remembering:

@@ -103,7 +103,7 @@ def test_a_restarted_server_begins_with_what_was_recorded(
 
 def test_a_buffer_that_cannot_be_read_is_no_reason_not_to_serve(caplog: pytest.LogCaptureFixture) -> None:
     class Away:
-        def rows(self) -> "Away":
+        def newest(self, count: int) -> "Away":
             return self
 
         def __len__(self) -> int:
@@ -113,7 +113,7 @@ def test_a_buffer_that_cannot_be_read_is_no_reason_not_to_serve(caplog: pytest.L
             raise OSError("away")
 
     class AwayAtOnce:
-        def rows(self) -> None:
+        def newest(self, count: int) -> None:
             raise OSError("away")
 
     for buffer in (Away(), AwayAtOnce()):

@@ -84,8 +84,9 @@ class ShardFolder:
         with self._answering():
             self.fs.makedirs(self.root, exist_ok=True)
 
-    def files(self, suffix: str = SUFFIX) -> dict[str, int]:
-        """Bytes of each file by name, in the order of names; what is no file is set aside."""
+    def files(self, *suffixes: str) -> dict[str, int]:
+        """Bytes of each shard, or of what has one of `suffixes`, in the order of names; a shard that is no file is
+        set aside."""
         try:
             entries = self._entries(self.root)
         except FileNotFoundError:  # an object store has no folders: one without files is not there
@@ -97,11 +98,11 @@ class ShardFolder:
         self._passed_over = {name: by_name[name]["size"] or 0 for name in still}
         found = {}
         for name, entry in by_name.items():
-            if not name.endswith(suffix) or name in self._passed_over:
+            if not name.endswith(suffixes or SUFFIX) or name in self._passed_over:
                 continue
             if entry["type"] == "file" or (self.is_local and os.path.isfile(entry["name"])):
                 found[name] = entry["size"]
-            elif suffix == SUFFIX:
+            elif name.endswith(SUFFIX):
                 self.set_aside(name, "it is no file" if entry["type"] == "other" else f"it is a {entry['type']}")
         return found
 

@@ -9,14 +9,14 @@ which count no more, see `pipeline.replay.counted`.
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 
 import numpy as np
 import pyarrow as pa
 
 from hotdraft.pipeline.replay.counted import RESERVOIR, Ranges, counted, is_reservoir, newest_reservoir
-from hotdraft.pipeline.replay.folder import UNFINISHED, ShardFolder, nanoseconds, shard_stem, stem_of
+from hotdraft.pipeline.replay.folder import SUFFIX, UNFINISHED, ShardFolder, nanoseconds, shard_stem, stem_of
 from hotdraft.pipeline.replay.index import INDEX
 from hotdraft.pipeline.replay.reservoir import kept
 from hotdraft.pipeline.replay.shard import Origin, Shard, is_merged, read_rows
@@ -67,35 +67,42 @@ class Upkeep:
         with self._folder.alone() as alone:
             if not alone:
                 return
-            self._delete_unfinished()
-            self._delete_quarantined(needed_bytes)
+            listed = self._folder.files(SUFFIX, UNFINISHED)  # once, as lists of what a store holds are dear
+            sizes = {name: size for name, size in listed.items() if name.endswith(SUFFIX)}
+            self._delete_unfinished(listed.keys() - sizes.keys())
+            set_aside = self._delete_quarantined(needed_bytes)
             errors = self._folder.errors
-            self._delete_leftovers()
+            if self._delete_leftovers(sizes):
+                sizes = self._folder.files()
             # what may not be deleted is neither merged nor taken into the reservoir over and over
             rewrites = self._folder.errors == errors and not needed_bytes
-            self._retire(needed_bytes, refills=rewrites)
+            self._retire(sizes, set_aside, needed_bytes, refills=rewrites)
             if rewrites:
-                self._merge()
+                self._merge(sizes)
 
-    def _delete_unfinished(self) -> None:
+    def _delete_unfinished(self, names: Iterable[str]) -> None:
         abandoned = "." + shard_stem(time.time() - ABANDONED_SECONDS)
-        for name in self._folder.files(UNFINISHED):  # an older version's reservoir has a name of its own
+        for name in names:  # an older version's reservoir has a name of its own
             if name.startswith((".shard-", f".{RESERVOIR}-")) and name.replace(RESERVOIR, "shard") < abandoned:
                 self._folder.remove(name)
 
-    def _delete_quarantined(self, needed_bytes: int) -> None:
+    def _delete_quarantined(self, needed_bytes: int) -> int:
+        """Gives the bytes that are left."""
         sizes = self._folder.quarantined()
-        total = sum(sizes.values())
+        left, allowed = sum(sizes.values()), 0 if needed_bytes else self._share
+        if left <= allowed:
+            return left
         for name, size in sizes.items():
-            if total > (0 if needed_bytes else self._share):
+            if left > allowed:
                 self._folder.delete_quarantined(name)
-                total -= size
+                left -= size
+        return sum(self._folder.quarantined().values())
 
-    def _retire(self, needed_bytes: int, *, refills: bool) -> None:
-        sizes = self._folder.files()
+    def _retire(self, sizes: dict[str, int], set_aside: int, needed_bytes: int, *, refills: bool) -> None:
+        """`set_aside`: bytes of the quarantine."""
         reserved = self._share if self._reservoir_requests else 0
         reservoir = sum(size for name, size in sizes.items() if is_reservoir(name))
-        total = sum(sizes.values()) + max(0, reserved - reservoir) + sum(self._folder.quarantined().values())
+        total = sum(sizes.values()) + max(0, reserved - reservoir) + set_aside
         allowed = min(self._max_bytes, total - needed_bytes)
         going = []
         for name in [name for name in sizes if not is_reservoir(name)][:-1]:  # the newest always stays
@@ -171,22 +178,22 @@ class Upkeep:
         self._opened = found
         return found
 
-    def _delete_leftovers(self) -> None:
-        """What a merge or the reservoir took, and a crash left."""
-        sizes = self._folder.files()
+    def _delete_leftovers(self, sizes: dict[str, int]) -> bool:
+        """What a merge or the reservoir took, and a crash left, if there is any."""
         covering = self._covering(sizes)
         taken = {origin for shard in covering.values() for origin in shard.origin_names if origin != shard.name}
         covered = taken & sizes.keys()
         covered |= {name for name, ranges in counted([*covering.values()]).items() if not ranges}
         for name in covered:
             self._folder.remove(name)
+        return bool(covered)
 
-    def _merge(self) -> None:
-        sizes = self._folder.files()
+    def _merge(self, sizes: dict[str, int]) -> None:
+        if not self._worth_merging(sizes):
+            return
+        sizes = self._folder.files()  # without what went meanwhile
         self._covering(sizes)
-        since = time.monotonic() - UNREADABLE_SECONDS
-        self._unreadable = {name: at for name, at in self._unreadable.items() if at > since}
-        run = self._worth_merging({name: self._weight(name, size) for name, size in sizes.items()})
+        run = self._worth_merging(sizes)
         shards = [shard for name in run if (shard := self._folder.open(name, sizes[name]))]
         if len(shards) < 2:
             return
@@ -230,8 +237,10 @@ class Upkeep:
         return max(size, self._largest * rows // MAX_MERGED_ROWS)
 
     def _worth_merging(self, sizes: dict[str, int]) -> list[str]:
-        """The oldest run of neighbours that are small, readable and many, if there is one; by name and weight."""
-        sizes = {name: size for name, size in sizes.items() if not is_reservoir(name)}
+        """The oldest run of neighbours that are small, readable and many, if there is one."""
+        since = time.monotonic() - UNREADABLE_SECONDS
+        self._unreadable = {name: at for name, at in self._unreadable.items() if at > since}
+        sizes = {name: self._weight(name, size) for name, size in sizes.items() if not is_reservoir(name)}
         largest = self._largest
         span = np.inf if self._max_age_seconds is None else self._max_age_seconds * 1e9 / AGES
         for tier, smaller in zip(TIERS, (np.inf, *TIERS), strict=False):

@@ -103,14 +103,6 @@ def test_the_newest_requests_are_read_from_the_newest_shards_alone(buffer: Repla
     assert buffer.newest(100)["request_id"] == buffer.rows()["request_id"]
 
 
-def test_what_a_merge_left_lying_is_among_the_newest_once(buffer: ReplayBuffer, monkeypatch) -> None:
-    monkeypatch.setattr(buffer._folder, "remove", lambda name: None)
-    for number in range(FAN_IN + 1):
-        buffer.append([make_sample(f"{number}")])
-    assert any(name.endswith(".merged.parquet") for name in buffer.shards())
-    assert buffer.newest(1000)["request_id"] == [f"{number}" for number in range(FAN_IN + 1)]
-
-
 def test_the_ends_of_many_shards_are_asked_for_together(buffer: ReplayBuffer, monkeypatch) -> None:
     """Where a store is some milliseconds away, one after the other takes minutes."""
     for number in range(20):
@@ -128,6 +120,24 @@ def test_the_ends_of_many_shards_are_asked_for_together(buffer: ReplayBuffer, mo
     fresh = ReplayBuffer("memory://" + buffer._folder.root)
     assert len(fresh.rows()) == 20
     assert asked == [20]
+
+
+def test_a_shard_is_recorded_and_the_buffer_kept_in_order_for_few_listings(
+    buffer: ReplayBuffer, monkeypatch
+) -> None:
+    """Each is of all shards, a thousand at a time, and paid for."""
+    buffer.append([make_sample("first")])
+    filesystem, listed = type(buffer._folder.fs), list[str]()
+    ls = filesystem.ls
+
+    def listing(self: fsspec.AbstractFileSystem, path: str, **options: object) -> list:
+        listed.append(path)
+        return ls(self, path, **options)
+
+    monkeypatch.setattr(filesystem, "ls", listing)
+    buffer.append([make_sample("a")])
+    root = buffer._folder.root
+    assert listed == [root, root, f"{root}/quarantine"]
 
 
 def test_shards_stay_open_while_others_go(buffer: ReplayBuffer, monkeypatch) -> None:
@@ -240,7 +250,8 @@ def test_who_may_put_but_not_delete_records_everything_once_and_merges_once(
         for number in range(FAN_IN + 4):
             buffer.append([make_sample(f"{number}")])
     assert buffer.errors, "what is left lying is counted"
-    assert request_ids(ReplayBuffer("memory://" + buffer._folder.root)) == [f"{n}" for n in range(FAN_IN + 4)]
+    fresh, recorded = ReplayBuffer("memory://" + buffer._folder.root), [f"{n}" for n in range(FAN_IN + 4)]
+    assert request_ids(fresh) == fresh.newest(1000)["request_id"] == recorded
     assert len(buffer.shards()) == FAN_IN + 4 + 1
     buffer.append([make_sample("allowed again")])
     assert len(buffer.shards()) < FAN_IN

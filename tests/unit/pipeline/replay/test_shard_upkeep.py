@@ -92,14 +92,14 @@ def test_merges_of_two_servers_that_overlap_lose_and_double_nothing(monkeypatch)
     url = f"memory://replay-{uuid.uuid4().hex}"
     one, other = ReplayBuffer(url), ReplayBuffer(url)
     with monkeypatch.context() as patch:
-        patch.setattr(Upkeep, "_merge", lambda self: None)
+        patch.setattr(Upkeep, "_merge", lambda *_: None)
         ids = fill(one, FAN_IN + 1)
     with monkeypatch.context() as patch:
         patch.setattr("hotdraft.pipeline.replay.folder.ShardFolder.remove", lambda self, name: None)
         run = one._upkeep._worth_merging(one._folder.files())
         for buffer, part in ((one, run[:-1]), (other, run[1:])):
             patch.setattr(buffer._upkeep, "_worth_merging", lambda sizes, part=part: part)
-            patch.setattr(buffer._upkeep, "_delete_leftovers", lambda: None)
+            patch.setattr(buffer._upkeep, "_delete_leftovers", lambda _: None)
             buffer._upkeep.run()
     assert sum(map(is_merged, one.shards())) == 2
     assert sorted(request_ids(ReplayBuffer(url))) == ids
@@ -122,7 +122,7 @@ def test_a_merge_that_another_server_is_at_is_not_abandoned_however_old_its_shar
             other._upkeep.run()
         move(self, source, target, **options)
 
-    monkeypatch.setattr(other._upkeep, "_merge", lambda: None)
+    monkeypatch.setattr(other._upkeep, "_merge", lambda _: None)
     monkeypatch.setattr(filesystem, "mv", mv)
     ids += fill(one, 1, "s")
     assert one.errors == 0

@@ -20,6 +20,8 @@ class CompletionOutput:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
+    stop_reason: str | None
+    """The stop string that ended it; None where none did."""
     logprobs: tuple[TokenLogprob, ...] | None
     """One for each of `token_ids`; None if they were not asked for."""
 
@@ -75,7 +77,7 @@ class Answer:
             self._prompt,
             self.request.prompt_ids,
             None if params.prompt_logprobs is None else prompt_logprobs,
-            [CompletionOutput(0, text, token_ids, last.finish_reason, wanted)],
+            [CompletionOutput(0, text, token_ids, last.finish_reason, last.stop_reason, wanted)],
             last.stats,
         )
 

@@ -64,8 +64,8 @@ class Output:
         """Text not yet sent because a stop string might begin in it."""
         self._unsent_ids: list[int] = []
         self._unsent_logprobs: list[TokenLogprob] | None = None if request.params.logprobs is None else []
-        self._is_cut = False
-        """Whether a stop string was found: what its last token began belongs to what was cut off."""
+        self._stop_reason: str | None = None
+        """The stop string that was found: what its last token began belongs to what was cut off."""
         self._log: list[tuple[np.ndarray, ...]] = []
         self._submitted = time.perf_counter()
         self._first_token: float | None = None
@@ -110,7 +110,7 @@ class Output:
 
         Where the client's `on_delta` raises, the request ends: `finish_reason` is "error" if it had none.
         """
-        if reason and not self._is_cut:
+        if reason and self._stop_reason is None:
             self._hold(self._detokenizer.finish())
         text = self._held if reason else self._held[: len(self._held) - self._stops.possible]
         if not (text or reason):
@@ -120,7 +120,8 @@ class Output:
         logprobs = None
         if self._unsent_logprobs is not None:
             logprobs, self._unsent_logprobs = tuple(self._unsent_logprobs), []
-        self._tell(OutputDelta(text, ids, reason, self.stats(), logprobs, self._take_prompt_logprobs()))
+        prompt_logprobs = self._take_prompt_logprobs()
+        self._tell(OutputDelta(text, ids, reason, self.stats(), logprobs, prompt_logprobs, self._stop_reason))
 
     def fail(self) -> None:
         """End the request and say no more than that: what was left of it cannot be told."""
@@ -211,8 +212,10 @@ class Output:
 
     def _hold(self, piece: str) -> bool:
         """Take new text in; whether a stop string is complete, which is then cut off with what follows."""
-        begins = self._stops.read(piece)
-        kept = len(self._held) + (len(piece) if begins is None else begins)
-        self._held = (self._held + piece)[:kept]
-        self._is_cut = begins is not None
-        return self._is_cut
+        found, before = self._stops.read(piece), len(self._held)
+        self._held += piece
+        if found is None:
+            return False
+        begins, ends = (before + place for place in found)
+        self._held, self._stop_reason = self._held[:begins], self._held[begins:ends]
+        return True

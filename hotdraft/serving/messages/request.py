@@ -211,3 +211,5 @@ class OutputDelta:
     """One for each of `token_ids`; None if they were not asked for."""
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     """One for each token of the prompt: in the first delta of a request that asked for them, else None."""
+    stop_reason: str | None = None
+    """The stop string that ended the answer, in its last delta; None where none did."""

@@ -73,15 +73,16 @@ class StopMatcher:
         """Length of the longest end of the text that a string may begin with."""
         return self._automaton.depth[self._state]
 
-    def read(self, piece: str) -> int | None:
-        """Where the earliest of the strings that `piece` completes begins, None if it completes none.
+    def read(self, piece: str) -> tuple[int, int] | None:
+        """Where the earliest of the strings that `piece` completes begins and ends, None if it completes none.
 
-        Counted from the piece's first character: negative for one that began before.
+        Counted from the piece's first character: it begins at a negative one where it began before.
         """
         automaton, earliest = self._automaton, None
         for position, character in enumerate(piece, start=1):
             self._state = automaton.step(self._state, character)
             if length := automaton.found[self._state]:
                 begins = position - length
-                earliest = begins if earliest is None else min(earliest, begins)
+                if earliest is None or begins < earliest[0]:
+                    earliest = begins, position
         return earliest

@@ -70,7 +70,7 @@ def test_openai(server: Server) -> None:
     whole = reply.choices[0].message.content
     stopped = client.chat.completions.create(**options, stop=[whole[3:5]])
     assert stopped.choices[0].message.content == whole[: whole.index(whole[3:5])]
-    assert stopped.choices[0].finish_reason == "stop"
+    assert (stopped.choices[0].finish_reason, stopped.choices[0].stop_reason) == ("stop", whole[3:5])
 
     penalised = client.chat.completions.create(**{**options, "max_tokens": 64}, frequency_penalty=2.0)
     plain = client.chat.completions.create(**{**options, "max_tokens": 64})

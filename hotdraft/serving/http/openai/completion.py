@@ -31,7 +31,7 @@ async def whole_completion(stream: TokenStream, builder: ResponseBuilder, *, n: 
         choice.text += delta.text
         choice.logprobs += delta.logprobs or ()
         choice.prompt_logprobs += delta.prompt_logprobs or ()
-        choice.finish_reason = finish_reason(delta)
+        choice.finish_reason, choice.stop_reason = finish_reason(delta), delta.stop_reason
         stats[index] = delta.stats
     is_long = builder.echoes or any(choice.logprobs for choice in choices.values())
     said, total = in_order(choices), combined(in_order(stats), n)
@@ -51,7 +51,7 @@ async def sse_events(
     stats: dict[int, RequestStats] = {}
     try:
         async for index, delta in stream:
-            said = ChoiceText(delta.text, finish_reason(delta), list(delta.logprobs or ()))
+            said = ChoiceText(delta.text, finish_reason(delta), delta.stop_reason, list(delta.logprobs or ()))
             if index not in stats:
                 told = delta.prompt_logprobs or ()
                 opening = partial(builder.opening, index, told, delta.stats, **unknown_usage)

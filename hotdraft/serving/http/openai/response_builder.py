@@ -29,6 +29,7 @@ class ChoiceText:
 
     text: str = ""
     finish_reason: ClientFinishReason | None = None
+    stop_reason: str | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
@@ -66,6 +67,7 @@ class ChatBuilder(_Builder):
                     message=AssistantMessage(role="assistant", content=choice.text),
                     logprobs=chat_logprobs(choice.logprobs, self.texts) if self.logprobs else None,
                     finish_reason=choice.finish_reason,
+                    stop_reason=choice.stop_reason,
                 )
                 for index, choice in enumerate(choices)
             ],
@@ -88,6 +90,7 @@ class ChatBuilder(_Builder):
             delta=MessageDelta(content=said.text) if said.text else MessageDelta(),
             logprobs=chat_logprobs(said.logprobs, self.texts) if self.logprobs else None,
             finish_reason=said.finish_reason,
+            stop_reason=said.stop_reason,
         )
         return self._chunk([choice], stats, **extra)
 
@@ -149,7 +152,11 @@ class TextBuilder(_Builder):
             told = [*said.prompt_logprobs, *said.logprobs]
             logprobs = text_logprobs(told, self.texts, [*begins.offsets, *following])
         return TextChoice(
-            index=index, text=begins.text + said.text, logprobs=logprobs, finish_reason=said.finish_reason
+            index=index,
+            text=begins.text + said.text,
+            logprobs=logprobs,
+            finish_reason=said.finish_reason,
+            stop_reason=said.stop_reason,
         )
 
     def _completion(self, choices: list[TextChoice], stats: RequestStats, **extra: Any) -> Completion:

@@ -52,6 +52,7 @@ class ChatChoice(BaseModel):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: ClientFinishReason
+    stop_reason: str | None
 
 
 class MessageDelta(BaseModel):
@@ -64,6 +65,8 @@ class ChatChunkChoice(BaseModel):
     delta: MessageDelta
     logprobs: ChatLogprobs | None
     finish_reason: ClientFinishReason | None
+    stop_reason: str | None = None
+    """vLLM's: the stop string that ended the answer, None where none did."""
 
 
 class TextChoice(BaseModel):
@@ -71,6 +74,7 @@ class TextChoice(BaseModel):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: ClientFinishReason | None
+    stop_reason: str | None
 
 
 class Envelope(BaseModel):

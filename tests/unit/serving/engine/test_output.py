@@ -75,6 +75,16 @@ def test_the_earliest_of_several_stop_strings_cuts() -> None:
     assert spoken.texts == ["a"]
 
 
+def test_the_last_delta_says_which_stop_string_ended_the_answer() -> None:
+    spoken = Spoken(stop=("###", "<end", "nd>"))
+    for piece in ("so <e", "n", "d> and ###"):
+        spoken.say(piece)
+    assert [delta.stop_reason for delta in spoken.deltas] == [None, "<end"]
+    spoken = Spoken(stop=("###",))
+    spoken.say("so", EOS)
+    assert spoken.deltas[-1].stop_reason is None
+
+
 def test_characters_of_several_tokens_are_sent_whole() -> None:
     spoken = Spoken()
     tokens = TOKENIZER("né☃").input_ids

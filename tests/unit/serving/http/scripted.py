@@ -43,6 +43,7 @@ class ScriptedEngine:
 
     script: tuple[str, ...] = ("Hi", "", " you", " there")
     ending: FinishReason | None = "stop"
+    stop_reason: str | None = None
     refusal: Exception | None = None
     room: int = 1000
     """Requests it takes."""
@@ -95,7 +96,8 @@ class ScriptedEngine:
             self.cancelled[request.request_id].wait(10)
             ending = "cancelled"
         last = self._logprobs((0,), request.params.logprobs, -3.0)
-        on_delta(OutputDelta("!", (0,), ending, self._stats(request, len(self.script) + 1), last))
+        stats = self._stats(request, len(self.script) + 1)
+        on_delta(OutputDelta("!", (0,), ending, stats, last, stop_reason=self.stop_reason))
 
     def _logprobs(
         self, token_ids: tuple[int, ...], wanted: int | None, logprob: float | None

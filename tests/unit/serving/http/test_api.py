@@ -146,6 +146,19 @@ def test_chat_stream(client: openai.OpenAI) -> None:
     assert all("hotdraft" not in chunk.model_extra for chunk in chunks[:-1])
 
 
+@pytest.mark.parametrize("reason", ["###", None])
+@pytest.mark.parametrize("endpoint", ["chat", "text"])
+def test_the_stop_string_that_ended_an_answer_is_told_as_vllm_does(
+    client: openai.OpenAI, engine: ScriptedEngine, endpoint: str, reason: str | None
+) -> None:
+    engine.stop_reason = reason
+    asked = {"messages": USER} if endpoint == "chat" else {"prompt": "hello"}
+    create = client.chat.completions.create if endpoint == "chat" else client.completions.create
+    assert create(model="tiny-chat", **asked).choices[0].stop_reason == reason
+    *_, last = create(model="tiny-chat", stream=True, **asked)
+    assert last.choices[0].stop_reason == reason
+
+
 @pytest.mark.parametrize("endpoint", ["chat", "text"])
 def test_stream_usage(client: openai.OpenAI, endpoint: str) -> None:
     common = {"model": "tiny-chat", "stream": True, "stream_options": {"include_usage": True}}

@@ -18,10 +18,12 @@ def test_it_finds_what_looking_for_each_string_finds() -> None:
         matcher, text = StopMatcher(StopStrings(strings)), ""
         for _ in range(12):
             piece = "".join(chance.choices("ab☃", k=chance.randint(0, 4)))
-            begins, before, text = matcher.read(piece), len(text), text + piece
+            places, before, text = matcher.read(piece), len(text), text + piece
             found = [at for string in strings if (at := text.find(string)) >= 0]
-            assert (None if begins is None else before + begins) == min(found, default=None)
-            if begins is not None:
+            assert (None if places is None else before + places[0]) == min(found, default=None)
+            if places is not None:
+                begins, ends = (before + place for place in places)
+                assert text[begins:ends] in strings
                 ended += 1
                 break
             assert matcher.possible == naive(strings, text)

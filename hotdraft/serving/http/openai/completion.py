@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -9,7 +10,7 @@ from hotdraft.serving.http.errors import ApiError
 from hotdraft.serving.http.openai.response_builder import ChoiceText, ResponseBuilder
 from hotdraft.serving.http.openai.responses import ClientFinishReason, Envelope, combined, speculation, usage
 from hotdraft.serving.http.openai.token_stream import TokenStream
-from hotdraft.serving.messages.request import OutputDelta, RequestStats
+from hotdraft.serving.messages.request import COUNTED, OutputDelta, RequestStats
 
 T = TypeVar("T")
 
@@ -40,28 +41,33 @@ async def whole_completion(stream: TokenStream, builder: ResponseBuilder, *, n: 
 
 
 async def sse_events(
-    stream: TokenStream, builder: ResponseBuilder, *, n: int, include_usage: bool
+    stream: TokenStream, builder: ResponseBuilder, *, n: int, include_usage: bool, continuous_usage: bool = False
 ) -> AsyncIterator[str]:
     """Server-sent events of a request, ended by [DONE]; a failure on the way is an event with an error.
 
     With `include_usage`, as OpenAI defines it, every chunk has a null `usage` but the last, which has
-    no choices. The last chunk with or without it says how the request was speculated.
+    no choices; with `continuous_usage` too, as vLLM defines it, that of its choice so far. The last chunk with or
+    without them says how the request was speculated.
     """
-    unknown_usage: dict[str, Any] = {"usage": None} if include_usage else {}
+
+    def usage_so_far(of_choice: RequestStats) -> dict[str, Any]:
+        return {"usage": usage(of_choice) if continuous_usage else None} if include_usage else {}
+
     stats: dict[int, RequestStats] = {}
     try:
         async for index, delta in stream:
             said = ChoiceText(delta.text, finish_reason(delta), delta.stop_reason, list(delta.logprobs or ()))
             if index not in stats:
                 told = delta.prompt_logprobs or ()
-                opening = partial(builder.opening, index, told, delta.stats, **unknown_usage)
+                nothing_yet = usage_so_far(replace(delta.stats, **dict.fromkeys(COUNTED, 0)))
+                opening = partial(builder.opening, index, told, delta.stats, **nothing_yet)
                 for chunk in await _written(opening, aside=builder.echoes):
                     yield _event(chunk)
             stats[index] = delta.stats
             if said.finish_reason or said.text or said.logprobs:
                 ends = stream.is_finished and not include_usage
                 info = {"hotdraft": speculation(combined(in_order(stats), n))} if ends else {}
-                chunk_of = partial(builder.chunk, index, said, delta.stats, **unknown_usage, **info)
+                chunk_of = partial(builder.chunk, index, said, delta.stats, **usage_so_far(delta.stats), **info)
                 [written] = await _written(partial(_alone, chunk_of), aside=len(said.logprobs) > FEW)
                 yield _event(written)
         if include_usage:

@@ -87,8 +87,9 @@ def _submit(engine: Engine, requests: list[GenerationRequest], client: Request, 
 
 async def _answer(body: GenerationOptions, stream: TokenStream, builder: ResponseBuilder) -> Response:
     if body.stream:
+        asked = {"include_usage": body.include_usage, "continuous_usage": body.continuous_usage}
         return StreamingResponse(
-            sse_events(stream, builder, n=body.choices, include_usage=body.include_usage),
+            sse_events(stream, builder, n=body.choices, **asked),
             media_type="text/event-stream",
             headers=_STREAM_HEADERS,
         )

@@ -73,6 +73,9 @@ class ChatMessage(RequestModel):
 
 class StreamOptions(RequestModel):
     include_usage: bool | None = False
+    continuous_usage_stats: bool | None = Field(
+        False, description="with include_usage: in each chunk, that of its choice so far"
+    )
 
 
 def _tell_needs(schema: dict[str, Any], model: type["GenerationOptions"]) -> None:
@@ -168,6 +171,10 @@ class GenerationOptions(RequestModel):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     @property
     def domain(self) -> str | None:

@@ -164,9 +164,7 @@ class TokenStream:
 def _without_answer(delta: OutputDelta) -> OutputDelta:
     reason = "length" if delta.finish_reason == "stop" else delta.finish_reason
     stats = replace(delta.stats, completion_tokens=0)
-    return replace(
-        delta, text="", token_ids=(), logprobs=(), finish_reason=reason, stats=stats, stop_reason=None
-    )
+    return replace(delta, text="", token_ids=(), logprobs=(), finish_reason=reason, stats=stats, stop_reason=None)
 
 
 def _client_gone() -> ApiError:

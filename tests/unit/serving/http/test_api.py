@@ -174,6 +174,25 @@ def test_stream_usage(client: openai.OpenAI, endpoint: str) -> None:
     assert chunks[-1].model_extra["hotdraft"]["draft_version"] == 7
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "include_usage", "counts"),
+    [("chat", True, [0, 5, 5]), ("text", True, [5, 5]), ("chat", False, [])],
+)
+def test_the_usage_so_far_is_in_each_chunk_where_a_client_of_vllm_asks_for_it(
+    client: openai.OpenAI, engine: ScriptedEngine, endpoint: str, include_usage: bool, counts: list[int]
+) -> None:
+    engine.script = ("", "", "", "")
+    options = {"include_usage": include_usage, "continuous_usage_stats": True}
+    common = {"model": "tiny-chat", "stream": True, "stream_options": options}
+    if endpoint == "chat":
+        chunks = list(client.chat.completions.create(messages=USER, **common))
+    else:
+        chunks = list(client.completions.create(prompt="hello", **common))
+    told = [chunk.usage for chunk in chunks if chunk.usage]
+    assert [usage.completion_tokens for usage in told] == counts
+    assert all(usage.total_tokens == usage.prompt_tokens + usage.completion_tokens for usage in told)
+
+
 def test_stream_on_the_wire(url: str, engine: ScriptedEngine) -> None:
     body = {"model": "tiny-chat", "messages": USER, "stream": True}
     reply = httpx.post(f"{url}/v1/chat/completions", json=body)

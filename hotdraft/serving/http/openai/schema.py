@@ -81,7 +81,7 @@ class StreamOptions(RequestModel):
 def _tell_needs(schema: dict[str, Any], model: type["GenerationOptions"]) -> None:
     schema["allOf"] = [
         {
-            "if": {"properties": {name: {"not": {"type": "null"}}}, "required": [name]},
+            "if": {"properties": {name: {"not": {"enum": [None, 0]}}}, "required": [name]},
             "then": {"properties": {needed: {"const": True}}, "required": [needed]},
         }
         for name, needed in model.needs.items()
@@ -93,7 +93,7 @@ class GenerationOptions(RequestModel):
 
     model_config = ConfigDict(extra="allow", json_schema_extra=_tell_needs)
     needs: ClassVar[dict[str, str]] = {"stream_options": "stream"}
-    """Fields that go only with another one, which must be true."""
+    """Fields that go only with another one, which must be true, but where they ask for nothing."""
 
     model: UnicodeText
     max_tokens: int | None = Field(None, ge=1, lt=2**31)
@@ -145,7 +145,7 @@ class GenerationOptions(RequestModel):
             says = "{param} is supported only where it is n: all answers are told"
             raise PydanticCustomError("best_of", says, {"param": "best_of"})
         for name, needed in self.needs.items():
-            if getattr(self, name) is not None and not getattr(self, needed):
+            if getattr(self, name) not in (None, 0) and not getattr(self, needed):
                 facts = {"param": name, "needed": needed}
                 raise PydanticCustomError("alone", "{param} is only allowed with {needed}: true", facts)
         return self

@@ -116,6 +116,7 @@ def test_a_header_tags_traffic_that_metadata_does_not(
 def test_null_and_harmless_values_are_defaults(url: str, engine: ScriptedEngine) -> None:
     body = {"model": "tiny-chat", "messages": USER, "temperature": None, "top_p": None, "top_k": -1}
     body |= {"stop": None, "seed": None, "n": 1, "tools": [], "logprobs": False, "presence_penalty": 0}
+    body |= {"top_logprobs": 0}
     body |= {"response_format": {"type": "text"}, "stream": None, "max_tokens": None, "store": None}
     assert httpx.post(f"{url}/v1/chat/completions", json=body).status_code == 200
     params = engine.requests[0].params

@@ -26,13 +26,16 @@ class PromptError(ValueError):
         self.code = code
 
 
-def encode_chat(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
-    """Token ids of a conversation up to the assistant's turn. Raises `PromptError` if the template refuses it."""
+def encode_chat(tokenizer: Any, messages: Sequence[dict[str, str]], **told: Any) -> list[int]:
+    """Token ids of a conversation up to the assistant's turn, by a template that is `told` what else it asks for.
+
+    Raises `PromptError` if the template refuses it.
+    """
     if not tokenizer.chat_template:
         raise PromptError("This model has no chat template; use /v1/completions.", "messages")
     try:
         # The template writes the special tokens itself, so the text must not get them a second time.
-        return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+        return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False, **told)
     except (TemplateError, TypeError) as error:
         raise PromptError(f"The chat template refuses these messages: {error}", "messages") from error
 
@@ -75,12 +78,12 @@ class PromptEncoder:
         self._short = ThreadPoolExecutor(1, "tokenize-short")
         self._long = ThreadPoolExecutor(1, "tokenize-long")
 
-    async def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    async def chat(self, messages: Sequence[dict[str, str]], **told: Any) -> list[int]:
         """As `encode_chat`; raises `PromptError` also for one that is too long."""
         characters = sum(len(message["content"]) for message in messages)
         self._check(characters, "messages")
         tokenizer = self._model.tokenizer
-        return await self._beside(characters, len(messages), lambda: encode_chat(tokenizer, messages))
+        return await self._beside(characters, len(messages), lambda: encode_chat(tokenizer, messages, **told))
 
     async def texts(self, prompts: Sequence[str | list[int]], add_special_tokens: bool = True) -> list[list[int]]:
         """Each as by `encode_text`; raises `PromptError` also for one that is too long."""

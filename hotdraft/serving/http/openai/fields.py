@@ -1,6 +1,6 @@
 """Types and checks of single fields of a request."""
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -29,6 +29,9 @@ def _encodable(text: str) -> str:
 
 UnicodeText = Annotated[str, AfterValidator(_encodable)]
 MetadataText = Annotated[str, Field(max_length=MAX_METADATA_LENGTH), AfterValidator(_encodable)]
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""Of a model's reasoning."""
 
 Item = TypeVar("Item")
 Few = Annotated[list[Item], Field(max_length=MAX_PROMPTS)]

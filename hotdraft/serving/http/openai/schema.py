@@ -9,23 +9,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     PlainValidator,
-    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from hotdraft.pipeline.config.section import no_truth_for_a_number
+from hotdraft.serving.http.openai.chat_message import ChatMessage, RequestModel
 from hotdraft.serving.http.openai.fields import (
     MAX_METADATA,
-    MAX_PARTS,
+    Effort,
     Few,
     MetadataText,
     Stop,
@@ -35,40 +33,13 @@ from hotdraft.serving.http.openai.fields import (
     few_parts,
     prompt_list,
     stop_list,
-    text_parts,
 )
-from hotdraft.serving.http.openai.unbuilt import refuse_unbuilt, refuse_unbuilt_part
+from hotdraft.serving.http.openai.unbuilt import refuse_unbuilt
 from hotdraft.serving.messages.request import MAX_BIASED, MODEL_TELLS, SamplingParams
 from hotdraft.serving.messages.stop_strings import StopStrings
 
 MAX_MESSAGES = 2048
 """OpenAI's bound."""
-
-
-class RequestModel(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
-
-    _numbers = field_validator("*", mode="before")(no_truth_for_a_number)
-
-
-class TextPart(RequestModel):
-    type: Literal["text"]
-    text: UnicodeText
-
-
-Parts = Annotated[list[TextPart], Field(max_length=MAX_PARTS)]
-
-
-class ChatMessage(RequestModel):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[Parts, BeforeValidator(text_parts, json_schema_input_type=str | Parts)]
-
-    _parts = model_validator(mode="before")(refuse_unbuilt_part)
-
-    def for_template(self) -> dict[str, str]:
-        """The message as chat templates know it; `developer` is OpenAI's newer name for `system`."""
-        role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": "\n".join(part.text for part in self.content)}
 
 
 class StreamOptions(RequestModel):
@@ -206,13 +177,20 @@ class GenerationOptions(RequestModel):
 
 
 class ChatCompletionRequest(GenerationOptions):
-    needs = {**GenerationOptions.needs, "top_logprobs": "logprobs"}
+    needs: ClassVar[dict[str, str]] = {**GenerationOptions.needs, "top_logprobs": "logprobs"}
 
     messages: Annotated[list[ChatMessage], BeforeValidator(few_parts)] = Field(
         min_length=1, max_length=MAX_MESSAGES, fail_fast=True
     )
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    reasoning_effort: Effort | None = Field(None, description="told to the chat template")
+
+    @property
+    def told_to_template(self) -> dict[str, Any]:
+        """As vLLM does: Qwen3's template goes by `enable_thinking`, others by the effort itself."""
+        effort = self.reasoning_effort
+        return {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort else {}
 
     @property
     def wanted_logprobs(self) -> int | None:

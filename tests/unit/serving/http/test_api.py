@@ -93,6 +93,16 @@ def test_options_reach_the_engine(client: openai.OpenAI, engine: ScriptedEngine)
     assert not request.record
 
 
+def test_the_chat_template_is_told_how_much_to_reason(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    thinks = "{% if enable_thinking is undefined %}hello{% elif enable_thinking %}there{% else %}be{% endif %}"
+    engine.tokenizer.chat_template = "user: {{ reasoning_effort }} " + thinks
+    for effort in ({}, {"reasoning_effort": "none"}, {"reasoning_effort": "low"}):
+        client.chat.completions.create(model="tiny-chat", messages=USER, **effort)
+    assert [WORDS[request.prompt_ids[-1]] for request in engine.requests] == ["hello", "be", "there"]
+    with pytest.raises(openai.BadRequestError, match="reasoning_effort"):
+        client.chat.completions.create(model="tiny-chat", messages=USER, reasoning_effort="very")
+
+
 def test_a_request_that_is_not_stored_has_no_domain_of_its_own(url: str, engine: ScriptedEngine) -> None:
     body = {"model": "tiny-chat", "prompt": "hello", "store": False, "metadata": {"domain": "sql"}}
     assert httpx.post(f"{url}/v1/completions", json=body, headers={"X-Hotdraft-Domain": "sql"}).status_code == 200

@@ -155,9 +155,12 @@ class _Follower:
         """By what the last job learned from: it may be less than what has come by now."""
         self._learned = self._records.last_job()
         self._trigger = DistillTrigger(
-            self._config, self._buffer, self._learned,
-            held_out=self._brought, target_id=weights_id(self._config.target),
-        )  # fmt: skip
+            self._config,
+            self._buffer,
+            self._learned,
+            held_out=self._brought,
+            target_id=weights_id(self._config.target),
+        )
 
     def _reset(self, taken: Decision, *, new_draft: bool) -> None:
         self._learned = self._records.last_job()

@@ -47,9 +47,10 @@ def build(temporary: pytest.TempPathFactory, **environment: str) -> Path:
 def install(wheel: Path, temporary: pytest.TempPathFactory) -> Path:
     """Python of a new environment with the wheel; what it depends on is borrowed from this one."""
     folder = temporary.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", python]
+    subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", wheel], check=True)
     [site] = folder.glob("lib/python*/site-packages")
     [borrowed] = {path for path in sys.path if path.endswith("site-packages") and (Path(path) / "torch").is_dir()}
     (site / "borrowed.pth").write_text(f"{borrowed}\n")

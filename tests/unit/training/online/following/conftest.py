@@ -1,5 +1,6 @@
 """A trainer that looks often, and jobs that end as a test says."""
 
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,8 @@ from hotdraft.training.online import follow as follow_module
 
 
 @pytest.fixture
-def config(tmp_path):
+def config(tmp_path, empty_mlflow_db):
+    shutil.copy(empty_mlflow_db, tmp_path)
     return HotdraftConfig(
         target="t",
         draft="d",

@@ -1,6 +1,7 @@
 """The loop in vLLM's front end begins with all workers or not at all."""
 
 import asyncio
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -54,7 +55,8 @@ class Client:
 
 
 @pytest.fixture
-def loop_of(tmp_path: Path, tiny_draft: str) -> Callable[..., LoopBesideVllm]:
+def loop_of(tmp_path: Path, tiny_draft: str, empty_mlflow_db: Path) -> Callable[..., LoopBesideVllm]:
+    shutil.copy(empty_mlflow_db, tmp_path)
     return partial(a_loop, tmp_path, tiny_draft)
 
 

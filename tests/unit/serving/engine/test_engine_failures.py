@@ -108,9 +108,10 @@ def test_no_number_of_odd_requests_ends_the_engine(config: HotdraftConfig, tiny_
     engine.stop()
 
 
-def test_an_engine_that_works_no_more_ends_and_says_why(config: HotdraftConfig) -> None:
+@pytest.mark.parametrize("part", ["prefill", "round"])
+def test_an_engine_that_works_no_more_ends_and_says_why(config: HotdraftConfig, part: str) -> None:
     engine = build_engine(config, None)
-    engine.decoder.round = failing(engine.decoder.round, set(range(100)))  # type: ignore[method-assign]
+    setattr(engine.decoder, part, failing(getattr(engine.decoder, part), set(range(100))))
     engine.start()
     for n in range(MAX_FAILED_STEPS):
         assert ask(engine, request(f"r{n}")).wait().finish_reason == "error"

@@ -17,17 +17,20 @@ from hotdraft.serving.decoding.rounds import RoundSeconds
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.messages.events import RoundStats
+from hotdraft.serving.proposers.plan import ProposalPlan
 from tests.unit.serving.clients import ask, greedy, request
 
 
 class Ks:
-    """A listener that notes every k, and what became of second choices."""
+    """A listener that notes every round and k, and what became of second choices."""
 
     def __init__(self) -> None:
+        self.rounds: list[RoundStats] = []
         self.seen: set[int] = set()
         self.read = self.came = 0
 
     def on_round(self, stats: RoundStats) -> None:
+        self.rounds.append(stats)
         self.seen.add(stats.k)
         self.read += stats.alternatives
         self.came += stats.accepted_alternatives
@@ -138,6 +141,23 @@ def test_a_row_that_is_drafted_alone_never_waits_in_a_rest(config: HotdraftConfi
     assert choice.choose([others], [()], setting).drafted == [0]
     assert choice.choose([alone], [()], setting).drafted[0] > 0
     engine.stop()
+
+
+def test_a_round_of_rows_that_draft_unlike_numbers_is_told_as_it_was(
+    config: HotdraftConfig, tiny_target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a draft that is its target, so that all is accepted."""
+    engine = build_engine(config.model_copy(update={"draft": tiny_target}), None)  # the test takes the steps
+    uneven = ProposalPlan([()] * 3, [2, 0, 1])
+    monkeypatch.setattr(engine.k_choice, "caught_up", lambda plan: uneven)
+    engine.listeners.append(heard := Ks())
+    for n in range(3):
+        ask(engine, request(f"r{n}", max_tokens=20))
+    engine.step()
+    engine.stop()
+    [stats] = heard.rounds
+    assert (stats.k, stats.drafts, stats.proposed_tokens, stats.accepted_tokens) == (2, 2, 3, 3)
+    assert (stats.accepted_per_position, stats.new_tokens) == ((2, 1), 6)
 
 
 def test_where_nothing_pays_it_is_not_asked_in_every_round(config: HotdraftConfig, tiny_target: str) -> None:

@@ -132,9 +132,9 @@ def test_what_ends_by_a_stop_string_is_recorded_once_its_row_has_given_its_state
     tell(outputs, one, "xyzzy")
     tell(outputs, one, "its row goes on")
     assert diary.heard == ["a told: 'x' stop"]
-    row_ends(outputs, one)
-    outputs.finish(one, "error")
-    assert diary.heard == ["a told: 'x' stop", "a recorded: 3 tokens"]
+    for ended in (row_ends, dropped):
+        ended(outputs, one)
+        assert diary.heard == ["a told: 'x' stop", "a recorded: 3 tokens"]
 
 
 class Slow(queue.SimpleQueue):

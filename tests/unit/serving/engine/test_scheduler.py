@@ -3,6 +3,7 @@
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -143,6 +144,23 @@ def test_a_cancelled_prompt_under_way_leaves_its_row_clean(scheduler: Scheduler,
     assert len(scheduler.drop({"0", "1"})) == 2
     assert rows.prompts[0] is None
     assert scheduler.is_idle
+
+
+def test_prompts_that_cannot_be_read_together_leave_clean_rows_and_are_read_alone(
+    scheduler: Scheduler, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait(scheduler, 2)
+    scheduler.read_prompts()
+    rows.graphed["target"] = object()
+    wait(scheduler, 3, 2, first=1)
+    monkeypatch.setattr(rows, "prefill_together", Mock(side_effect=MemoryError))
+    with pytest.raises(MemoryError):
+        scheduler.read_prompts()
+    scheduler.separate()
+    assert rows.prompts == [(1, 1), None, None], "nothing of what failed is reused"
+    scheduler.read_prompts()
+    assert in_rows(scheduler, rows) == [0, 1, 2]
+    assert rows.forwards == [[0], [1], [2]]
 
 
 def test_after_a_failed_round_the_prompt_under_way_is_in_the_first_row(scheduler: Scheduler, rows: Rows) -> None:

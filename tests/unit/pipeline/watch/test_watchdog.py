@@ -152,6 +152,12 @@ def test_one_client_alone_undoes_nothing_and_hides_nothing():
     assert verdict([*victims, hard], bad).fall is not None, "it sends nothing any more"
 
 
+def test_of_many_clients_those_of_most_requests_are_each_tried_without():
+    sent = {client: 1 + 37 * client % 101 for client in range(100)}
+    sides = [summed(served("d", 0.5, count, client=f"c{c:02}") for c, count in sent.items()) for _ in range(2)]
+    assert Samples.of(*sides).largest_clients().tolist() == sorted(sent, key=lambda c: -sent[c])[:64]
+
+
 def test_a_flood_does_not_use_up_the_looks_before_others_have_been_heard():
     before = [served("d", 0.5, 20, client="v"), served("d", 0.5, 60, client="flood")]
     flood = served("d", 0.5, 300, client="flood", seed=1)

@@ -1,8 +1,14 @@
 """Servers that try one version together, by what they tell each other in the registry."""
 
+from contextlib import nullcontext
+from unittest.mock import Mock
+
 import pytest
 
 from hotdraft.pipeline.store.adapter_version import CHAMPION
+from hotdraft.pipeline.store.connection import exclusive
+from hotdraft.pipeline.store.lock import StoreLockError
+from hotdraft.pipeline.watch import trial
 from hotdraft.serving.messages.events import SwapEvent
 from hotdraft.serving.updates.acceptance_watch import MAX_ENTRIES
 from tests.unit.serving.updates.watching.servers import promote, watch_tags
@@ -69,6 +75,57 @@ def test_looks_are_the_planned_ones_however_many_servers_look(server, registry, 
             other.watch.turn()
         done.append(watch_tags(client, 2)["watch/state"].split('"looks": ')[1][0])
     assert done == ["0", "1", "2", "2", "3", "3"]
+
+
+def test_who_waited_for_the_lock_goes_by_what_others_told_meanwhile(server, registry, client, monkeypatch):
+    one, two = server("one"), server("two")
+    for each in (one, two):
+        each.serve(0.5, 30)
+    promote(registry, 2, one, two)
+    one.serve(0.5, 12)
+
+    def after_the_other(*lock):
+        monkeypatch.undo()
+        two.serve(0.5, 20)
+        two.watch.turn()
+        return exclusive(*lock)
+
+    monkeypatch.setattr(trial, "exclusive", after_the_other)
+    one.watch.turn()
+    assert '"looks": 3' in watch_tags(client, 2)["watch/state"]
+
+
+def test_who_lost_the_lock_changes_nothing_and_who_finds_nothing_new_asks_for_none(
+    server, registry, client, monkeypatch
+):
+    one = server("one")
+    one.serve(0.6, 30)
+    lost = Mock(side_effect=StoreLockError("somebody else's"))
+    with monkeypatch.context() as patched:
+        patched.setattr(trial, "exclusive", lambda *_: nullcontext(lost))
+        with pytest.raises(StoreLockError):
+            promote(registry, 2, one)
+        assert watch_tags(client, 2) == {}
+    one.watch.turn()
+    opened = watch_tags(client, 2)["watch/state"]
+    monkeypatch.setattr(trial, "exclusive", lambda *_: nullcontext(lost))
+    one.serve(0.6, 9)
+    one.watch.turn()
+    one.serve(0.6, 1)
+    with pytest.raises(StoreLockError):
+        one.watch.turn()
+    assert watch_tags(client, 2)["watch/state"] == opened
+
+
+def test_a_trial_does_not_wait_forever_for_requests_like_those_before(server, registry, client):
+    one = server("one")
+    one.serve(0.6, 30)
+    promote(registry, 2, one)
+    for requests, is_over in ((20 * 60, "false"), (1, "true")):
+        one.serve(0.1, requests, domain="another")
+        one.watch.turn()
+        assert f'"over": {is_over}' in watch_tags(client, 2)["watch/state"]
+    assert registry.champion() == 2
 
 
 def test_a_server_that_starts_meanwhile_takes_part_in_the_trial(one, server, registry):

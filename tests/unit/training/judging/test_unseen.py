@@ -49,6 +49,15 @@ def test_what_was_asked_before_is_left_out_and_what_only_resembles_it_is_not(req
     assert [sample.request_id for sample in unlike(samples, known)] == expected
 
 
+@pytest.mark.parametrize(("changed", "kept"), [((10, 20), False), ((10, 20, 30), True)])
+def test_texts_are_nearly_the_same_by_the_runs_of_tokens_that_they_share(request_of, changed, kept):
+    """Each of three changed tokens of 40 is in three of 38 runs: 29 of the 47 that either has are of both."""
+    prompt, answer = ids(0), ids(100)
+    prompt[[changed]] = answer[[changed]] = 1001
+    sample = request_of("new", prompt, answer)
+    assert bool(unlike([sample], [(ids(0), ids(100))])) == kept
+
+
 def test_a_family_of_requests_counts_once_and_by_its_newest(request_of):
     family = [request_of(f"f{index}", np.append(ids(0), index).astype(np.int32), ids(100)) for index in range(20)]
     other = request_of("other", ids(300), ids(400))

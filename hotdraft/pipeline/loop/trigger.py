@@ -66,7 +66,7 @@ class DistillTrigger:
         self._trigger = config.distill.trigger
         self._window, self._max_steps = config.distill.window_requests, config.distill.max_steps
         self._held_out_fraction = config.replay.held_out_fraction
-        self._held_out_needed = max(0, config.gate.min_requests - held_out)
+        self._held_out_needed = config.gate.min_requests - held_out
         self._target_id = target_id
         self._buffer = buffer
         self._told = last_job
@@ -237,7 +237,7 @@ class DistillTrigger:
         """bool [R]: which of `prompts` are for the gate, which are noted as far as it needs them."""
         for_gate = held_out(prompts, self._held_out_fraction)
         for prompt in prompts[for_gate].tolist():
-            if len(self._held_out) == self._held_out_needed:
+            if len(self._held_out) >= self._held_out_needed:
                 break
             self._held_out.add(prompt)
         return for_gate

@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from hotdraft.pipeline.loop.job_record import Burst, LastJob
 from hotdraft.pipeline.loop.trigger import Decision, DistillTrigger
+from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.replay.sample import GUESSED
 from tests.unit.pipeline.loop.recorded import changed, samples
 
@@ -99,13 +101,37 @@ def test_bursts_follow_one_another_each_longer_until_one_has_no_hope(config, buf
     assert DistillTrigger(settings, buffer, refused).decide() == trigger.decide()
 
 
+@pytest.mark.parametrize("promoted", [True, False])
+def test_a_series_goes_on_though_what_it_began_with_is_deleted_or_acceptance_stays_low(config, buffer, promoted):
+    settings, trigger = fallen(config, buffer)
+    first = trigger.decide()
+    trigger.reset(first, new_draft=promoted)
+    buffer.append(samples(50, 15, rejected=7))
+    second = trigger.decide()
+    assert second.burst == Burst(14, 35)
+    told = LastJob("r49", 0.0, promoted=promoted, burst=first.burst)
+    assert DistillTrigger(settings, buffer, told).decide() == second
+    left = ReplayBuffer(f"{settings.replay_url}/left")
+    left.append(samples(49, 16, rejected=7))
+    assert DistillTrigger(settings, left, told).decide().burst == second.burst
+
+
+def test_a_burst_that_follows_asks_for_no_more_than_a_job_that_follows_none(config, buffer):
+    settings, _ = fallen(config, buffer)
+    short = changed(settings, min_new_requests=4)
+    told = LastJob("r49", 0.0, promoted=True, burst=Burst(7, 20))
+    reason = DistillTrigger(short, buffer, told).decide().reason
+    assert reason == "waiting: 0 of 4 new requests, 0 of 100 newly missed tokens"
+
+
 def test_what_would_be_as_long_as_any_job_is_one(config, buffer):
     settings = changed(config, drift=0.2, drift_requests=10, min_new_rejected=10)
-    nearly = settings.distill.max_steps - settings.distill.trigger.drift_steps
-    last = LastJob("r49", 0.0, promoted=True, burst=Burst(nearly, 20))
+    half = settings.distill.max_steps // 2
     buffer.append([*samples(0, 30, rejected=2), *samples(30, 35, rejected=6)])
-    whole = DistillTrigger(settings, buffer, last).decide()
-    assert (whole.due, whole.burst) == (True, None)
+    for steps, burst in ((half - 1, Burst(2 * half - 2, 35)), (half, None), (half + 1, None)):
+        last = LastJob("r49", 0.0, promoted=True, burst=Burst(steps, 20))
+        found = DistillTrigger(settings, buffer, last).decide()
+        assert (found.due, found.burst) == (True, burst)
 
 
 def test_a_fall_while_another_is_followed_begins_anew(config, buffer):

@@ -106,6 +106,23 @@ def test_counting_starts_anew_after_a_job_and_after_a_restart(config, buffer):
     assert unknown.decide().new_requests == trained_on(0, 230)
 
 
+def test_what_the_last_job_knew_is_not_new_though_it_is_found_late(config, buffer):
+    buffer.append(samples(0, 10))
+    trigger = DistillTrigger(config, buffer, LastJob("r19", 0.0, promoted=True))
+    assert trigger.decide().new_requests == trained_on(0, 10)
+    buffer.append(samples(10, 20))
+    assert trigger.decide().new_requests == trained_on(20, 30)
+
+
+def test_what_was_counted_is_read_again_only_once_some_of_it_is_deleted(config, buffer, monkeypatch):
+    buffer.append(samples(0, 10))
+    trigger = DistillTrigger(config, buffer)
+    monkeypatch.setattr(buffer, "rows", None)
+    assert trigger.decide() == trigger.decide()
+    buffer.append(samples(10, 10))
+    assert trigger.decide().new_requests == trained_on(0, 20)
+
+
 def test_no_job_without_held_out_requests_for_the_gate(config, buffer):
     few = config.model_copy(update={"gate": config.gate.model_copy(update={"min_requests": 12})})
     buffer.append(samples(0, 40))

@@ -62,6 +62,14 @@ def test_domains_that_clients_make_up_share_one_sample():
     assert Counter(reservoir["domain"].to_pylist())["real"] == 16
 
 
+def test_of_domains_that_are_as_large_those_held_already_keep_their_own_sample():
+    held = pa.concat_tables([shard(0, 4, f"held{number}-") for number in range(MAX_DOMAINS)])
+    arrived = pa.concat_tables([shard(0, 4, f"new{number}-") for number in range(50)])
+    left = take_in(held, arrived, 4)
+    assert left[: len(held)] == held
+    assert len(left) == len(held) + 4
+
+
 def test_the_whole_is_bounded_and_every_domain_gives_up_alike():
     arrived = pa.concat_tables([shard(0, 50, name) for name in "abcd"])
     reservoir = take_in(EMPTY, arrived, 16, max_requests=20)

@@ -165,13 +165,17 @@ def _refuse(*_: object) -> None:
 
 def test_the_quarantine_is_inside_the_bound(tmp_path):
     buffer = ReplayBuffer(str(tmp_path), max_bytes=320_000)
-    for number in range(40):
-        (tmp_path / f"shard-{number:020d}-cafe1234.parquet").write_bytes(os.urandom(1000))
+    names = [f"shard-{number:020d}-cafe1234.parquet" for number in range(40)]
+    for number, name in enumerate(names):
+        (tmp_path / name).write_bytes(os.urandom(1000))
         buffer.append([make_sample(str(number))])
         buffer.rows()
-    kept = [path.stat().st_size for path in (tmp_path / "quarantine").iterdir()]
-    assert 0 < sum(kept) <= 11_000
+    kept = sorted(path.name.split("-", 1)[1] for path in (tmp_path / "quarantine").iterdir())
+    assert kept == names[-11:], "a share of the bound, and what came since"
     assert len(request_ids(buffer)) > 30
+    for number in range(40, 80):
+        buffer.append([make_sample(str(number), length=40)])
+    assert 300_000 < sum(path.stat().st_size for path in tmp_path.rglob("*.parquet")) <= 320_000
 
 
 def test_what_was_set_aside_and_cannot_be_deleted_keeps_no_shard_from_retention(tmp_path, monkeypatch, caplog):

@@ -4,7 +4,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.replay.reservoir import MAX_DOMAINS, kept
+from tests.unit.pipeline.replay.test_replay import make_sample, request_ids
 
 EMPTY = pa.table({"request_id": pa.array([], pa.string()), "domain": pa.array([], pa.string())})
 
@@ -68,6 +70,16 @@ def test_of_domains_that_are_as_large_those_held_already_keep_their_own_sample()
     left = take_in(held, arrived, 4)
     assert left[: len(held)] == held
     assert len(left) == len(held) + 4
+
+
+def test_it_is_written_anew_only_for_what_it_takes(tmp_path):
+    buffer = ReplayBuffer(str(tmp_path), max_age_seconds=1e-9, reservoir_requests=1)
+    held = {}
+    for number in range(30):
+        buffer.append([make_sample(f"r{number}")])
+        for name in tmp_path.glob("reservoir-*"):
+            held[name] = request_ids(buffer)[0]
+    assert 1 < len(held) == len(set(held.values())) < 10
 
 
 def test_the_whole_is_bounded_and_every_domain_gives_up_alike():

@@ -4,6 +4,8 @@ from contextlib import nullcontext
 from unittest.mock import Mock
 
 import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, TEMPORARILY_UNAVAILABLE
 
 from hotdraft.pipeline.store.adapter_version import CHAMPION
 from hotdraft.pipeline.store.connection import exclusive
@@ -181,6 +183,16 @@ def test_a_version_that_was_deleted_ends_its_trial(one, registry, client):
     one.serve(0.2, 20)
     one.watch.turn()
     assert registry.champion() == 0
+
+
+def test_what_is_gone_need_not_be_taken_back_but_what_a_store_that_is_away_may_hold(config, monkeypatch):
+    trials, fails = trial.Trials(config, "one"), Mock()
+    monkeypatch.setattr(trials._client, "delete_model_version_tag", fails)
+    fails.side_effect = MlflowException("no such version", RESOURCE_DOES_NOT_EXIST)
+    trials.leave(2)
+    fails.side_effect = MlflowException("away", TEMPORARILY_UNAVAILABLE)
+    with pytest.raises(MlflowException, match="away"):
+        trials.leave(2)
 
 
 def test_no_client_stands_in_the_registry(server, registry, client):

@@ -84,6 +84,18 @@ def test_shards_from_before_salts_and_models_were_recorded_say_that_there_was_no
     assert buffer.rows()["target_id"] == ["", "a"]
 
 
+def test_shards_of_which_a_later_release_says_more_in_the_index_are_read_beside_ours(tmp_path, monkeypatch):
+    with monkeypatch.context() as later:
+        more = INDEX.append(pa.field("more", pa.int32()))
+        later.setattr("hotdraft.pipeline.replay.shard_writer.INDEX", more)
+        says_more = lambda table: index_of(table).append_column(more.field("more"), pa.array([1], pa.int32()))  # noqa: E731
+        later.setattr("hotdraft.pipeline.replay.buffer.index_of", says_more)
+        ReplayBuffer(str(tmp_path)).append([make_sample("later")])
+    buffer = ReplayBuffer(str(tmp_path))
+    buffer.append([make_sample("ours")])
+    assert buffer.rows()["request_id"] == ["later", "ours"]
+
+
 def test_round_trip_keeps_values_types_and_shapes(tmp_path):
     buffer = ReplayBuffer(str(tmp_path))
     written = [make_sample("a"), make_sample("b", length=3)]

@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,6 +32,10 @@ logger = logging.getLogger(__name__)
 
 JOB_TAG = "hotdraft.job"
 """Of a run: the job that made it."""
+MODEL_TAG = "hotdraft.registered_model"
+"""Likewise: whose versions it makes."""
+BESIDE_SECONDS = 3600
+"""For which a run that has no end is taken for one under way: one of a folder that is given up never ends."""
 
 
 def begin(context: JobContext, recorded: Recorded, burst: Burst | None) -> None:
@@ -48,6 +53,7 @@ def begin(context: JobContext, recorded: Recorded, burst: Burst | None) -> None:
         except OSError as error:
             logger.warning("what job %s left could not be deleted: %s", folder.name, error)
     job.note(replace(work, attempts=work.attempts + 1), standing_run(context, work.id))
+    _tell_of_others(client, config, job.run_id)
     rows = recorded.data.train_rows
     logger.info(
         "job %s: %d requests to learn from, %d of them brought by the draft, %d to be judged by, "
@@ -88,8 +94,9 @@ def standing_run(context: JobContext, work_id: str) -> str:
 
 def _open_run(client: MlflowClient, config: HotdraftConfig, job_id: str) -> str:
     experiment = experiment_id(client, config, config.tracking.training_experiment)
+    tags = {JOB_TAG: job_id, MODEL_TAG: config.tracking.registered_model}
     return _run_of(client, config, job_id) or create_run(
-        client, experiment, f"distill-{job_id}", "hotdraft distill", {JOB_TAG: job_id}
+        client, experiment, f"distill-{job_id}", "hotdraft distill", tags
     )
 
 
@@ -99,6 +106,20 @@ def _run_of(client: MlflowClient, config: HotdraftConfig, job_id: str) -> str | 
     query = f"tags.`{JOB_TAG}` = '{job_id}' and attributes.status = 'RUNNING'"
     found = client.search_runs([experiment], query, max_results=1)
     return found[0].info.run_id if found else None
+
+
+def _tell_of_others(client: MlflowClient, config: HotdraftConfig, run_id: str | None) -> None:
+    experiment = experiment_id(client, config, config.tracking.training_experiment)
+    since = int(1000 * (time.time() - BESIDE_SECONDS))
+    query = f"attributes.status = 'RUNNING' and attributes.start_time > {since}"
+    same = f"tags.`{MODEL_TAG}` = '{config.tracking.registered_model}'"
+    for run in client.search_runs([experiment], f"{query} and {same}"):
+        if run.info.run_id != run_id:
+            logger.warning(
+                "job %s of another run folder makes versions of %s as well: one trainer is enough, "
+                "two learn the same and promote in turn",
+                run.data.tags.get(JOB_TAG), config.tracking.registered_model,
+            )  # fmt: skip
 
 
 def end_run(client: MlflowClient, run_id: str) -> None:

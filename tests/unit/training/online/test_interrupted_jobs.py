@@ -58,6 +58,30 @@ def test_a_stopped_job_is_finished_by_the_next_and_not_begun_again(config, buffe
     assert stopped.started_at < stopped.ended_at < finished.started_at < finished.ended_at
 
 
+def test_two_trainers_of_one_registry_are_told_of_each_other(config, buffer, tmp_path, caplog):
+    def begin(config):
+        with pytest.raises(JobInterruptedError):
+            run_job(config, buffer=buffer, registry=AdapterRegistry(config), stop=StopAfter(6))
+        open_client(config).update_run(left(config).run_id, status="RUNNING")  # as it is in another process
+        return left(config).work.id
+
+    def told():
+        return [record.message for record in caplog.records if "one trainer is enough" in record.message]
+
+    first = begin(config)
+    begin(config)
+    assert not told(), "a job that is gone on with is no other"
+    shared = config.tracking.model_copy(update={"uri": config.tracking_uri})
+    for folder, tracking in (
+        ("another pair's", shared.model_copy(update={"registered_model": "another"})),
+        ("another", shared),
+    ):
+        assert not told()
+        begin(config.model_copy(update={"run_dir": tmp_path / folder, "tracking": tracking}))
+    [said] = told()
+    assert first in said
+
+
 @pytest.mark.parametrize("hears", [stopped_by_signals, nullcontext], ids=["its command hears", "nobody else hears"])
 def test_a_job_keeps_its_steps_whenever_the_signal_comes(config, buffer, monkeypatch, hears):
     """Also between the look for it at a step's end and the next step."""

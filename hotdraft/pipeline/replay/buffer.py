@@ -261,11 +261,14 @@ class ReplayBuffer:
         else:
             self._folder.note_success("its folder")
 
-    def _rows_of(self, places: Sequence[tuple[Shard, int, int]]) -> ReplayRows:
+    def _rows_of(self, ranges: Sequence[tuple[Shard, int, int]]) -> ReplayRows:
+        places = []
         tables = [INDEX.empty_table()]
-        tables += [shard.index.slice(start, end - start) for shard, start, end in places if shard.index is not None]
-        at = [Place(shard, start, end - start) for shard, start, end in places]
-        return ReplayRows(self, pa.concat_tables(tables), at)
+        for shard, start, end in ranges:
+            assert shard.index is not None
+            places.append(Place(shard, start, end - start))
+            tables.append(shard.index.slice(start, end - start))
+        return ReplayRows(self, pa.concat_tables(tables), places)
 
     def _counted(self, *, keep_index: bool = True) -> list[tuple[Shard, int, int]]:
         """The shards with the ranges of their rows that count; the reservoir first, then the oldest."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from mlflow import MlflowClient
+from mlflow.entities import Run
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.job_record import Burst, JobWork
@@ -102,24 +103,26 @@ def _open_run(client: MlflowClient, config: HotdraftConfig, job_id: str) -> str:
 
 def _run_of(client: MlflowClient, config: HotdraftConfig, job_id: str) -> str | None:
     """The run of a job that is under way as far as MLflow knows."""
-    experiment = experiment_id(client, config, config.tracking.training_experiment)
-    query = f"tags.`{JOB_TAG}` = '{job_id}' and attributes.status = 'RUNNING'"
-    found = client.search_runs([experiment], query, max_results=1)
+    found = _running(client, config, f"tags.`{JOB_TAG}` = '{job_id}'")
     return found[0].info.run_id if found else None
 
 
-def _tell_of_others(client: MlflowClient, config: HotdraftConfig, run_id: str | None) -> None:
-    experiment = experiment_id(client, config, config.tracking.training_experiment)
+def _tell_of_others(client: MlflowClient, config: HotdraftConfig, run_id: str) -> None:
     since = int(1000 * (time.time() - BESIDE_SECONDS))
-    query = f"attributes.status = 'RUNNING' and attributes.start_time > {since}"
-    same = f"tags.`{MODEL_TAG}` = '{config.tracking.registered_model}'"
-    for run in client.search_runs([experiment], f"{query} and {same}"):
+    model = config.tracking.registered_model
+    for run in _running(client, config, f"attributes.start_time > {since} and tags.`{MODEL_TAG}` = '{model}'"):
         if run.info.run_id != run_id:
             logger.warning(
                 "job %s of another run folder makes versions of %s as well: one trainer is enough, "
                 "two learn the same and promote in turn",
-                run.data.tags.get(JOB_TAG), config.tracking.registered_model,
+                run.data.tags.get(JOB_TAG), model,
             )  # fmt: skip
+
+
+def _running(client: MlflowClient, config: HotdraftConfig, condition: str) -> list[Run]:
+    """Runs of jobs that have no end and meet `condition`."""
+    experiment = experiment_id(client, config, config.tracking.training_experiment)
+    return client.search_runs([experiment], f"attributes.status = 'RUNNING' and {condition}")
 
 
 def end_run(client: MlflowClient, run_id: str) -> None:

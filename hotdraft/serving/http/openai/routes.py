@@ -87,12 +87,14 @@ def _submit(engine: Engine, requests: list[GenerationRequest], client: Request, 
 
 async def _answer(body: GenerationOptions, stream: TokenStream, builder: ResponseBuilder) -> Response:
     if body.stream:
-        asked = {"include_usage": body.include_usage, "continuous_usage": body.continuous_usage}
-        return StreamingResponse(
-            sse_events(stream, builder, n=body.choices, **asked),
-            media_type="text/event-stream",
-            headers=_STREAM_HEADERS,
+        events = sse_events(
+            stream,
+            builder,
+            n=body.choices,
+            include_usage=body.include_usage,
+            continuous_usage=body.continuous_usage,
         )
+        return StreamingResponse(events, media_type="text/event-stream", headers=_STREAM_HEADERS)
     completion = await whole_completion(stream, builder, n=body.choices)
     return Response(completion, media_type="application/json")
 

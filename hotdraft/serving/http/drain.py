@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import select
 import socket
 import threading
 import time
@@ -20,6 +21,10 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.05
 SETTLE_SECONDS = 0.2
 """For connections that the kernel has taken and we have not: closing the door on them would cut them off."""
+SETTLE_TURNS = 100
+"""Of the event loop, at most, until it has taken the last of them: a crowd that comes back at once has no last."""
+TURNS_TO_LET_IN = 3
+"""That asyncio takes to accept a connection, to set it up, and to tell its protocol."""
 LAST_WORDS_SECONDS = 5
 """For answers on their way to slow clients."""
 KEEP_ALIVE_SECONDS = 75
@@ -79,7 +84,19 @@ class DrainingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._listen(0)  # who comes now is refused once the door is closed
         await asyncio.sleep(SETTLE_SECONDS)
+        await self._let_in()
         await super().shutdown(sockets)
+
+    async def _let_in(self) -> None:
+        """Who has come to the door: closing it drops those that asyncio has accepted and not yet set up, too."""
+        listeners = [listener for server in self.servers for listener in server.sockets]
+        quiet_turns = 0
+        for _ in range(SETTLE_TURNS):
+            comes_someone = bool(select.select(listeners, [], [], 0)[0])
+            quiet_turns = 0 if comes_someone else quiet_turns + 1
+            if quiet_turns == TURNS_TO_LET_IN:
+                break
+            await asyncio.sleep(0)
 
     def _listen(self, backlog: int) -> None:
         for server in self.servers:

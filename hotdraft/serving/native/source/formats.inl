@@ -1,14 +1,7 @@
 // The formats of weights: how inputs are brought to what they are multiplied with, and the innermost loops of a tile.
 
-// How weights are asked for.
-#if defined(HD_BF16) && !defined(HD_AMX)
-constexpr int LOCALITY = 0;  // as what is read but once, which AMD's, as these are, bring sooner
-#else
-constexpr int LOCALITY = 2;  // into the second level's cache: the first of some has few places to wait in
-#endif
-
 // Memory that is asked for while a tile is computed. `at` says where it lies for a vector of the panels, some vectors
-// beyond which `ask` goes.
+// beyond which `ask` goes. Into the second level's cache: the first of most has few places, to wait in or to keep it.
 struct Asking {
     const char *lines;
     int64_t stride;
@@ -16,7 +9,12 @@ struct Asking {
 
     const char *at(int64_t vector) const { return lines + vector * VECTOR; }
     void ask(const char *from) const {
-        for (int line = 0; line < count; ++line) __builtin_prefetch(from + line * stride, 0, LOCALITY);
+        for (int line = 0; line < count; ++line)
+#if defined(HD_BF16) && !defined(HD_AMX)
+            if (INTO_FIRST_CACHE) __builtin_prefetch(from + line * stride, 0, 0);
+            else
+#endif
+                __builtin_prefetch(from + line * stride, 0, 2);
     }
 };
 

@@ -32,3 +32,6 @@ struct Instructions {
 };
 
 extern const Instructions AMX, AVX512_BF16, AVX512, AVX2;
+
+// Whether weights are asked for straight into the first level's cache: a Zen 5 has them sooner so, a Zen 4 later.
+extern const bool INTO_FIRST_CACHE;

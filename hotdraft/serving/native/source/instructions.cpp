@@ -26,7 +26,15 @@ bool has_amx() {
     unsigned eax, ebx, ecx, edx;
     return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & ALL) == ALL && may_use_tiles();
 }
+
+bool is_zen5_or_later() {
+    constexpr unsigned ZEN5 = 26;  // a family that Intel has none of
+    unsigned eax, ebx, ecx, edx;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (eax >> 8 & 15) + (eax >> 20 & 255) >= ZEN5;
+}
 }  // namespace
+
+const bool INTO_FIRST_CACHE = is_zen5_or_later();
 
 const Instructions *find_instructions(const char *wanted) {
     __builtin_cpu_init();

@@ -69,8 +69,13 @@ class DistillTrigger:
         self._held_out_needed = config.gate.min_requests - held_out
         self._target_id = target_id
         self._buffer = buffer
-        self._told = last_job
         self._clock = clock
+        self._start(last_job)
+        self._read()
+
+    def _start(self, last_job: LastJob | None) -> None:
+        self._told = last_job
+        """Until its newest request is found."""
         self._last_job = None if last_job is None else last_job.ended_at
         self._first_request: float | None = None
         self._known: set[str] = set()
@@ -89,7 +94,6 @@ class DistillTrigger:
         """Whether no job was for that yet."""
         self._recent = RecentRate(self._trigger.drift_requests)
         self._before = RecentRate(LONG_TERM * self._trigger.drift_requests)
-        self._read()
 
     def decide(self) -> Decision:
         """Read what is new in the buffer and say whether a job is due."""
@@ -123,6 +127,7 @@ class DistillTrigger:
         self._refused = refused_in_a_row
         self._follow_up(None if refused_in_a_row else taken.burst)
         self._last_job = self._clock()
+        self._told = None
         if new_draft:
             self._before.clear()
 
@@ -205,16 +210,20 @@ class DistillTrigger:
         self._last_job = self._last_job and min(self._last_job, now)
         self._first_request = self._first_request and min(self._first_request, now)
         news, there = self._buffer.news(self._known)
+        told = -1 if self._told is None else pc.index(news["request_id"], self._told.request).as_py()
+        if told >= 0 and self._known:  # could not be read at first: what came behind it was counted
+            self._start(self._told)
+            return self._read()
         if not self._known <= there:  # retention deleted some, and what is left of them is the reservoir's
             rows = self._buffer.rows()
             self._held_out.clear()
             self._hold_out(rows.column("prompt_hash")[rows.may_be_of(self._target_id)])
         self._known = there
-        told = -1 if self._told is None else pc.index(news["request_id"], self._told.request).as_py()
         if self._told is not None and told >= 0:
             self._count(news[: told + 1])
             self._new_requests = self._new_missed = self._others = 0  # what came up to here is not new
             self._take_up(self._told)
+            self._told = None
         self._count(news[told + 1 :])
 
     def _count(self, news: pa.Table) -> None:

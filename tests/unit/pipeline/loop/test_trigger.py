@@ -114,6 +114,24 @@ def test_what_the_last_job_knew_is_not_new_though_it_is_found_late(config, buffe
     assert trigger.decide().new_requests == trained_on(20, 30)
 
 
+def test_what_came_is_new_though_what_the_last_job_knew_can_be_read_only_later(config, buffer, monkeypatch):
+    buffer.append(samples(0, 10))
+    at_first_away = buffer.append(samples(10, 10))
+    buffer.append(samples(20, 20))
+    reader = buffer._folder.reader
+
+    def away(start: int, end: int) -> bytes:
+        raise OSError("try again")
+
+    last = LastJob("r19", 0.0, promoted=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(buffer._folder, "reader", lambda name: away if name == at_first_away else reader(name))
+        trigger, since = (DistillTrigger(config, buffer, last) for _ in range(2))
+        since.reset(since.decide(), new_draft=False)
+    assert trigger.decide().new_requests == trained_on(20, 40)
+    assert since.decide().new_requests == trained_on(10, 20), "a later job has taken what was there"
+
+
 def test_what_was_counted_is_read_again_only_once_some_of_it_is_deleted(config, buffer, monkeypatch):
     buffer.append(samples(0, 10))
     trigger = DistillTrigger(config, buffer)

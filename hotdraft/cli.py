@@ -36,6 +36,9 @@ MLFLOW_DEFAULTS = {
 OTHERS = r"(transformers|peft|torch|lightning|mlflow|datasets)\b"
 """Libraries that call each other by names that will go: nothing that whoever reads our output could change."""
 
+CHATTY = ("aiobotocore", "azure", "httpx", "matplotlib")
+"""Libraries that tell of each request, of where credentials were found, of a cache of fonts."""
+
 SHORTAGE = "allocate memory|out of memory|can't start new thread"
 """What torch, CUDA and Python say of a machine that has no more to give, as a RuntimeError."""
 
@@ -111,8 +114,8 @@ def main() -> None:
         os.environ["HOME"] = "/"  # as containers have it
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     warnings.filterwarnings("ignore", category=FutureWarning, module=OTHERS)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # its first import tells of a cache of fonts
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it advises kernels that only 4-bit serving needs
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # tracebacks of what is told in a line
     logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # a store that is away is told of once

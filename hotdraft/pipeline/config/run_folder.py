@@ -7,6 +7,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+from hotdraft.pipeline.config.section import LocalPath
+
 MOST_BYTES = 255
 """Of a name, in any file system of Linux."""
 
@@ -25,4 +27,4 @@ def _run_folder(path: Path) -> Path:
     return Path(os.path.expanduser(path))  # as fsspec would, of the replay buffer alone
 
 
-RunFolder = Annotated[Path, AfterValidator(_run_folder)]
+RunFolder = Annotated[LocalPath, AfterValidator(_run_folder)]

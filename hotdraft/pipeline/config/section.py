@@ -1,13 +1,24 @@
 """What every section of the configuration is."""
 
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 Threads = Annotated[int, Field(ge=1, le=1024)] | None
 """Some thousands more than a machine can have end the process without a word."""
+
+
+def _not_empty(value: Any) -> Any:
+    if isinstance(value, str) and not value.strip():
+        raise ValueError("must be a path")
+    return value
+
+
+LocalPath = Annotated[Path, BeforeValidator(_not_empty)]
+"""An empty text is a variable that nobody filled, and not the folder that one is in."""
 
 
 class ConfigError(ValueError):

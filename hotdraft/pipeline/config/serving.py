@@ -1,12 +1,11 @@
 """The sections of what serves: server, engine, recorder."""
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
 
-from hotdraft.pipeline.config.section import Section, Threads
+from hotdraft.pipeline.config.section import LocalPath, Section, Threads
 
 MOST_DRAFTED = 16
 KSetting = Annotated[int, Field(ge=0, le=MOST_DRAFTED)] | Literal["auto"]
@@ -42,11 +41,11 @@ class ServerConfig(Section):
     api_keys: Keys = Field(
         [], description="any of which /v1 asks for; by comma in the environment; none: open to everybody"
     )
-    api_key_file: Path | None = Field(None, description="file with more keys, one a line")
+    api_key_file: LocalPath | None = Field(None, description="file with more keys, one a line")
     admin_keys: Keys = Field(
         [], description="any of which /admin asks for, and which open /v1 too; none: the API keys open both"
     )
-    admin_key_file: Path | None = Field(None, description="file with more of them, one a line")
+    admin_key_file: LocalPath | None = Field(None, description="file with more of them, one a line")
     open_admin: bool = Field(
         False, description="serve /admin without an admin key though other machines can reach this server"
     )

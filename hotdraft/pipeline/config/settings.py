@@ -84,7 +84,7 @@ class HotdraftConfig(BaseSettings):
 
     target: Name
     """Hub id, local folder, or the name of a model that `hotdraft models fetch` obtained."""
-    draft: str | None = None
+    draft: Name | None = None
     """Likewise, or the name of a draft that ships with hotdraft; without one tokens are guessed from text alone."""
     dtype: Dtype = "auto"
     """Of the weights; auto is bfloat16 where the hardware computes with it, else float32, on a GPU float16."""

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,14 @@ def test_an_empty_variable_takes_no_keys_away(config_file, monkeypatch, key, val
     config_file.write_text(f"target: m\nserver: {{{key.lower()}: [one]}}\n")
     monkeypatch.setenv(f"HOTDRAFT_SERVER__{key}", value)
     with pytest.raises(ConfigError, match=rf"server\.{key.lower()}: .*holds an empty text; to have none, leave"):
+        load_config(config_file)
+
+
+@pytest.mark.parametrize("key", ["server.api_key_file", "server.admin_key_file", "run_dir"])
+@pytest.mark.parametrize("value", ["", " "])
+def test_an_empty_variable_is_no_path(config_file, monkeypatch, key, value):
+    monkeypatch.setenv(f"HOTDRAFT_{key.replace('.', '__').upper()}", value)
+    with pytest.raises(ConfigError, match=rf"{re.escape(key)}: must be a path"):
         load_config(config_file)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import ControlFile
-from hotdraft.pipeline.models.loading import fingerprint
+from hotdraft.pipeline.models.loading import fingerprint, weights_id
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.system.array_ring import forget_served_states
 from hotdraft.pipeline.system.run_lock import RunLock
@@ -59,7 +59,7 @@ def serve(
     engine = build_engine(config, buffer, on_step)
     on_step("opening the stores")
     if engine.k_choice.guessing is not None and not are_apart(config):
-        engine.k_choice.guessing.recall(buffer, engine.decoder.vocab_size)
+        engine.k_choice.guessing.recall(buffer, weights_id(config.target), engine.decoder.vocab_size)
     controls = ControlFile(config.run_dir)
     k_override = KOverride(engine, controls)
     swapper = None

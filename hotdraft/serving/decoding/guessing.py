@@ -45,19 +45,19 @@ class Guessing:
         """An answer [n] that others of its scope may be like."""
         self.memory.remember(scope, answer)
 
-    def recall(self, buffer: ReplayBuffer, vocab_size: int) -> None:
-        """Remember the newest recorded answers, whose owners nobody knows, without those of a salt's.
+    def recall(self, buffer: ReplayBuffer, target_id: str, vocab_size: int) -> None:
+        """Remember the target's newest recorded answers, whose owners nobody knows, without those of a salt's.
 
-        None where the buffer cannot be read.
+        None where the buffer cannot be read. `target_id` is empty where it is not known.
         """
         try:
             rows = buffer.newest(RECALLED)
-            newest = rows.table(range(len(rows)))
+            newest = rows.table(np.flatnonzero(rows.may_be_of(target_id)))
         except OSError as error:
             logger.warning("recorded answers are not guessed from, the replay buffer cannot be read: %s", error)
             return
         for answer in pieces(newest.filter(pc.invert(newest["salted"]))["output_ids"]):
-            if len(answer) and answer.max() < vocab_size:  # another model's may have more tokens
+            if len(answer) and answer.max() < vocab_size:  # another model's that nobody knows may have more tokens
                 self.remember("", answer)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.pipeline.models.loading import weights_id
 from hotdraft.pipeline.models.names import ModelError
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.replay.sample import GUESSED, missed, tells_of_draft
@@ -80,12 +81,18 @@ def test_an_answer_that_is_not_to_be_kept_or_is_anothers_helps_nobody(
 
 
 @pytest.mark.parametrize(
-    ("vocab_size", "scope", "helps"),
-    [(257, "", True), (2, "", False), (257, ":a salt", False)],
-    ids=["same", "another model's", "salted"],
+    ("target_id", "vocab_size", "scope", "helps"),
+    [(None, 257, "", True), ("", 2, "", False), (None, 257, ":a salt", False), ("another", 257, "", False)],
+    ids=["same", "of more tokens", "salted", "another target's"],
 )
 def test_a_restarted_server_begins_with_what_was_recorded(
-    config: HotdraftConfig, tiny_target: str, tmp_path: object, vocab_size: int, scope: str, helps: bool
+    config: HotdraftConfig,
+    tiny_target: str,
+    tmp_path: object,
+    target_id: str | None,
+    vocab_size: int,
+    scope: str,
+    helps: bool,
 ) -> None:
     buffer = ReplayBuffer(str(tmp_path))
     engine = build(config, buffer)
@@ -96,7 +103,8 @@ def test_a_restarted_server_begins_with_what_was_recorded(
     restarted = build(config)
     assert restarted.k_choice.guessing is not None
     recall = restarted.k_choice.guessing.recall
-    restarted.between_rounds(lambda: recall(ReplayBuffer(str(tmp_path)), vocab_size)).result()
+    target_id = weights_id(config.target) if target_id is None else target_id
+    restarted.between_rounds(lambda: recall(ReplayBuffer(str(tmp_path)), target_id, vocab_size)).result()
     assert (answered(restarted, tiny_target).rounds < alone) == helps
     restarted.stop()
 
@@ -106,10 +114,10 @@ def test_a_buffer_that_cannot_be_read_is_no_reason_not_to_serve(caplog: pytest.L
         def newest(self, count: int) -> "Away":
             return self
 
-        def __len__(self) -> int:
-            return 3
+        def may_be_of(self, target_id: str) -> np.ndarray:
+            return np.ones(3, bool)
 
-        def table(self, rows: range) -> None:
+        def table(self, rows: np.ndarray) -> None:
             raise OSError("away")
 
     class AwayAtOnce:
@@ -118,7 +126,7 @@ def test_a_buffer_that_cannot_be_read_is_no_reason_not_to_serve(caplog: pytest.L
 
     for buffer in (Away(), AwayAtOnce()):
         caplog.clear()
-        Guessing(TextMemory(1 << 16), 8).recall(buffer, 257)  # type: ignore[arg-type]
+        Guessing(TextMemory(1 << 16), 8).recall(buffer, "", 257)  # type: ignore[arg-type]
         assert "recorded answers are not guessed from" in caplog.text
 
 

@@ -143,6 +143,10 @@ def _eos_ids(model: PreTrainedModel, tokenizer_eos: int | None) -> frozenset[int
 def _sampling_defaults(model: PreTrainedModel) -> dict[str, float]:
     """What `generation_config.json` says, as far as there is such a thing here; vLLM's `auto` does the same."""
     told: Any = model.generation_config or object()
-    if getattr(told, "repetition_penalty", None) not in (None, 1.0):
-        logger.warning("generation_config.json asks for a repetition_penalty, which is not built: it is left out")
+    penalty = getattr(told, "repetition_penalty", None)
+    if penalty not in (None, 1.0):
+        says = (
+            "generation_config.json asks for a repetition_penalty of %s: only requests that ask for it get it, as"
+        )
+        logger.warning("%s from penalised answers nothing is learned", says % penalty)
     return {field: value for field in MODEL_TELLS if (value := getattr(told, field, None)) is not None}

@@ -57,6 +57,10 @@ class SamplingParams:
     """Taken from the logits of the tokens that the answer has already, as OpenAI defines it."""
     frequency_penalty: float = 0.0
     """Taken from a token's logit for each time that the answer has it."""
+    repetition_penalty: float = 1.0
+    """What the logits of tokens that prompt or answer have already are divided by, multiplied where negative (CTRL,
+    Keskar et al., 2019); before the other penalties, as vLLM has it, which knows no
+    bounds: logits would overflow."""
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
     """Token ids, each with what is added to its logit; kept as pairs."""
     logprobs: int | None = None
@@ -88,6 +92,7 @@ class SamplingParams:
             "stop": (all(self.stop or ()), "non-empty strings"),
             "presence_penalty": (-2 <= self.presence_penalty <= 2, "between -2 and 2"),
             "frequency_penalty": (-2 <= self.frequency_penalty <= 2, "between -2 and 2"),
+            "repetition_penalty": (0.01 <= self.repetition_penalty <= 100, "between 0.01 and 100"),
             "logprobs": _is_number_of_logprobs(self.logprobs),
             "prompt_logprobs": _is_number_of_logprobs(self.prompt_logprobs),
         }
@@ -124,7 +129,12 @@ class SamplingParams:
     @property
     def has_penalties(self) -> bool:
         """Whether tokens are drawn from other logits than the target's own."""
-        return self.presence_penalty != 0 or self.frequency_penalty != 0 or len(self.logit_bias) > 0
+        return self.is_counted or len(self.logit_bias) > 0
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it matters which tokens came before."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
 
 
 def _is_whole(number: object) -> bool:

@@ -24,6 +24,7 @@ class SamplingBatch:
     """[B, 2]: epsilon and eta; None if no row has any."""
     presence_penalty: torch.Tensor
     frequency_penalty: torch.Tensor
+    repetition_penalty: torch.Tensor
     seeds: torch.Tensor
     """int64 [B]."""
     any_sampled: bool
@@ -38,6 +39,8 @@ class SamplingBatch:
     """Whether some row needs the mass of its whole vocabulary."""
     any_counted: bool
     """Whether some row is penalised by how often its tokens came."""
+    any_repetition: bool
+    """Whether for some row the tokens of its prompt came as well."""
     biased: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
     """Rows, token ids and what is added to their logits, [M] each; None if no row has any."""
     any_logprobs: bool
@@ -45,9 +48,10 @@ class SamplingBatch:
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], seeds: Sequence[int], device: torch.device) -> "SamplingBatch":
-        numbers = [(p.temperature, p.top_p, p.min_p, p.presence_penalty, p.frequency_penalty) for p in params]
-        columns = sent(list(zip(*numbers, strict=True)), torch.float32, device)[..., None]  # one copy, not five
-        temperature, top_p, min_p, presence_penalty, frequency_penalty = columns
+        penalties = [(p.presence_penalty, p.frequency_penalty, p.repetition_penalty) for p in params]
+        numbers = [(p.temperature, p.top_p, p.min_p, *its) for p, its in zip(params, penalties, strict=True)]
+        columns = sent(list(zip(*numbers, strict=True)), torch.float32, device)[..., None]  # one copy, not six
+        temperature, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty = columns
         top_k, own_seeds = sent([[p.top_k for p in params], list(seeds)], torch.int64, device)
 
         def rows(wanted: Iterable[bool]) -> Rows:
@@ -64,6 +68,7 @@ class SamplingBatch:
             cutoffs=_cutoffs(params, device),
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
+            repetition_penalty=repetition_penalty,
             seeds=own_seeds,
             any_sampled=any(p.temperature > 0 for p in params),
             filtered=rows(p.temperature > 0 and p.has_filters for p in params),
@@ -74,7 +79,8 @@ class SamplingBatch:
                 and (((p.top_p < 1 or p.has_cutoffs) and p.top_k == 0) or (not p.has_filters and p.seed is None))
                 for p in params
             ),
-            any_counted=any(p.presence_penalty != 0 or p.frequency_penalty != 0 for p in params),
+            any_counted=any(p.is_counted for p in params),
+            any_repetition=any(p.repetition_penalty != 1 for p in params),
             biased=_biased(params, device),
             any_logprobs=any(p.logprobs is not None for p in params),
         )

@@ -1,4 +1,5 @@
-"""Presence and frequency penalties, as OpenAI defines them, over what a request has answered so far; biases.
+"""Presence and frequency penalties, as OpenAI defines them, over what a request has answered so far; the repetition
+penalty, over its prompt as well; biases.
 
 Target and draft are penalised by the same counts: at each position of a round those of the committed
 answer and of the tokens drafted before it.
@@ -11,6 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotdraft.serving.sampling.logits import SamplingBatch
+
+IN_PROMPT = 0.5
+"""What a token of the prompt counts: less than once, which only the repetition penalty heeds."""
 
 
 class AnswerTokens(NamedTuple):
@@ -25,8 +29,14 @@ class AnswerTokens(NamedTuple):
     vocab_size: int
 
     def penalised_counts(self, sampling: SamplingBatch) -> Tensor | None:
-        """`counts`, if some row is penalised by them."""
-        return self.counts() if sampling.any_counted else None
+        """`counts`, if some row is penalised by them; with `IN_PROMPT`, where some row heeds that."""
+        if not sampling.any_counted:
+            return None
+        counts = self.counts()
+        if sampling.any_repetition:
+            prompt = AnswerTokens(self.token_ids, torch.zeros_like(self.start), self.start, self.vocab_size)
+            counts += IN_PROMPT * prompt.counts().clamp_max(1)
+        return counts
 
     def counts(self) -> Tensor:
         """How often each token came: float32 [B, V]."""
@@ -42,31 +52,41 @@ def penalise(
     drafted_ids: Tensor | None = None,
     vocabulary: Tensor | None = None,
 ) -> Tensor:
-    """Float32 logits [B, T, N] less the penalties of tokens that came `counts` [B, N] times, with their bias.
+    """Float32 logits [B, T, N] with their bias, less the penalties of tokens that came `counts` [B, N] times.
 
     With `drafted_ids` [B, T-1] one more of them has come at each position after the first. `vocabulary` [N],
     ascending, names the tokens, if they are not all. Without `counts` there are biases only.
     """
-    penalised = logits.clone() if counts is None else logits - _penalty(counts[:, None], sampling)
-    if counts is not None and drafted_ids is not None:
-        at_drafted = drafted_ids[:, None].expand(-1, logits.shape[1], -1)
-        less = logits.gather(2, at_drafted) - _penalty(_count_drafted(counts, drafted_ids), sampling)
-        penalised.scatter_(2, at_drafted, less)
     if sampling.biased is not None:
-        rows, token_ids, biases = sampling.biased
-        if vocabulary is not None:
-            columns = torch.searchsorted(vocabulary, token_ids).clamp_max(len(vocabulary) - 1)
-            token_ids, biases = columns, torch.where(vocabulary[columns] == token_ids, biases, 0.0)
-        positions = torch.arange(logits.shape[1], device=logits.device)
-        at = (rows[:, None], positions, token_ids[:, None])
-        penalised.index_put_(at, biases[:, None].expand(-1, len(positions)), accumulate=True)
+        logits = _with_biases(logits, sampling.biased, vocabulary)
+    if counts is None:
+        return logits
+    penalised = _penalised(logits, counts[:, None], sampling)
+    if drafted_ids is not None:
+        at_drafted = drafted_ids[:, None].expand(-1, logits.shape[1], -1)
+        counts_there = _count_drafted(counts, drafted_ids)
+        penalised.scatter_(2, at_drafted, _penalised(logits.gather(2, at_drafted), counts_there, sampling))
     return penalised
 
 
-def _penalty(counts: Tensor, sampling: SamplingBatch) -> Tensor:
-    """Of tokens that came `counts` [B, T, N] times."""
+def _with_biases(logits: Tensor, biased: tuple[Tensor, Tensor, Tensor], vocabulary: Tensor | None) -> Tensor:
+    rows, token_ids, biases = biased
+    if vocabulary is not None:
+        columns = torch.searchsorted(vocabulary, token_ids).clamp_max(len(vocabulary) - 1)
+        token_ids, biases = columns, torch.where(vocabulary[columns] == token_ids, biases, 0.0)
+    positions = torch.arange(logits.shape[1], device=logits.device)
+    at = (rows[:, None], positions, token_ids[:, None])
+    return logits.index_put(at, biases[:, None].expand(-1, len(positions)), accumulate=True)
+
+
+def _penalised(logits: Tensor, counts: Tensor, sampling: SamplingBatch) -> Tensor:
+    """Logits [B, T, N] of tokens that came `counts` [B, T or 1, N] times."""
     frequency, presence = sampling.frequency_penalty[..., None], sampling.presence_penalty[..., None]
-    return frequency * counts + presence * counts.clamp_max(1)
+    if sampling.any_repetition:
+        repetition = sampling.repetition_penalty[..., None]
+        less = torch.where(logits > 0, logits / repetition, logits * repetition)
+        logits, counts = torch.where(counts > 0, less, logits), counts.floor()
+    return logits - (frequency * counts + presence * counts.clamp_max(1))
 
 
 def _count_drafted(counts: Tensor, drafted_ids: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ VOCABULARY = 12
 LENGTH = 4
 SAMPLES = 4000
 PLAIN = SamplingParams(max_tokens=LENGTH, temperature=0.8, ignore_eos=True)
-PENALISED = replace(PLAIN, presence_penalty=0.5, frequency_penalty=-1.5)
+PENALISED = replace(PLAIN, presence_penalty=0.5, frequency_penalty=-1.5, repetition_penalty=1.4)
 """Which makes an answer repeat itself."""
 PROMPT = (1, 2, 3, 4)
 BIASED = replace(PLAIN, logit_bias=((2, 1.5), (4, -100.0), (11, 0.7)))
@@ -78,6 +78,8 @@ def exact_marginals(target: str, params: SamplingParams) -> torch.Tensor:
             logits = model(contexts).logits[:, -1].double()
         for token, bias in params.logit_bias:
             logits[:, token] += bias
+        came, less = one_hot(contexts, VOCABULARY).sum(1) > 0, params.repetition_penalty
+        logits = torch.where(came, torch.where(logits > 0, logits / less, logits * less), logits)
         counts = one_hot(contexts[:, len(PROMPT) :], VOCABULARY).sum(1)
         logits -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
         probs = nucleus((logits / params.temperature).softmax(-1), params.top_p)

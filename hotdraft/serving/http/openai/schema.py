@@ -81,6 +81,7 @@ class GenerationOptions(RequestModel):
     eta_cutoff: float | None = Field(None, ge=0, lt=1, description="the model's own if absent, else 0")
     presence_penalty: float | None = Field(0.0, ge=-2, le=2)
     frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
+    repetition_penalty: float | None = Field(1.0, ge=0.01, le=100)
     logit_bias: Annotated[
         Annotated[dict[int, float], Field(max_length=MAX_BIASED)] | None, few_entries(MAX_BIASED)
     ] = Field(None, description="by token id, between -100 and 100: added to the token's logit")
@@ -163,7 +164,7 @@ class GenerationOptions(RequestModel):
         `defaults` stand before those of `SamplingParams`. Answers differ in their seeds, the first of them has that
         of the request. Raises ValueError.
         """
-        others = ("ignore_eos", "presence_penalty", "frequency_penalty")
+        others = ("ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty")
         told = {name: value for name in (*MODEL_TELLS, *others) if (value := getattr(self, name)) is not None}
         given: dict[str, Any] = {**defaults, **told}
         return SamplingParams(

@@ -35,7 +35,6 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = {
     "prompt_logprobs": (),
     "regex": (),
     "repetition_detection": (),
-    "repetition_penalty": (1, 1.0),
     "response_format": ({"type": "text"},),
     "return_prompt_text": (False,),
     "return_token_ids": (False,),

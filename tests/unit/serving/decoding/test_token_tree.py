@@ -61,7 +61,7 @@ def logged(outcomes: list[Round], row: int) -> np.ndarray:
 SAMPLING = {
     "greedy": GREEDY,
     "seeded": SamplingParams(temperature=0.9, seed=1),
-    "penalised": SamplingParams(temperature=0, presence_penalty=1.5, frequency_penalty=0.7),
+    "penalised": SamplingParams(temperature=0, presence_penalty=1.5, frequency_penalty=0.7, repetition_penalty=1.2),
 }
 
 

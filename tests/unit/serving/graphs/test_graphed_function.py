@@ -26,7 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "eta": {"temperature": 1.0, "eta_cutoff": 0.01},
     "seeded": {"temperature": 0.8, "seed": 7},
     "seeded, top_p": {"temperature": 0.8, "seed": 7, "top_p": 0.9},
-    "penalised": {"temperature": 0.8, "presence_penalty": 0.5},
+    "penalised": {"temperature": 0.8, "presence_penalty": 0.5, "repetition_penalty": 1.2},
     "biased": {"temperature": 0.8, "logit_bias": ((3, 1.0),)},
 }
 

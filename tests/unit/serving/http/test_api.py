@@ -78,6 +78,7 @@ def test_options_reach_the_engine(client: openai.OpenAI, engine: ScriptedEngine)
             "top_k": 20,
             "min_p": 0.1,
             "eta_cutoff": 0.01,
+            "repetition_penalty": 1.2,
             "ignore_eos": True,
             "service_tier": "auto",
             "unheard_of": 1,
@@ -89,7 +90,7 @@ def test_options_reach_the_engine(client: openai.OpenAI, engine: ScriptedEngine)
     params = request.params
     assert (params.max_tokens, params.temperature, params.top_p, params.seed) == (9, 0, 0.5, -3)
     assert (params.stop, params.top_k, params.min_p, params.eta_cutoff) == (("there",), 20, 0.1, 0.01)
-    assert params.ignore_eos
+    assert (params.ignore_eos, params.repetition_penalty) == (True, 1.2)
     assert not request.record
 
 

@@ -48,6 +48,7 @@ def test_unknown_model(client: openai.OpenAI) -> None:
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"presence_penalty": 2.5}, "presence_penalty"),
         ({"frequency_penalty": -2.5}, "frequency_penalty"),
+        ({"extra_body": {"repetition_penalty": 1e-3}}, "repetition_penalty"),
         ({"logit_bias": {str(token): 1 for token in range(301)}}, "logit_bias"),
         ({"extra_body": {"guided_regex": "a*"}}, "guided_regex"),
         ({"extra_body": {"skip_special_tokens": False}}, "skip_special_tokens"),

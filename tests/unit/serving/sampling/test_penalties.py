@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.proposers.plan import ProposalPlan
-from hotdraft.serving.sampling.penalties import AnswerTokens, penalise
+from hotdraft.serving.sampling.penalties import IN_PROMPT, AnswerTokens, penalise
 from tests.unit.serving.decoders import (
     GREEDY,
     NEW_TOKENS,
@@ -27,8 +28,13 @@ from tests.unit.serving.decoders import (
 PARAMS = [
     SamplingParams(temperature=0, presence_penalty=2.0, frequency_penalty=1.0),
     GREEDY,
-    SamplingParams(temperature=0, frequency_penalty=0.5),
-    SamplingParams(temperature=0, presence_penalty=-1.5, logit_bias=((3, 1.5), (40, -100.0), (201, 2.0))),
+    SamplingParams(temperature=0, frequency_penalty=0.5, repetition_penalty=1.3),
+    SamplingParams(
+        temperature=0,
+        presence_penalty=-1.5,
+        repetition_penalty=1.1,
+        logit_bias=((3, 1.5), (40, -100.0), (201, 2.0)),
+    ),
 ]
 """One for each of `PROMPTS`."""
 
@@ -39,12 +45,22 @@ def test_counting() -> None:
     assert counts.tolist() == [[0, 1, 0, 2, 0], [0, 0, 0, 0, 0]]
 
 
+def test_a_token_of_the_prompt_counts_less_than_once_and_only_where_repetition_is_penalised() -> None:
+    answers = AnswerTokens(torch.tensor([[3, 3, 1, 3, 0, 0]]), torch.tensor([[2]]), torch.tensor([[4]]), 5)
+    counts = answers.penalised_counts(batch([SamplingParams(repetition_penalty=1.1)]))
+    assert counts is not None
+    assert counts.tolist() == [[0, 1, 0, 1.5, 0]]
+    unheeded = answers.penalised_counts(batch([SamplingParams(presence_penalty=1.0)]))
+    assert torch.equal(unheeded, answers.counts())
+
+
 @pytest.mark.parametrize("k", [0, 1, 6])
 def test_what_was_drafted_is_penalised_as_if_all_were_counted_at_each_position(k: int) -> None:
     generator = torch.Generator().manual_seed(k)
     logits = torch.randn(len(PARAMS), k + 1, 250, generator=generator)
     drafted_ids = torch.randint(40, 44, (len(PARAMS), k), generator=generator)
     counts = torch.randint(0, 4, (len(PARAMS), 250), generator=generator).float()
+    counts += IN_PROMPT * torch.randint(0, 2, counts.shape, generator=generator)
     sampling = batch(PARAMS)
     drafted = F.one_hot(drafted_ids, 250).cumsum(1)
     penalised = penalise(logits, counts, sampling, drafted_ids)
@@ -54,9 +70,11 @@ def test_what_was_drafted_is_penalised_as_if_all_were_counted_at_each_position(k
         assert torch.equal(penalised[:, position : position + 1], alone), "as the draft is, to the bit"
         wanted = logits[:, position].clone()
         for row, params in enumerate(PARAMS):
-            wanted[row] -= params.frequency_penalty * came[row] + params.presence_penalty * (came[row] > 0)
             for token, bias in params.biases:
                 wanted[row, token] += bias
+            wanted[row] = repetition_penalised(wanted[row], came[row].nonzero()[:, 0], params)
+            answered = came[row].floor()
+            wanted[row] -= params.frequency_penalty * answered + params.presence_penalty * (answered > 0)
         torch.testing.assert_close(alone[:, 0], wanted)
 
 
@@ -111,6 +129,11 @@ def test_a_bias_is_added_to_the_logits_of_its_row_and_to_those_that_a_draft_know
     assert known[1].tolist() == [[-100, 0]] * 3, "of what it does not know nothing is added anywhere"
 
 
+def repetition_penalised(logits: torch.Tensor, came: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """As transformers does it to logits [V], of tokens [L] that came."""
+    return RepetitionPenaltyLogitsProcessor(params.repetition_penalty)(came[None], logits[None])[0]
+
+
 @torch.inference_mode()
 def penalised_reference(target: str) -> list[list[int]]:
     """The likeliest token after penalties, one forward a token."""
@@ -122,6 +145,7 @@ def penalised_reference(target: str) -> list[list[int]]:
             logits = model(torch.tensor([prompt + output])).logits[0, -1].float()
             for token, bias in params.logit_bias:
                 logits[token] += bias
+            logits = repetition_penalised(logits, torch.tensor(prompt + output), params)
             for token, count in Counter(output).items():
                 logits[token] -= params.presence_penalty + params.frequency_penalty * count
             output.append(int(logits.argmax()))

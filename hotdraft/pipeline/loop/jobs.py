@@ -145,7 +145,8 @@ class JobRecords:
             is_ours = False
         if not is_ours or job.ended_at is not None:
             raise JobEndedError(f"job {job_id} was not handed to this process; it is {job.state}")
-        return RunningJob(job, self._folder, self.log_path(job_id), None)
+        # that it was cancelled meanwhile, a file of its own says: on record it would outlive the job
+        return RunningJob(replace(job, state="running"), self._folder, self.log_path(job_id), None)
 
     def cancel(self, job_id: str) -> Job:
         """Ask a job to end without a verdict; it does at its next step.

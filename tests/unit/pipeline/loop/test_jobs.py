@@ -1,6 +1,5 @@
 """Records of jobs, seen by the process that runs one and by others."""
 
-import io
 import json
 import logging
 import os
@@ -11,12 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 from hotdraft.pipeline.loop import jobs as jobs_module
 from hotdraft.pipeline.loop.job_progress import JobProgress
 from hotdraft.pipeline.loop.job_record import JobWork
-from hotdraft.pipeline.loop.job_watch import follow_job
 from hotdraft.pipeline.loop.jobs import JobEndedError, JobRecords, JobRunningError, UnknownJobError
 
 REPOSITORY = Path(__file__).parents[4]
@@ -83,47 +80,27 @@ def test_a_running_job_says_how_far_it_is(records):
     assert records.get(job.id).progress is None, "it has its metrics"
 
 
-def test_a_job_is_followed_by_lines_until_it_ends_where_there_is_no_terminal(records, monkeypatch):
+def test_a_running_job_is_silent_since_it_put_anything_on_record(records, tmp_path, monkeypatch):
     job = records.begin("loop")
-    steps = iter(range(1, 101))
-
-    def a_step_later(_):
-        if (step := next(steps, None)) is None:
-            job.end("accepted", "better", version=3)
-        else:
-            job.tell(JobProgress(step, 100, 1 / step, 100.0 - step))
-
-    monkeypatch.setattr("hotdraft.pipeline.loop.job_watch.time.sleep", a_step_later)
-    console = Console(file=io.StringIO(), width=80)
-    assert follow_job(records, job.id, console).version == 3
-    lines = console.file.getvalue().splitlines()
-    assert lines[0] == "step 1 of 100, loss 1.000, about 99 s left"
-    assert lines[-1] == "step 100 of 100, loss 0.010, being judged"
-    assert len(lines) == 21
-
-
-def test_a_log_says_that_a_job_is_judged_whose_time_ended_before_its_steps(records, monkeypatch):
-    job = records.begin("loop")
-    told = iter([JobProgress(90, 100, 0.5, 9.0), *[JobProgress(91, 100, 0.5, 0.0)] * 3])
-
-    def later(_):
-        if (progress := next(told, None)) is None:
-            job.end("rejected", "worse")
-        else:
-            job.tell(progress)
-
-    monkeypatch.setattr("hotdraft.pipeline.loop.job_watch.time.sleep", later)
-    console = Console(file=io.StringIO(), width=80)
-    follow_job(records, job.id, console)
-    assert console.file.getvalue().splitlines() == [
-        "step 90 of 100, loss 0.500, about 9 s left",
-        "step 91 of 100, loss 0.500, being judged",
-    ]
+    record = tmp_path / "jobs" / "records" / f"{job.id}.json"
+    os.utime(record, (1000, 1000))
+    clock = SimpleNamespace(now=1090.0)
+    monkeypatch.setattr(time, "time", lambda: clock.now)
+    assert records.silent_seconds(records.get(job.id)) == 90
+    assert records.silent_seconds(records.cancel(job.id)) == 90
+    clock.now = 950.0
+    assert records.silent_seconds(job.job) == 0, "nor less, once the clock was set back"
+    clock.now = 2e9
+    record.rename(record.with_suffix(".away"))
+    assert records.silent_seconds(job.job) == 0, "of a job that is not on record nothing can be told"
+    record.with_suffix(".away").rename(record)
+    job.end("rejected", "worse")
+    assert records.silent_seconds(job.job) == 0, "one that ended has no more to say"
 
 
 def test_one_job_at_a_time(records):
     first = records.begin("loop")
-    with pytest.raises(JobRunningError, match=first.id):
+    with pytest.raises(JobRunningError, match=rf"^job {first.id} is running already \(origin: loop\)$"):
         records.begin("api")
     first.end("rejected", "worse")
     second = records.begin("api")
@@ -133,7 +110,7 @@ def test_one_job_at_a_time(records):
 def test_a_job_keeps_its_turn_though_its_record_is_broken(records, tmp_path):
     first = records.begin("loop")
     (tmp_path / "jobs" / "records" / f"{first.id}.json").write_text("{")
-    with pytest.raises(JobRunningError, match=first.id):
+    with pytest.raises(JobRunningError, match=rf"^job {first.id} is running already \(origin: unknown\)$"):
         records.begin("api")
 
 
@@ -170,8 +147,9 @@ def test_a_job_is_cancelled_by_anybody_while_it_runs(records, tmp_path):
 @pytest.mark.parametrize("job_id", ["", "20250101-000000-abcdef", "../records/x", "a\0b", "ä", "x" * 300])
 def test_a_job_that_is_not_on_record(records, job_id):
     for ask in (records.get, records.cancel, records.log_tail):
-        with pytest.raises(UnknownJobError):
+        with pytest.raises(UnknownJobError) as refused:
             ask(job_id)
+        assert str(refused.value) == f"no job {job_id!r} is on record"
 
 
 def test_a_killed_process_leaves_a_job_that_died(records, tmp_path):
@@ -212,6 +190,34 @@ def test_a_job_lives_on_in_the_process_that_inherits_it(records, tmp_path):
     abandoned = records.begin("api")
     abandoned.hand_over()
     assert records.get(abandoned.id).state == "died"
+
+
+def test_a_job_that_is_cancelled_before_its_process_begins_ends_as_any_other(records):
+    """Within the seconds that its imports take."""
+    job = records.begin("api")
+    lock = os.dup(job.fileno())
+    job.hand_over()
+    records.cancel(job.id)
+    inherited = records.inherit(job.id, lock)
+    assert inherited.is_cancelled
+    inherited.note(JobWork(job.id, "recipe", last_request="r1", parent_version=0))
+    assert records.get(job.id).state == "cancelling"
+    with pytest.raises(ValueError, match="the buffer is empty"), inherited:
+        raise ValueError("the buffer is empty")
+    os.close(lock)
+    assert (records.get(job.id).state, records.get(job.id).reason) == ("failed", "the buffer is empty")
+    assert records.running() is None
+
+
+def test_a_job_that_is_cancelled_before_its_process_begins_and_killed_then_has_died(records):
+    job = records.begin("api")
+    lock = os.dup(job.fileno())
+    job.hand_over()
+    records.cancel(job.id)
+    records.inherit(job.id, lock).note(JobWork(job.id, "recipe", last_request="r1", parent_version=0))
+    os.close(lock)  # as the kernel does for a process that ends
+    assert records.get(job.id).state == "died"
+    assert records.running() is None, "nor is it waited for"
 
 
 def test_a_job_that_was_not_handed_on_is_not_gone_on_with(records, tmp_path):

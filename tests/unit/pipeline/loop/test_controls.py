@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from hotdraft.cli import app
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.loop.controls import ControlError, ControlFile, Controls, largest_k
+from hotdraft.pipeline.loop.controls import ControlError, ControlFile, Controls, k_setting, largest_k
 from hotdraft.pipeline.system.run_lock import run_lock
 
 
@@ -32,12 +32,20 @@ def test_a_k_that_the_server_does_not_allow(file):
     for k, largest, message in ((5, 4, "allows 4 at most"), (1, 0, "no draft"), ("auto", 0, "no draft")):
         with pytest.raises(ControlError, match=message):
             file.override_k(k, largest, 3)
+    assert file.override_k(4, 4, 3).k == 4, "the largest is one of them"
     assert file.override_k(0, 0, 3).k == 0
     assert file.override_k("auto", 0, "auto").k == "auto", "as a server is configured that guesses from text alone"
     fixed = {"target": "t", "draft": "d", "engine": {"k": 3, "max_k": 5}}
     assert largest_k(HotdraftConfig(**fixed)) == 3
     assert largest_k(HotdraftConfig(**{**fixed, "engine": {"max_k": 5}})) == 5
     assert largest_k(HotdraftConfig(target="t")) == 0
+
+
+def test_a_whole_number_is_one_however_json_writes_it():
+    assert [k_setting(value) for value in (3, 3.0, "auto", None)] == [3, 3, "auto", None]
+    for value in (3.5, True, "3", -1.0):
+        with pytest.raises(ControlError, match=r"^k must be a whole number from 0 to \d+, or auto, not "):
+            k_setting(value)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +61,17 @@ def test_a_broken_file_leaves_what_was_set_and_is_complained_of_once(file, tmp_p
     assert caplog.text.count("is broken") == 2
     assert all(len(record.message.splitlines()) == 1 for record in caplog.records)
     assert file.override_k(1, 4, 3) == file.read() == Controls(loop_enabled=False, k=1)
+
+
+def test_a_file_that_breaks_the_same_way_again_is_complained_of_again(file, tmp_path, caplog):
+    for times in (1, 2):
+        file.switch_loop(False)
+        file.read()
+        (tmp_path / "run" / "control.json").write_text("{")
+        file.read()
+        file.read()
+        assert caplog.text.count("is broken") == times
+        assert "is broken" in file.broken()
 
 
 def test_writers_at_once_lose_nothing(file, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
+from hotdraft.pipeline.store import registry as registry_module
 from hotdraft.pipeline.store.errors import ChampionMovedError, ChampionPinnedError, RegistryError
 from hotdraft.pipeline.store.pin import PIN
 from hotdraft.pipeline.store.registry import AdapterRegistry
@@ -178,6 +179,16 @@ def test_a_version_that_was_promoted_again_hides_no_champion_before_it(publisher
         registry.promote(version, reason="by hand", by_hand=True)
     assert list(registry.champions_before(five)) == [seven, three]
     assert [registry.rollback(reason="fell", by_hand=True) for _ in range(3)] == [seven, three, 0]
+
+
+def test_of_the_champions_that_a_version_followed_the_last_are_remembered(publisher, monkeypatch):
+    """A tag holds so much: what is promoted again and again follows another each time."""
+    monkeypatch.setattr(registry_module, "MAX_BEFORE", 2)
+    registry, (one, two, three, again) = publisher.registry, [publisher.publish() for _ in range(4)]
+    for version in (one, again, two, again, three, again):
+        registry.promote(version, reason="gate")
+    assert registry.version(again).tags["previous_champion"] == f"{three},{two}"
+    assert list(registry.champions_before(again)) == [three, two]
 
 
 def test_rollback_of_a_version_that_no_longer_serves_is_refused(publisher):

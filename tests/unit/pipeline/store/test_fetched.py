@@ -49,3 +49,19 @@ def test_what_was_just_fetched_stays_though_the_clock_ran_ahead_before(tmp_path:
         os.utime(folder, (folder.stat().st_atime, folder.stat().st_mtime + 86400))
     assert (adapters.folder("champion") / "of").read_text() == "champion"
     assert len(list((tmp_path / "adapters").iterdir())) == KEPT
+
+
+def test_what_is_discarded_is_fetched_again_and_what_was_not_fetched_stays(
+    tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    adapters = FetchedAdapters(HotdraftConfig(target="t", run_dir=Path("run")))
+    spoiled, other = adapters.folder("spoiled"), adapters.folder("other")
+    assert adapters.discard(spoiled.absolute()), "it was a copy: the store may give a sound one"
+    assert other.is_dir()
+    assert (adapters.folder("spoiled") / "of").is_file()
+    assert asked == ["spoiled", "other", "spoiled"]
+    theirs = tmp_path / "artifacts" / spoiled.name
+    theirs.mkdir(parents=True)
+    assert not adapters.discard(theirs), "a local store's own files"
+    assert theirs.is_dir()

@@ -8,10 +8,17 @@ from unittest.mock import Mock
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store import fetched
-from hotdraft.pipeline.store.connection import StoreError, create_run, experiment_id, open_client
+from hotdraft.pipeline.store.connection import (
+    StoreError,
+    create_run,
+    experiment_id,
+    open_client,
+    registered_model,
+)
 from hotdraft.pipeline.store.errors import RegistryError
 from hotdraft.pipeline.store.registry import AdapterRegistry
 
@@ -68,6 +75,21 @@ def test_of_runs_that_a_late_answer_doubled_one_is_under_way(store_config, monke
     found = {run.info.run_id: run.info.status for run in client.search_runs([experiment])}
     assert len(found) == 4
     assert {run_id for run_id, status in found.items() if status == "RUNNING"} == set(runs)
+
+
+def test_what_another_process_was_first_to_make_is_taken_and_what_cannot_be_made_is_told(store_config, monkeypatch):
+    client = open_client(store_config)
+    with monkeypatch.context() as first:
+        for method in ("create_experiment", "create_registered_model"):
+            asked_twice(first, method)
+        made = experiment_id(client, store_config, "e")
+        assert registered_model(client, "m").name == "m"
+    assert client.get_experiment_by_name("e").experiment_id == made == experiment_id(client, store_config, "e")
+    for method in ("create_experiment", "create_registered_model"):
+        monkeypatch.setattr(MlflowClient, method, Mock(side_effect=MlflowException("no route")))
+    for make in (lambda: experiment_id(client, store_config, "other"), lambda: registered_model(client, "other")):
+        with pytest.raises(MlflowException, match="no route"):
+            make()
 
 
 def test_unknown_versions_and_lost_files_are_clear_errors(publisher, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import BAD_REQUEST, MlflowException
 
+from hotdraft.pipeline.store import connection
 from hotdraft.pipeline.store import lock as store_lock
 from hotdraft.pipeline.store.connection import open_client
 from hotdraft.pipeline.store.lock import StoreLock, StoreLockError
@@ -103,6 +104,23 @@ def test_a_holder_that_took_too_long_stops_and_frees_nothing(client, monkeypatch
         with pytest.raises(StoreLockError, match="nothing more is done"):
             slow.check()
     assert names(client) == [NAME], "it may be another's by now"
+
+
+def test_over_a_server_the_champion_is_moved_under_the_lock_and_not_once_it_may_be_anothers(publisher, monkeypatch):
+    monkeypatch.setattr(connection, "sqlite_path", lambda uri: None)
+    registry, client = publisher.registry, publisher.client
+    first, second = publisher.publish(), publisher.publish()
+    registry.promote(first, reason="gate")
+    assert names(client) == ["hotdraft-draft"], "it is free again"
+    with monkeypatch.context() as slow:
+        slow.setattr(store_lock, "LEASE_SECONDS", 0.0)
+        for move in (lambda: registry.promote(second, reason="better"), lambda: registry.rollback(reason="fell")):
+            with pytest.raises(StoreLockError, match="nothing more is done"):
+                move()
+            assert "hotdraft-draft.lock" in names(client)
+            client.delete_registered_model("hotdraft-draft.lock")
+    assert publisher.statuses() == {first: "champion", second: "candidate"}
+    assert registry.champion() == first
 
 
 def test_an_answer_that_was_lost_on_the_way_makes_nobody_wait(client, monkeypatch):

@@ -5,11 +5,14 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from mlflow.exceptions import MlflowException
 
 from hotdraft.pipeline.config.settings import TrackingConfig
+from hotdraft.pipeline.store import tracking
 from hotdraft.pipeline.store.connection import in_one_line
 from hotdraft.pipeline.store.registry import AdapterRegistry
 from hotdraft.pipeline.store.tracking import ServingTracker
@@ -53,6 +56,36 @@ def test_a_store_that_is_away_from_the_start_is_found_later(fake, config):
     fake.down = False
     wait_until(lambda: fake.values("requests") == [1])
     tracker.stop()
+
+
+def test_a_store_that_stays_away_is_asked_ever_more_rarely_but_once_a_minute(fake, config, monkeypatch):
+    clock = [1000.0]
+    monkeypatch.setattr(tracking, "time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time))
+    tracker = ServingTracker(every(config, 5), connect=fake.connect)
+    tracker.curves.mark_swap(3, reason="promotion")
+    asked = []
+
+    def run(seconds: int) -> list[float]:
+        """When it was asked, as its thread does each second."""
+        asked.clear()
+        for _ in range(seconds):
+            clock[0] += 1
+            before = fake.attempts
+            if clock[0] >= tracker._retry_at:
+                tracker._try_to_send()
+            asked.extend([clock[0]] * (fake.attempts > before))
+        return asked
+
+    fake.down = True
+    run(300)
+    assert [later - one for one, later in pairwise(asked)] == [5, 10, 20, 40, 60, 60, 60]
+    fake.down = False
+    run(60)
+    assert tracker.curves.unsent == 0
+    fake.down = True
+    tracker.curves.mark_swap(4, reason="promotion")
+    run(20)
+    assert [later - one for one, later in pairwise(asked)] == [5, 10], "as at first"
 
 
 class Foreign(BaseHTTPRequestHandler):

@@ -143,7 +143,7 @@ class JobRecords:
             is_ours = os.path.samestat(os.fstat(lock), self._path(job_id, "lock").stat())
         except OSError:
             is_ours = False
-        if not is_ours or job.ended_at is not None:
+        if not is_ours:  # nor is that of one that ended, which is deleted
             raise JobEndedError(f"job {job_id} was not handed to this process; it is {job.state}")
         # that it was cancelled meanwhile, a file of its own says: on record it would outlive the job
         return RunningJob(replace(job, state="running"), self._folder, self.log_path(job_id), None)

@@ -317,7 +317,7 @@ def test_a_broken_record_is_passed_over_and_told_once(records, tmp_path, caplog,
     with pytest.raises(UnknownJobError):
         records.get(path.stem)
     assert [str(path) in record.message for record in caplog.records] == [True]
-    assert [str(path) in says for says in records.broken()] == [True]
+    assert [str(path) in says for says in JobRecords(tmp_path).broken()] == [True]
     assert records.running() == sound.job
 
 

@@ -62,6 +62,8 @@ class JobRecords:
         ids = [path.stem for path in self._folder.glob("*.json")]
         found = [job for job_id in ids if (job := self._ended.get(job_id) or self._read(job_id)) is not None]
         self._ended = {job.id: job for job in found if job.ended_at is not None}
+        for gone in self._broken.keys() - {*ids}:
+            self._broken.pop(gone, None)
         ordered = sorted(found, key=lambda job: job.started_at, reverse=True)
         return [_with_heir(job, ordered) for job in ordered]
 
@@ -185,7 +187,6 @@ class JobRecords:
             if job.id != job_id:
                 raise BrokenFileError(f"{path} is broken: it is the record of {job.id!r}")
         except FileNotFoundError:
-            self._broken.pop(job_id, None)
             return None
         except BrokenFileError as error:
             if job_id not in self._broken:

@@ -1,6 +1,5 @@
 """Records of jobs, seen by the process that runs one and by others."""
 
-import json
 import logging
 import os
 import subprocess
@@ -267,18 +266,6 @@ def test_an_outage_of_many_tries_takes_no_other_job_from_the_records(records, mo
     assert records.unfinished() == records.jobs()[0]
 
 
-def test_a_record_that_cannot_be_read_is_passed_over(records, caplog, tmp_path):
-    job = records.begin("loop")
-    job.end("rejected", "worse")
-    folder = tmp_path / "jobs" / "records"
-    (folder / "half.json").write_text('{"id": "ha')
-    (folder / "other.json").write_text(json.dumps({"id": "other"}))
-    assert [job.id for job in records.jobs()] == [job.id]
-    assert "half.json is broken" in caplog.text
-    with pytest.raises(UnknownJobError):
-        records.get("half")
-
-
 def test_only_records_that_may_have_changed_are_read_again(records, monkeypatch):
     for _ in range(3):
         records.begin("loop").end("rejected", "worse")
@@ -291,38 +278,3 @@ def test_only_records_that_may_have_changed_are_read_again(records, monkeypatch)
     assert read == [running.id]
     running.end("accepted", "better")
     assert [job.state for job in records.jobs()] == ["accepted", *3 * ["rejected"]]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"id": "x"}', b"[" * 100_000, None,
-        b'{"id": "ID", "origin": "loop", "state": "accepted", "started_at": "yesterday"}',
-        b'{"id": "ID", "origin": "loop", "state": "paused", "started_at": 1.0}',
-        b'{"id": "ID", "origin": "loop", "state": "accepted", "started_at": 1e300}',
-        b'{"id": "ID", "origin": "loop", "state": "accepted", "started_at": 1.0, "ended_at": NaN}',
-        b'{"id": "../other", "origin": "loop", "state": "running", "started_at": 1.0}',
-    ],
-    ids=lambda content: repr(content)[:40],
-)  # fmt: skip
-def test_a_broken_record_is_passed_over_and_told_once(records, tmp_path, caplog, content):
-    sound = records.begin("loop")
-    path = tmp_path / "jobs" / "records" / "20260101-000000-aaaaaa.json"
-    if content is None:
-        path.mkdir()
-    else:
-        path.write_bytes(content.replace(b"ID", path.stem.encode()))
-    for _ in range(3):
-        assert [job.id for job in records.jobs()] == [sound.id]
-    with pytest.raises(UnknownJobError):
-        records.get(path.stem)
-    assert [str(path) in record.message for record in caplog.records] == [True]
-    assert [str(path) in says for says in JobRecords(tmp_path).broken()] == [True]
-    assert records.running() == sound.job
-
-
-def test_a_record_of_a_later_version_is_read_by_what_is_known_of_it(records, tmp_path):
-    job = records.begin("loop")
-    path = tmp_path / "jobs" / "records" / f"{job.id}.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"mood": "good"}))
-    assert records.get(job.id) == job.job

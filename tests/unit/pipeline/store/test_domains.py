@@ -73,12 +73,12 @@ def test_names_that_were_made_up_make_place_once_they_are_long_unseen(monkeypatc
         names.name(f"d{turn // 40}")
     now[0] += FORGOTTEN_SECONDS - 1
     assert {names.name("invoices") for _ in range(99)} == {OTHER}
-    last = f"d{MAX_NAMES - 1}"
-    assert names.name(last) == last
+    first, last = "d0", f"d{MAX_NAMES - 1}"
+    assert {first: [names.name(first) for _ in range(99)][-1], last: names.name(last)} == {first: first, last: last}
     now[0] += 1
     assert names.name("invoices") == "invoices"
-    assert forgotten == ["d0"]
+    assert forgotten == ["d1"]
     for turn in range(40 * MAX_NAMES):
         names.name(f"e{turn // 40}")
-    assert len(set(forgotten)) == len(forgotten) == MAX_NAMES - 1
-    assert not {last, "invoices"} & set(forgotten), "which were seen since"
+    assert len(set(forgotten)) == len(forgotten) == MAX_NAMES - 2
+    assert not {first, last, "invoices"} & set(forgotten), "which were seen since"

@@ -104,10 +104,8 @@ def _changes(run: Run, need: Need) -> tuple[list[Settings], list[Settings]]:
     for halved in _halved("predistill.batch_tokens", settings.batch_tokens):
         times = settings.batch_tokens // halved["predistill.batch_tokens"]
         slower.append(halved | {"predistill.accumulate": settings.accumulate * times})
-    others = narrower + adapter
-    if settings.method != "qlora" and settings.strategy != "fsdp":  # which cannot share out NF4 weights
-        others.append({"predistill.method": "qlora"})
-    if settings.method != "qlora" and run.device == "cuda":
+    others = narrower + adapter  # NF4 weights are held beside those that they are made of, and save nothing here
+    if settings.method != "qlora" and run.device == "cuda":  # FSDP cannot share out NF4 weights
         numbers = [number for number in (2, 4, 8) if number > settings.devices]
         others += [{"predistill.strategy": "fsdp", "predistill.devices": number} for number in numbers]
     return slower, others

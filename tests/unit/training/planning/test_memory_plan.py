@@ -73,6 +73,23 @@ def test_training_that_does_not_fit_is_refused_with_the_first_change_that_would(
     check(small(), room_for(least), training=False)
 
 
+def test_what_trains_on_one_device_may_be_shared_out_to_the_fewest_that_hold_it(target):
+    small = {"draft": target, "method": "lora", "activation_checkpointing": True, "batch_tokens": 512}
+    one, two, four = (
+        plan_of(settings(target, **small, strategy=strategy, devices=devices))
+        for strategy, devices in (("ddp", 1), ("fsdp", 2), ("fsdp", 4))
+    )
+    for plan, other, devices in ((one, two, 2), (one, four, 4), (two, four, 4)):
+        told = rf"training takes [^;]*: predistill\.strategy: fsdp, predistill\.devices: {devices} saves"
+        with pytest.raises(PlanError, match=told):
+            check(plan, room_for(total(other.training)))
+
+
+def test_nf4_weights_are_never_advised_as_they_take_more_than_an_adapter_alone(small):
+    for less in ({}, {"activation_checkpointing": True, "batch_tokens": 512}):
+        assert total(small(method="qlora", **less).training) > total(small(method="lora", **less).training)
+
+
 def test_a_step_that_was_too_large_is_refused_with_a_change_that_saves_enough(small):
     plan, room = small(), room_for(20 * GB)
     check_step(plan, room, 19 * GB)
@@ -138,6 +155,12 @@ def test_on_a_cpu_the_answers_are_read_into_its_memory(tiny_target):
     check_step(plan, room_for(2 * GB), 1 * GB)
     with pytest.raises(PlanError, match="took 2"):
         check_step(plan, room_for(2 * GB), 2 * GB - 10)
+    two = plan_predistill(
+        config.model_copy(update={"predistill": config.predistill.model_copy(update={"devices": 2})})
+    )
+    check_step(two, room_for(2 * GB), GB - plan.training["recorded answers"])
+    with pytest.raises(PlanError, match="took 2"):
+        check_step(two, room_for(2 * GB), GB)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -14,6 +14,17 @@ from hotdraft.serving.http.access import ANY, is_loopback, local_url, read_admin
 from hotdraft.serving.http.connections import connection_limit
 
 ANSWER_SECONDS = 3.0
+SURVIVED = {
+    "swap_waits": ("adapters", "swaps no version in", "its log says more, as its engines' do"),
+    "adapter_registry": ("adapters", "follows no promotion or rollback", "mend the MLflow store"),
+    "recording": ("recorder", "has lost what it answered", "mend the replay store: it goes on by itself"),
+    "run_dir": (
+        "run_dir",
+        "works in a folder that is not there any more",
+        "move it back, or start the server anew",
+    ),
+}
+"""What a server tells of itself that it serves on in spite of: what that is about, what it does, how to mend it."""
 
 
 def examine_port(config: HotdraftConfig, *, to_serve: bool = False) -> Iterator[Finding]:
@@ -63,8 +74,9 @@ def _tenant(host: str, port: int, mend: str, to_serve: bool) -> Iterator[Finding
         return
     yield ok("port", serves)
     told = _ask(f"{url}/{health}")
-    if waits := told.get("swap_waits"):
-        yield warning("adapters", f"{url} swaps no version in: {waits}", "its log says more, as its engines' do")
+    for name, (about, does, mend) in SURVIVED.items():
+        if why := told.get(name):
+            yield warning(about, f"{url} {does}: {why}", mend)
     unusable = told.get("unusable_adapters")
     for version, why in unusable.items() if isinstance(unusable, dict) else ():
         mend = (

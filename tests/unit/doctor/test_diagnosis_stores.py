@@ -311,6 +311,22 @@ def test_a_server_that_cannot_serve_a_version_is_named(tmp_path, tenant):
     assert only(examine_port(config_of(tmp_path, server={"port": port}))).state == "ok"
 
 
+def test_what_a_server_serves_on_in_spite_of_is_told(tmp_path, tenant):
+    port, handler = tenant
+    handler.body = b'{"version": "1", "draft_version": 3}'
+    handler.bodies = {
+        "/health": b'{"status": "ok", "adapter_registry": "no such file", "recording": "OSError: read-only", '
+        b'"run_dir": "run is another folder"}'
+    }
+    serves, *amiss = examine_port(config_of(tmp_path, server={"port": port}))
+    assert serves.state == "ok"
+    assert [(one.about, one.state, one.says.rpartition(": ")[2]) for one in amiss] == [
+        ("adapters", "warning", "no such file"),
+        ("recorder", "warning", "read-only"),
+        ("run_dir", "warning", "run is another folder"),
+    ]
+
+
 def test_a_port_that_is_free_and_addresses_of_other_machines(tmp_path):
     assert only(examine_port(config_of(tmp_path, server={"port": closed_port()}))).state == "ok"
     assert only(examine_port(config_of(tmp_path, server={"port": 0}))).state == "ok"

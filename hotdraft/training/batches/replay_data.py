@@ -88,8 +88,9 @@ class ReplayDataModule(lightning.LightningDataModule):
             logger.warning(
                 "%d of %d recorded requests are left out, the first: %s", self.left_out, len(rows), first
             )
-        lengths = rows.column("prompt_tokens")
-        fits = batching.fits(lengths) & ours
+        fits = batching.fits(rows.column("prompt_tokens"))
+        self._too_long = int((~fits & ours).sum())
+        fits &= ours
         fits[list(self._sound.faults)] = False
         usable = np.flatnonzero(fits)
         domains, names = rows.domains
@@ -101,7 +102,7 @@ class ReplayDataModule(lightning.LightningDataModule):
         for_gate = held_out(prompts[usable], selection.held_out_fraction)
         train, self._held_out_at = usable[~for_gate], usable[for_gate]
         if not len(train):
-            raise DataError(f"none of {len(rows)} recorded requests can be trained on")
+            raise DataError(f"none of {len(rows)} recorded requests can be trained on, {self.why_left_out}")
         self.train_rows = rows.select(train)
         self._pools = pools(self.train_rows)
         self.batches = partial(PackedBatches, self._sound, train, pools=self._pools, batching=batching)
@@ -156,6 +157,12 @@ class ReplayDataModule(lightning.LightningDataModule):
     def left_out(self) -> int:
         """How many requests contradict themselves or are another target's, of those that were read so far."""
         return self._others + len(self._sound.faults)
+
+    @property
+    def why_left_out(self) -> str:
+        """How many of the requests cannot be used, and why."""
+        of_no_use = f"{self.left_out} of them contradict themselves, are no requests or another target's"
+        return f"{of_no_use}, {self._too_long} have prompts of more than {self._batching.longest} tokens"
 
     def ours(self, rows: ReplayRows) -> ReplayRows:
         """Those of `rows` that today's target may have answered."""

@@ -10,6 +10,8 @@ from hotdraft.training.batches.pools import mix_of
 from hotdraft.training.batches.replay_data import ReplayDataModule
 from hotdraft.training.online.context import JobCancelledError, JobContext, JobError
 
+ADVICE = "let other traffic pass, or set distill.max_length higher where its prompts are longer"
+
 
 @dataclass(frozen=True)
 class Recorded:
@@ -53,16 +55,15 @@ def _open_recorded(context: JobContext) -> Recorded:
             weights_id(config.target),
         )  # fmt: skip
     except DataError as error:
-        raise JobError(str(error)) from error
+        raise JobError(f"{error}: {ADVICE}") from error
     if not len(served(data.train_rows)):
         raise JobError(
-            f"none of {len(served(rows))} recorded requests can be learned from, {data.left_out} of them "
-            "contradict themselves, are no requests or another target's: let other traffic pass"
+            f"none of {len(served(rows))} recorded requests can be learned from, {data.why_left_out}: {ADVICE}"
         )
     held_out = data.held_out_by_domain(mix_of(data.domains, config.distill), config.gate)
     if len(held_out) < config.gate.min_requests:
         raise JobError(
             f"the replay buffer has {len(held_out)} held-out prompts in {len(rows)} requests, "
-            f"{data.left_out} left out, the gate needs {config.gate.min_requests}: let more traffic pass"
+            f"{data.why_left_out}; the gate needs {config.gate.min_requests}: let more traffic pass"
         )
     return Recorded(data, held_out, rows.newest)

@@ -261,3 +261,10 @@ def test_where_all_that_was_served_is_junk_a_draft_that_brings_a_mixture_says_so
     ])  # fmt: skip
     with pytest.raises(JobError, match="none of 30 recorded requests can be learned from, 30 of them contradict"):
         run_job(config, buffer=buffer, registry=AdapterRegistry(config))
+
+
+def test_where_all_prompts_are_too_long_a_job_says_so_and_what_to_set(config, buffer):
+    config = with_distill(config, max_length=2)
+    says = "none of 40 .* 0 of them contradict .*, 40 have prompts of more than 2 tokens: .* distill.max_length"
+    with pytest.raises(JobError, match=says):
+        run_job(config, buffer=buffer, registry=AdapterRegistry(config))

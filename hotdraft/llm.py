@@ -105,12 +105,17 @@ class LLM:
         messages: Sequence[dict[str, str]] | Sequence[Sequence[dict[str, str]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         domain: str = DEFAULT_DOMAIN,
     ) -> list[RequestOutput]:
-        """As `generate`, for one conversation or several, each a list of messages with `role` and `content`."""
+        """As `generate`, for one conversation or several, each a list of messages with `role` and `content`.
+
+        The chat template is told `chat_template_kwargs`, such as ``{"enable_thinking": False}``.
+        """
         one = not messages or isinstance(messages[0], Mapping)
         conversations: Any = [messages] if one else messages
-        token_ids = [encode_chat(self._engine.tokenizer, conversation) for conversation in conversations]
+        told = chat_template_kwargs or {}
+        token_ids = [encode_chat(self._engine.tokenizer, conversation, told) for conversation in conversations]
         return self._answer([None] * len(token_ids), token_ids, sampling_params, domain)
 
     def stream(

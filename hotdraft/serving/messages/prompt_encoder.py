@@ -1,11 +1,14 @@
 """From what a client says to prompt token ids."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
 
@@ -15,6 +18,13 @@ SHORT_CHARACTERS = 20_000
 """Up to here a prompt waits for no longer one."""
 PART_CHARACTERS = 64
 """What a prompt or a message takes, however short it is, is the time of so many."""
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_NOT_TOLD = {
+    "messages",
+    "conversations",
+    *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters,
+}
+"""What the template or its renderer has from us: the conversation, and how its text becomes tokens."""
 
 
 class PromptError(ValueError):
@@ -26,17 +36,22 @@ class PromptError(ValueError):
         self.code = code
 
 
-def encode_chat(tokenizer: Any, messages: Sequence[dict[str, str]], **told: Any) -> list[int]:
+def encode_chat(
+    tokenizer: Any, messages: Sequence[dict[str, str]], told: Mapping[str, Any] = _NOTHING
+) -> list[int]:
     """Token ids of a conversation up to the assistant's turn, by a template that is `told` what else it asks for.
 
-    Raises `PromptError` if the template refuses it.
+    Raises `PromptError` if the template refuses it, and for what is not to be told this way.
     """
     if not tokenizer.chat_template:
         raise PromptError("This model has no chat template; use /v1/completions.", "messages")
+    if name := next((name for name in told if name in _NOT_TOLD), None):
+        says = f"chat_template_kwargs must not have {name}: that is the server's to say"
+        raise PromptError(says, "chat_template_kwargs")
     try:
         # The template writes the special tokens itself, so the text must not get them a second time.
         return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False, **told)
-    except (TemplateError, TypeError) as error:
+    except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
         raise PromptError(f"The chat template refuses these messages: {error}", "messages") from error
 
 
@@ -78,12 +93,12 @@ class PromptEncoder:
         self._short = ThreadPoolExecutor(1, "tokenize-short")
         self._long = ThreadPoolExecutor(1, "tokenize-long")
 
-    async def chat(self, messages: Sequence[dict[str, str]], **told: Any) -> list[int]:
+    async def chat(self, messages: Sequence[dict[str, str]], told: Mapping[str, Any] = _NOTHING) -> list[int]:
         """As `encode_chat`; raises `PromptError` also for one that is too long."""
         characters = sum(len(message["content"]) for message in messages)
         self._check(characters, "messages")
         tokenizer = self._model.tokenizer
-        return await self._beside(characters, len(messages), lambda: encode_chat(tokenizer, messages, **told))
+        return await self._beside(characters, len(messages), lambda: encode_chat(tokenizer, messages, told))
 
     async def texts(self, prompts: Sequence[str | list[int]], add_special_tokens: bool = True) -> list[list[int]]:
         """Each as by `encode_text`; raises `PromptError` also for one that is too long."""

@@ -61,6 +61,16 @@ def test_a_text_its_token_ids_and_each_one_s_own_parameters(llm: LLM) -> None:
     assert [one.token_id for one in three.outputs[0].logprobs or ()] == list(three.outputs[0].token_ids)
 
 
+def test_a_chat_template_is_told_what_it_asks_for(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm._engine.tokenizer, "chat_template", "{{ 'yes' if enable_thinking else 'no' }}")
+    conversation = [{"role": "user", "content": "hello"}]
+    for thinks, length in ((True, 3), (False, 2)):
+        [answer] = llm.chat(conversation, GREEDY, chat_template_kwargs={"enable_thinking": thinks})
+        assert len(answer.prompt_token_ids) == length
+    with pytest.raises(ValueError, match="chat_template_kwargs must not have tools"):
+        llm.chat(conversation, GREEDY, chat_template_kwargs={"tools": []})
+
+
 def test_a_stream_brings_the_same_text_and_may_be_left(llm: LLM) -> None:
     [whole] = llm.generate(PROMPTS[0], GREEDY)
     assert "".join(delta.text for delta in llm.stream(PROMPTS[0], GREEDY)) == whole.outputs[0].text

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
 MAX_PROMPTS = 2048
 MAX_PARTS = 64
@@ -16,6 +16,9 @@ MAX_METADATA = 16
 """OpenAI's bound."""
 MAX_METADATA_LENGTH = 512
 """Likewise."""
+MAX_TEMPLATE_KWARGS = 16
+MAX_TEMPLATE_TEXT = 2048
+"""Characters of one of them."""
 
 
 def _encodable(text: str) -> str:
@@ -39,6 +42,17 @@ Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH), AfterVali
 Stops = Annotated[list[Stop], Field(max_length=MAX_STOP_STRINGS)]
 
 
+def _template_value(value: Any) -> Any:
+    if isinstance(value, list | dict):
+        raise ValueError(f"must be true or false, a number or a text, not {_in_json(value)}")
+    if isinstance(value, str) and len(value) > MAX_TEMPLATE_TEXT:
+        raise ValueError(f"must have at most {MAX_TEMPLATE_TEXT} characters, not {len(value)}")
+    return _encodable(value) if isinstance(value, str) else value
+
+
+TemplateValue = Annotated[Any, PlainValidator(_template_value, json_schema_input_type=bool | float | str | None)]
+
+
 def text_parts(value: Any) -> Any:
     if not isinstance(value, str | list):
         raise ValueError(f"must be a text or a list of parts, not {_in_json(value)}")
@@ -52,7 +66,8 @@ def stop_list(value: Any) -> Any:
 
 
 def _in_json(value: Any) -> str:
-    return {dict: "an object", bool: "true or false", type(None): "null"}.get(type(value), "a number")
+    names = {dict: "an object", list: "a list", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
 
 
 def few_entries(most: int) -> BeforeValidator:

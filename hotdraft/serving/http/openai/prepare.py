@@ -42,7 +42,7 @@ class RequestPreparer:
     ) -> tuple[list[GenerationRequest], ChatBuilder]:
         self._check(body, prompts=1)
         messages = [message.for_template() for message in body.messages]
-        prompt_ids = await unless_gone(client, self._encoder.chat(messages, **body.told_to_template))
+        prompt_ids = await unless_gone(client, self._encoder.chat(messages, body.told_to_template))
         left = self._engine.max_model_len - len(prompt_ids)
         max_tokens = self._max_tokens(body, [prompt_ids], default=left, param="messages")
         builder = ChatBuilder(*self._about("chatcmpl", body))

@@ -23,11 +23,13 @@ from pydantic_core import PydanticCustomError
 from hotdraft.serving.http.openai.chat_message import ChatMessage, RequestModel
 from hotdraft.serving.http.openai.fields import (
     MAX_METADATA,
+    MAX_TEMPLATE_KWARGS,
     Effort,
     Few,
     MetadataText,
     Stop,
     Stops,
+    TemplateValue,
     UnicodeText,
     few_entries,
     few_parts,
@@ -186,12 +188,16 @@ class ChatCompletionRequest(GenerationOptions):
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
     reasoning_effort: Effort | None = Field(None, description="told to the chat template")
+    chat_template_kwargs: Annotated[
+        Annotated[dict[str, TemplateValue], Field(max_length=MAX_TEMPLATE_KWARGS)] | None,
+        few_entries(MAX_TEMPLATE_KWARGS),
+    ] = Field(None, description='likewise, such as {"enable_thinking": false}')
 
     @property
     def told_to_template(self) -> dict[str, Any]:
         """As vLLM does: Qwen3's template goes by `enable_thinking`, others by the effort itself."""
-        effort = self.reasoning_effort
-        return {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort else {}
+        effort, told = self.reasoning_effort, self.chat_template_kwargs or {}
+        return {"enable_thinking": effort != "none", **told, "reasoning_effort": effort} if effort else told
 
     @property
     def wanted_logprobs(self) -> int | None:

@@ -12,7 +12,6 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = {
     "audio": (),
     "bad_words": ([],),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "documents": ([],),
     "ebnf": (),

@@ -55,7 +55,7 @@ def test_unknown_model(client: openai.OpenAI) -> None:
         ({"extra_body": {"typical_p": 0.5}}, "typical_p"),
         ({"extra_body": {"add_generation_prompt": False}}, "add_generation_prompt"),
         ({"extra_body": {"top_k": -2}}, "top_k"),
-        ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, "chat_template_kwargs"),
+        ({"extra_body": {"chat_template": "{{ messages }}"}}, "chat_template"),
         ({"extra_body": {"return_token_ids": True}}, "return_token_ids"),
         ({"extra_body": {"return_prompt_text": True}}, "return_prompt_text"),
         ({"logprobs": True, "extra_body": {"logprob_token_ids": [5]}}, "logprob_token_ids"),

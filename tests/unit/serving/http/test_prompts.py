@@ -1,17 +1,19 @@
 """Prompts are encoded beside the event loop, and not at all for clients that have gone."""
 
 import asyncio
+import json
 import threading
 import time
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerFast
 
 from hotdraft.serving.messages.prompt_encoder import PromptEncoder, PromptError, encode_chat, encode_text
-from tests.unit.serving.http.scripted import ScriptedEngine, make_tokenizer
+from tests.unit.serving.http.scripted import USER, WORDS, ScriptedEngine, make_tokenizer
 
 LONG = "hello " * 300
 """Longer than what is encoded at once."""
@@ -142,3 +144,72 @@ def test_a_template_that_cannot_join_what_it_is_given_is_the_clients_error() -> 
     tokenizer.chat_template = "{{ messages[0].content + 1 }}"
     with pytest.raises(PromptError, match="refuses these messages"):
         encode_chat(tokenizer, [{"role": "user", "content": "hello"}])
+
+
+@pytest.mark.parametrize(
+    ("told", "hears"),
+    [
+        ({}, "hello system:"),
+        ({"chat_template_kwargs": None}, "hello system:"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "be system:"),
+        ({"chat_template_kwargs": {"enable_thinking": True, "of no template": "self"}}, "there system:"),
+        ({"chat_template_kwargs": {"reasoning_effort": "low"}}, "hello user:"),
+        ({"chat_template_kwargs": {}, "reasoning_effort": "none"}, "be brief"),
+        ({"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "none"}, "there brief"),
+        ({"chat_template_kwargs": {"reasoning_effort": "low"}, "reasoning_effort": "none"}, "be brief"),
+    ],
+    ids=str,
+)
+def test_the_chat_template_is_told_what_vllm_would_tell_it(
+    client: openai.OpenAI, engine: ScriptedEngine, told: dict[str, Any], hears: str
+) -> None:
+    engine.tokenizer.chat_template = (
+        "{{ 'hello' if enable_thinking is undefined else 'there' if enable_thinking else 'be' }}"
+        " {{ {'none': 'brief', 'low': 'user:'}[reasoning_effort] | default('system:') }}"
+    )
+    client.chat.completions.create(model="tiny-chat", messages=USER, extra_body=told)
+    assert [WORDS[token] for token in engine.requests[0].prompt_ids] == hears.split()
+
+
+@pytest.mark.parametrize(
+    "name", ["messages", "tools", "chat_template", "tokenize", "add_generation_prompt", "self"]
+)
+def test_a_template_is_told_nothing_in_our_name(client: openai.OpenAI, engine: ScriptedEngine, name: str) -> None:
+    told = {"chat_template_kwargs": {"enable_thinking": True, name: "{{ 1 }}"}}
+    says = f"chat_template_kwargs must not have {name}: that is the server's to say"
+    with pytest.raises(openai.BadRequestError, match=says) as caught:
+        client.chat.completions.create(model="tiny-chat", messages=USER, extra_body=told)
+    assert caught.value.param == "chat_template_kwargs"
+    assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ([], "valid dictionary"),
+        ({"x": {"y": 1}}, "x: must be true or false, a number or a text, not an object"),
+        ({"x": [1]}, "x: must be true or false, a number or a text, not a list"),
+        ({"x": "long" * 1000}, "x: must have at most 2048 characters, not 4000"),
+        ({"x": "\ud800"}, "x: must be valid Unicode text"),
+        ({str(number): [] for number in range(17)}, "at most 16 entries, not 17"),
+    ],
+    ids=lambda case: str(case)[:40],
+)
+def test_what_a_template_may_be_told_is_bounded(url: str, engine: ScriptedEngine, told: object, says: str) -> None:
+    body = {"model": "tiny-chat", "messages": USER, "chat_template_kwargs": told}
+    content, headers = json.dumps(body), {"content-type": "application/json"}  # which spells half a surrogate pair
+    reply = httpx.post(f"{url}/v1/chat/completions", content=content, headers=headers)
+    assert reply.status_code == 400
+    assert says in reply.json()["error"]["message"]
+    assert reply.json()["error"]["param"].startswith("chat_template_kwargs")
+    assert not engine.requests
+
+
+@pytest.mark.parametrize("budget", [10**6, 0, "many", None])
+def test_what_a_template_cannot_reckon_with_is_the_clients_error(
+    client: openai.OpenAI, engine: ScriptedEngine, budget: object
+) -> None:
+    engine.tokenizer.chat_template = "{{ range(budget) | length // budget }}"
+    told = {"chat_template_kwargs": {"budget": budget}}
+    with pytest.raises(openai.BadRequestError, match="The chat template refuses these messages"):
+        client.chat.completions.create(model="tiny-chat", messages=USER, extra_body=told)

@@ -20,8 +20,8 @@ class CompletionOutput:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
-    stop_reason: str | None
-    """The stop string that ended it; None where none did."""
+    stop_reason: str | int | None
+    """The stop string or token that ended it; None for the end-of-sequence token, and where none did."""
     logprobs: tuple[TokenLogprob, ...] | None
     """One for each of `token_ids`; None if they were not asked for."""
 

@@ -198,6 +198,7 @@ class Engine:
                 request,
                 on_delta,
                 self._detokenizer(request),
+                eos_id=None if request.params.ignore_eos else self.tokenizer.eos_token_id,
                 record=recorder is not None and recorder.wants_next(),
                 keeps_states=self.decoder.keeps_states,
             ),
@@ -215,7 +216,7 @@ class Engine:
 
     def _detokenizer(self, request: GenerationRequest) -> Detokenizer:
         """What ends answers is not part of them, special or not, unless it does not end this one."""
-        ends = frozenset() if request.params.ignore_eos else self.eos_ids
+        ends = request.params.ends(self.eos_ids)
         silent = self.special_ids if ends <= self.special_ids else self.special_ids | ends
         return Detokenizer(self.tokenizer.backend_tokenizer, silent, request.prompt_ids)
 

@@ -34,9 +34,11 @@ class Output:
         on_delta: Callable[[OutputDelta], None],
         detokenizer: Detokenizer,
         *,
+        eos_id: int | None = None,
         record: bool = True,
         keeps_states: bool = False,
     ) -> None:
+        """To end with `eos_id` needs no reason; another token that the engine ends the answer at is its reason."""
         self.request = request
         self.is_recorded = record and request.record and not request.params.has_penalties
         """Whether a sample is kept. A penalised answer is not: it does not follow the logged distributions."""
@@ -64,8 +66,10 @@ class Output:
         """Text not yet sent because a stop string might begin in it."""
         self._unsent_ids: list[int] = []
         self._unsent_logprobs: list[TokenLogprob] | None = None if request.params.logprobs is None else []
-        self._stop_reason: str | None = None
-        """The stop string that was found: what its last token began belongs to what was cut off."""
+        self._eos_id = eos_id
+        self._stop_reason: str | int | None = None
+        """The stop string that was found: what its last token began belongs to what was cut off. At the end the
+        token, if no string did it."""
         self._log: list[tuple[np.ndarray, ...]] = []
         self._submitted = time.perf_counter()
         self._first_token: float | None = None
@@ -112,6 +116,8 @@ class Output:
         """
         if reason and self._stop_reason is None:
             self._hold(self._detokenizer.finish())
+            if reason == "stop" and self._stop_reason is None and self.output_ids[-1] != self._eos_id:
+                self._stop_reason = self.output_ids[-1]
         text = self._held if reason else self._held[: len(self._held) - self._stops.possible]
         if not (text or reason):
             return

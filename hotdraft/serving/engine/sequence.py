@@ -42,7 +42,7 @@ class Sequence:
         self.last_round: float | None = None
         """When its last tokens were there, by `time.perf_counter`."""
         self._new_estimates = estimates
-        self._eos_ids = frozenset() if output.request.params.ignore_eos else eos_ids
+        self._ends = output.request.params.ends(eos_ids)
 
     @cached_property
     def estimates(self) -> Estimates:
@@ -85,7 +85,7 @@ class Sequence:
         count = min(int(outcome.num_new[row]), self.left)
         reason: FinishReason | None = "length" if count == self.left else None
         for index, token in enumerate(outcome.token_ids[row, :count].tolist()):
-            if token in self._eos_ids:
+            if token in self._ends:
                 count, reason = index + 1, "stop"
                 break
         self.left -= count

@@ -17,6 +17,8 @@ MAX_LOGPROBS = 20
 
 MAX_BIASED = 300
 """Tokens that a request may bias."""
+MAX_STOP_TOKENS = 128
+"""Tokens beside its own that a request may be ended by."""
 MODEL_TELLS = ("temperature", "top_p", "top_k", "min_p", "epsilon_cutoff", "eta_cutoff")
 """What a request leaves out of these is as the model's `generation_config.json` says."""
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-5, 100.0
@@ -52,6 +54,8 @@ class SamplingParams:
     """Equal seeds give equal text up to rounding, whatever the batch, the draft and k; None draws one."""
     stop: str | Sequence[str] | None = ()
     """One or several; none of them is in the text."""
+    stop_token_ids: Sequence[int] | None = ()
+    """Further tokens that end the answer, as vLLM has it: they are among its tokens and not in its text."""
     ignore_eos: bool = False
     presence_penalty: float = 0.0
     """Taken from the logits of the tokens that the answer has already, as OpenAI defines it."""
@@ -71,6 +75,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if self.stop is None or isinstance(self.stop, str):
             object.__setattr__(self, "stop", () if self.stop is None else (self.stop,))
+        object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", tuple(dict(self.logit_bias).items()))
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
@@ -108,6 +113,10 @@ class SamplingParams:
                 allowed = "token ids from 0, each with -100 to 100"
                 raise ParameterError("logit_bias", f"must be of {allowed}, not {token_id}: {added:g}")
 
+    def ends(self, eos_ids: frozenset[int]) -> frozenset[int]:
+        """Tokens that end the answer, of a model with these `eos_ids`."""
+        return frozenset(self.stop_token_ids or ()) | (frozenset() if self.ignore_eos else eos_ids)
+
     @property
     def stop_strings(self) -> StopStrings:
         return self.stop if isinstance(self.stop, StopStrings) else StopStrings(self.stop or ())
@@ -139,6 +148,16 @@ class SamplingParams:
 
 def _is_whole(number: object) -> bool:
     return isinstance(number, Integral) and not isinstance(number, bool)
+
+
+def _token_ids(stops: object) -> tuple[int, ...]:
+    """Each once. Raises `ParameterError`."""
+    several = () if stops is None else tuple(stops) if isinstance(stops, list | tuple) else (None,)
+    if not all(_is_whole(token_id) and token_id >= 0 for token_id in several):
+        raise ParameterError("stop_token_ids", f"must be a list of token ids, from 0, not {stops!r}")
+    if len(several) > MAX_STOP_TOKENS:
+        raise ParameterError("stop_token_ids", f"must be at most {MAX_STOP_TOKENS} tokens, not {len(several)}")
+    return tuple(dict.fromkeys(several))
 
 
 def _is_number_of_logprobs(number: int | None) -> tuple[bool, str]:
@@ -221,5 +240,5 @@ class OutputDelta:
     """One for each of `token_ids`; None if they were not asked for."""
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     """One for each token of the prompt: in the first delta of a request that asked for them, else None."""
-    stop_reason: str | None = None
-    """The stop string that ended the answer, in its last delta; None where none did."""
+    stop_reason: str | int | None = None
+    """In the last delta the stop string that ended the answer, or the token, if it is not the tokenizer's own."""

@@ -40,6 +40,7 @@ Item = TypeVar("Item")
 Few = Annotated[list[Item], Field(max_length=MAX_PROMPTS)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH), AfterValidator(_encodable)]
 Stops = Annotated[list[Stop], Field(max_length=MAX_STOP_STRINGS)]
+TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 
 
 def _template_value(value: Any) -> Any:

@@ -29,7 +29,7 @@ class ChoiceText:
 
     text: str = ""
     finish_reason: ClientFinishReason | None = None
-    stop_reason: str | None = None
+    stop_reason: str | int | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 

@@ -52,7 +52,7 @@ class ChatChoice(BaseModel):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: ClientFinishReason
-    stop_reason: str | None
+    stop_reason: str | int | None
 
 
 class MessageDelta(BaseModel):
@@ -65,8 +65,8 @@ class ChatChunkChoice(BaseModel):
     delta: MessageDelta
     logprobs: ChatLogprobs | None
     finish_reason: ClientFinishReason | None
-    stop_reason: str | None = None
-    """vLLM's: the stop string that ended the answer, None where none did."""
+    stop_reason: str | int | None = None
+    """vLLM's: the stop string or token that ended the answer, None where none did."""
 
 
 class TextChoice(BaseModel):
@@ -74,7 +74,7 @@ class TextChoice(BaseModel):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: ClientFinishReason | None
-    stop_reason: str | None
+    stop_reason: str | int | None
 
 
 class Envelope(BaseModel):

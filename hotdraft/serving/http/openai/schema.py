@@ -30,6 +30,7 @@ from hotdraft.serving.http.openai.fields import (
     Stop,
     Stops,
     TemplateValue,
+    TokenId,
     UnicodeText,
     few_entries,
     few_parts,
@@ -37,7 +38,7 @@ from hotdraft.serving.http.openai.fields import (
     stop_list,
 )
 from hotdraft.serving.http.openai.unbuilt import refuse_unbuilt
-from hotdraft.serving.messages.request import MAX_BIASED, MODEL_TELLS, SamplingParams
+from hotdraft.serving.messages.request import MAX_BIASED, MAX_STOP_TOKENS, MODEL_TELLS, SamplingParams
 from hotdraft.serving.messages.stop_strings import StopStrings
 
 MAX_MESSAGES = 2048
@@ -92,6 +93,9 @@ class GenerationOptions(RequestModel):
     best_of: int | None = Field(None, ge=1, le=128, description="must be n, if anything")
     stop: Annotated[Stops | None, BeforeValidator(stop_list, json_schema_input_type=Stop | Stops | None)] = Field(
         None, description="strings that end the answer, and are not part of it"
+    )
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = Field(
+        None, description="tokens that end the answer, and are not part of its text"
     )
     ignore_eos: bool | None = False
     stream: bool | None = False
@@ -172,6 +176,7 @@ class GenerationOptions(RequestModel):
         return SamplingParams(
             max_tokens=max_tokens,
             stop=self.stop_strings,
+            stop_token_ids=self.stop_token_ids,
             logit_bias=tuple((self.logit_bias or {}).items()),
             logprobs=self.wanted_logprobs,
             seed=None if self.seed is None else (self.seed + choice + 2**63) % 2**64 - 2**63,

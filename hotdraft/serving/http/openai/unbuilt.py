@@ -40,7 +40,6 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = {
     "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "stop_token_ids": ([],),
     "structured_outputs": (),
     "suffix": ("",),
     "thinking_token_budget": (-1,),

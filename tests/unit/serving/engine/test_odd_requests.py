@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
+from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.load import build_engine
-from hotdraft.serving.messages.request import ParameterError, SamplingParams
-from tests.unit.serving.clients import ask, greedy, request
+from hotdraft.serving.messages.request import GenerationRequest, ParameterError, SamplingParams
+from tests.unit.serving.clients import Client, ask, greedy, request
 
 LIMIT = 61
 """With two drafted tokens, a slot has not one position more than it needs."""
@@ -26,6 +27,14 @@ ODD: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "any first token ends it": ((5, 6), {"max_tokens": 9, "ignore_eos": False}),
     "any first text ends it": ((5, 6), {"max_tokens": 50, "stop": tuple(map(chr, range(32, 127)))}),
 }
+
+
+def finished(engine: Engine, wanted: GenerationRequest) -> Client:
+    client = ask(engine, wanted)
+    for _ in range(wanted.params.max_tokens + 2):
+        engine.step()
+    assert client.done.is_set()
+    return client
 
 
 @pytest.mark.slow
@@ -64,6 +73,47 @@ def test_an_ordinary_token_that_ends_answers_is_no_part_of_them(config: Hotdraft
     engine.step()
     assert client.ids == first.ids
     assert client.text == (first.text if ignore_eos else "") != (first.text if not ignore_eos else "")
+
+
+@pytest.mark.parametrize("k", [0, 2])
+def test_any_token_may_end_an_answer_wherever_in_a_round_it_comes(config: HotdraftConfig, k: int) -> None:
+    engine = build_engine(config.model_copy(update={"draft": config.target}), None)
+    engine.k = k
+    whole = finished(engine, request("whole", max_tokens=30))
+    places = {token: whole.ids.index(token) for token in whole.ids}
+    assert {place % 3 for place in places.values()} == {0, 1, 2}
+    for token, place in places.items():
+        cut = finished(engine, request(f"until {token}", max_tokens=30, stop_token_ids=[200, token]))
+        assert cut.ids == whole.ids[: place + 1]
+        assert (cut.deltas[-1].finish_reason, cut.deltas[-1].stop_reason) == ("stop", token)
+        assert cut.deltas[-1].stats.completion_tokens == place + 1
+        assert cut.deltas[-1].stats.accepted_tokens <= place + 1
+        assert cut.text == (finished(engine, request(f"before {token}", max_tokens=place)).text if place else "")
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_the_end_of_sequence_token_is_a_reason_only_where_it_is_ignored_and_asked_for(
+    config: HotdraftConfig, ignore_eos: bool
+) -> None:
+    engine = build_engine(config, None)
+    wanted = request("r", logit_bias={256: 100}, ignore_eos=ignore_eos, stop_token_ids=[256])
+    last = finished(engine, wanted).deltas[-1]
+    assert (last.token_ids, last.finish_reason) == ((256,), "stop")
+    assert last.stop_reason == (256 if ignore_eos else None)
+
+
+@pytest.mark.parametrize("stops", [5, [-1], ["a"], [True], [1.0], "5"])
+def test_what_is_no_list_of_token_ids_stops_nothing(stops: object) -> None:
+    with pytest.raises(ParameterError, match="stop_token_ids must be a list of token ids, from 0, not "):
+        SamplingParams(stop_token_ids=stops)  # type: ignore[arg-type]
+
+
+def test_few_tokens_end_an_answer_each_of_them_once_and_known_to_the_models(config: HotdraftConfig) -> None:
+    assert SamplingParams(stop_token_ids=[7, 5, 7]).stop_token_ids == (7, 5)
+    with pytest.raises(ParameterError, match="stop_token_ids must be at most 128 tokens, not 129"):
+        SamplingParams(stop_token_ids=list(range(129)))
+    with pytest.raises(ParameterError, match=r"stop_token_ids has token ids outside 0\.\.256"):
+        ask(build_engine(config, None), request("r", stop_token_ids=[5, 257]))
 
 
 def test_a_seed_that_no_tensor_holds_is_refused() -> None:

@@ -11,18 +11,21 @@ from tests.unit.serving.rounds import a_round
 
 TOKENIZER = tiny_tokenizer()
 EOS = 256
+[OTHER_END] = TOKENIZER("~").input_ids
 
 
 class Spoken:
     def __init__(self, record: bool = True, **params: object) -> None:
         self.deltas: list[OutputDelta] = []
         request = GenerationRequest("r", (1, 2), SamplingParams(**{"max_tokens": 100, **params}), record=record)
-        self.output = Output(request, self.deltas.append, Detokenizer(TOKENIZER.backend_tokenizer, {EOS}))
+        detokenizer = Detokenizer(TOKENIZER.backend_tokenizer, {EOS, OTHER_END})
+        self.output = Output(request, self.deltas.append, detokenizer, eos_id=EOS)
 
     def say(self, text: str, *extra: int) -> str | None:
-        """One round of the text's tokens, the end if `EOS` is among them; the reason if it ended."""
+        """One round of the text's tokens, the end if one of those is among them; the reason if it ended."""
         token_ids = [*TOKENIZER(text).input_ids, *extra]
-        reason = self.output.take(a_round(token_ids), 0, len(token_ids), 1) or ("stop" if EOS in extra else None)
+        ends = "stop" if {EOS, OTHER_END} & set(extra) else None
+        reason = self.output.take(a_round(token_ids), 0, len(token_ids), 1) or ends
         self.output.send(reason)
         return reason
 
@@ -80,9 +83,19 @@ def test_the_last_delta_says_which_stop_string_ended_the_answer() -> None:
     for piece in ("so <e", "n", "d> and ###"):
         spoken.say(piece)
     assert [delta.stop_reason for delta in spoken.deltas] == [None, "<end"]
-    spoken = Spoken(stop=("###",))
-    spoken.say("so", EOS)
-    assert spoken.deltas[-1].stop_reason is None
+
+
+@pytest.mark.parametrize(
+    ("stop", "end", "reason"), [((), EOS, None), ((), OTHER_END, OTHER_END), (("o",), OTHER_END, "o")]
+)
+def test_the_last_delta_says_which_token_ended_it_but_for_the_end_of_sequence_token(
+    stop: tuple[str, ...], end: int, reason: str | int | None
+) -> None:
+    spoken = Spoken(stop=stop)
+    spoken.say("s")
+    spoken.say("o", end)
+    assert [delta.stop_reason for delta in spoken.deltas] == [None, reason]
+    assert "".join(spoken.texts) == ("s" if stop else "so")
 
 
 def test_characters_of_several_tokens_are_sent_whole() -> None:

@@ -25,9 +25,20 @@ def unheard(delta: OutputDelta) -> None:
     raise AssertionError("the engine's side tells nobody")
 
 
-@pytest.mark.parametrize(("ignore_eos", "reason", "length"), [(False, "stop", 3), (True, "length", 5)])
-def test_the_end_within_a_round_drops_what_follows(ignore_eos: bool, reason: str, length: int) -> None:
-    under_test = sequence(max_tokens=5, ignore_eos=ignore_eos)
+@pytest.mark.parametrize(
+    ("params", "reason", "length"),
+    [
+        ({}, "stop", 3),
+        ({"ignore_eos": True}, "length", 5),
+        ({"stop_token_ids": [98]}, "stop", 2),
+        ({"stop_token_ids": [70, 71]}, "stop", 3),
+        ({"ignore_eos": True, "stop_token_ids": [71, 70]}, "stop", 4),
+        ({"ignore_eos": True, "stop_token_ids": [EOS]}, "stop", 3),
+    ],
+    ids=str,
+)
+def test_the_end_within_a_round_drops_what_follows(params: dict[str, object], reason: str, length: int) -> None:
+    under_test = sequence(max_tokens=5, **params)
     assert under_test.advance(a_round([97, 98, EOS, 70, 71, 72]), 0) == (length, reason)
     assert under_test.left == 5 - length
 

@@ -43,7 +43,7 @@ class ScriptedEngine:
 
     script: tuple[str, ...] = ("Hi", "", " you", " there")
     ending: FinishReason | None = "stop"
-    stop_reason: str | None = None
+    stop_reason: str | int | None = None
     refusal: Exception | None = None
     room: int = 1000
     """Requests it takes."""

@@ -158,15 +158,17 @@ def test_chat_stream(client: openai.OpenAI) -> None:
     assert all("hotdraft" not in chunk.model_extra for chunk in chunks[:-1])
 
 
-@pytest.mark.parametrize("reason", ["###", None])
+@pytest.mark.parametrize("reason", ["###", 5, None])
 @pytest.mark.parametrize("endpoint", ["chat", "text"])
-def test_the_stop_string_that_ended_an_answer_is_told_as_vllm_does(
-    client: openai.OpenAI, engine: ScriptedEngine, endpoint: str, reason: str | None
+def test_the_stop_string_or_token_that_ended_an_answer_is_told_as_vllm_does(
+    client: openai.OpenAI, engine: ScriptedEngine, endpoint: str, reason: str | int | None
 ) -> None:
     engine.stop_reason = reason
-    asked = {"messages": USER} if endpoint == "chat" else {"prompt": "hello"}
+    asked: dict = {"messages": USER} if endpoint == "chat" else {"prompt": "hello"}
+    asked |= {"stop": "###", "extra_body": {"stop_token_ids": [5, 7]}}
     create = client.chat.completions.create if endpoint == "chat" else client.completions.create
     assert create(model="tiny-chat", **asked).choices[0].stop_reason == reason
+    assert engine.requests[0].params.stop_token_ids == (5, 7)
     *_, last = create(model="tiny-chat", stream=True, **asked)
     assert last.choices[0].stop_reason == reason
 

@@ -69,9 +69,10 @@ def _build(config: HotdraftConfig, buffer: ReplayBuffer | None, on_step: Callabl
     if config.draft is not None:
         on_step(f"loading {config.draft}")
         draft = load_causal_lm(config.draft, dtype=dtype, device=device, attn_implementation=ATTENTION)
-    eos_ids, sampling_defaults = _eos_ids(target, tokenizer.eos_token_id), _sampling_defaults(target)
     models = [target] if draft is None else [target, draft]  # of which either may be padded further
-    vocabulary = draft_vocabulary(config, min(model.config.get_text_config().vocab_size for model in models))
+    vocab_size = min(model.config.get_text_config().vocab_size for model in models)
+    eos_ids = _eos_ids(target, tokenizer.eos_token_id, vocab_size)
+    sampling_defaults, vocabulary = _sampling_defaults(target), draft_vocabulary(config, vocab_size)
     try:
         decoder = build_decoder(
             target,
@@ -134,10 +135,11 @@ def draft_ranking(config: HotdraftConfig) -> Tensor | None:
     return read_vocabulary(local_folder(config.draft), own)
 
 
-def _eos_ids(model: PreTrainedModel, tokenizer_eos: int | None) -> frozenset[int]:
+def _eos_ids(model: PreTrainedModel, tokenizer_eos: int | None, vocab_size: int) -> frozenset[int]:
+    """Those that can come: a configuration may name others."""
     configured = model.generation_config.eos_token_id if model.generation_config is not None else None
     ids = configured if isinstance(configured, list) else [configured]
-    return frozenset(int(token) for token in [*ids, tokenizer_eos] if token is not None)
+    return frozenset(token for token in [*ids, tokenizer_eos] if token is not None and 0 <= token < vocab_size)
 
 
 def _sampling_defaults(model: PreTrainedModel) -> dict[str, float]:

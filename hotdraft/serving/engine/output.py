@@ -89,7 +89,8 @@ class Output:
         stopped = False
         for token in outcome.token_ids[row, :length].tolist():
             taken.append(token)
-            stopped = self._hold(self._detokenizer.step(token))
+            has_enough = len(self.output_ids) + len(taken) > self.request.params.min_tokens
+            stopped = self._hold(self._detokenizer.step(token), may_stop=has_enough)
             if stopped:
                 break
         examined_here = max(0, min(len(taken), proposed, accepted + 1) - guessed)
@@ -216,11 +217,11 @@ class Output:
             )
         )
 
-    def _hold(self, piece: str) -> bool:
+    def _hold(self, piece: str, *, may_stop: bool = True) -> bool:
         """Take new text in; whether a stop string is complete, which is then cut off with what follows."""
         found, before = self._stops.read(piece), len(self._held)
         self._held += piece
-        if found is None:
+        if found is None or not may_stop:
             return False
         begins, ends = (before + place for place in found)
         self._held, self._stop_reason = self._held[:begins], self._held[begins:ends]

@@ -18,7 +18,7 @@ from hotdraft.serving.messages.request import FinishReason, GenerationRequest
 from hotdraft.serving.models.track import MIN_SHARED
 from hotdraft.serving.proposers.plan import ProposalPlan
 from hotdraft.serving.proposers.suffixes import NOTHING, Guess
-from hotdraft.serving.sampling.logits import SamplingBatch
+from hotdraft.serving.sampling.logits import SamplingBatch, Withheld
 
 
 class RoundPlan(NamedTuple):
@@ -53,6 +53,8 @@ class Scheduler:
         self._waiting = Waiting(max_queue)
         self._lock = threading.Lock()
         self._sampling: SamplingBatch | None = None
+        self._withheld: list[Withheld | None] = []
+        """What that was made with."""
 
     @property
     def num_running(self) -> int:
@@ -136,9 +138,11 @@ class Scheduler:
     def plan(self) -> RoundPlan:
         """The next round, of all that run."""
         running = list(self.running)
-        if self._sampling is None:
-            params = [sequence.request.params for sequence in running]
-            self._sampling = SamplingBatch.of(params, [s.seed for s in running], self._decoder.device)
+        withheld = [sequence.withheld for sequence in running]
+        if self._sampling is None or withheld != self._withheld:
+            params, seeds = [one.request.params for one in running], [one.seed for one in running]
+            self._sampling = SamplingBatch.of(params, seeds, self._decoder.device, withheld)
+            self._withheld = withheld
         context = max(self._decoder.slots.lengths[: len(running)])
         setting = RoundSetting(len(running), context, self._sampling.kind)
         k = self._k_choice.k

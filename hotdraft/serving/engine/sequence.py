@@ -12,6 +12,7 @@ from hotdraft.serving.engine.output import Output
 from hotdraft.serving.messages.request import FinishReason, GenerationRequest
 from hotdraft.serving.proposers.acceptance import Estimates
 from hotdraft.serving.proposers.suffixes import Guess
+from hotdraft.serving.sampling.logits import Withheld
 
 
 class Sequence:
@@ -43,6 +44,8 @@ class Sequence:
         """When its last tokens were there, by `time.perf_counter`."""
         self._new_estimates = estimates
         self._ends = output.request.params.ends(eos_ids)
+        self.withheld = _withheld(output.request, eos_ids)
+        """What would end it, until it has its `min_tokens`."""
 
     @cached_property
     def estimates(self) -> Estimates:
@@ -89,4 +92,14 @@ class Sequence:
                 count, reason = index + 1, "stop"
                 break
         self.left -= count
+        if self.withheld and self.request.params.max_tokens - self.left >= self.request.params.min_tokens:
+            self.withheld = None
         return count, reason
+
+
+def _withheld(request: GenerationRequest, eos_ids: frozenset[int]) -> Withheld | None:
+    """Ends of text too that it ignores, as vLLM has it."""
+    params = request.params
+    if not params.min_tokens:
+        return None
+    return Withheld(eos_ids | params.ends(eos_ids), len(request.prompt_ids) + params.min_tokens)

@@ -23,8 +23,9 @@ MODEL_TELLS = ("temperature", "top_p", "top_k", "min_p", "epsilon_cutoff", "eta_
 """What a request leaves out of these is as the model's `generation_config.json` says."""
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-5, 100.0
 """The former is vLLM's as well, which has no latter."""
-_WHOLE_NUMBERS = {"max_tokens": False, "top_k": False, "seed": True, "logprobs": True, "prompt_logprobs": True}
-"""And whether each may be None."""
+_WHOLE_NUMBERS = ("max_tokens", "min_tokens", "top_k")
+_OR_NONE = ("seed", "logprobs", "prompt_logprobs")
+"""Whole numbers likewise."""
 
 
 class ParameterError(ValueError):
@@ -57,6 +58,8 @@ class SamplingParams:
     stop_token_ids: Sequence[int] | None = ()
     """Further tokens that end the answer, as vLLM has it: they are among its tokens and not in its text."""
     ignore_eos: bool = False
+    min_tokens: int = 0
+    """Before there are so many no token comes that ends answers, and no stop string ends this one."""
     presence_penalty: float = 0.0
     """Taken from the logits of the tokens that the answer has already, as OpenAI defines it."""
     frequency_penalty: float = 0.0
@@ -81,12 +84,13 @@ class SamplingParams:
             object.__setattr__(self, "top_k", 0)
         if 0 < self.temperature < MIN_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
-        for field, may_be_none in _WHOLE_NUMBERS.items():
+        for field in (*_WHOLE_NUMBERS, *_OR_NONE):
             number = getattr(self, field)
-            if not (_is_whole(number) or (number is None and may_be_none)):
+            if not (_is_whole(number) or (number is None and field in _OR_NONE)):
                 raise ParameterError(field, f"must be a whole number, not {number!r}")
         checks = {
             "max_tokens": (self.max_tokens >= 1, "at least 1"),
+            "min_tokens": (0 <= self.min_tokens <= self.max_tokens, f"from 0 to max_tokens, {self.max_tokens}"),
             "temperature": (0 <= self.temperature <= MAX_TEMPERATURE, f"between 0 and {MAX_TEMPERATURE:g}"),
             "top_k": (0 <= self.top_k < 2**31, "0 (off) or more, below 2^31"),
             "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
@@ -138,7 +142,7 @@ class SamplingParams:
     @property
     def has_penalties(self) -> bool:
         """Whether tokens are drawn from other logits than the target's own."""
-        return self.is_counted or len(self.logit_bias) > 0
+        return self.is_counted or len(self.logit_bias) > 0 or self.min_tokens > 0
 
     @property
     def is_counted(self) -> bool:

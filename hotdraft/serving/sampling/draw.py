@@ -46,7 +46,7 @@ def draw(
     logits = (logits[..., :vocab_size] if vocabulary is None else logits).float()
     if sampling.any_penalised:
         known = counts if counts is None or vocabulary is None else counts[:, vocabulary]
-        logits = penalise(logits, known, sampling, vocabulary=vocabulary)
+        logits = penalise(logits, position, known, sampling, vocabulary=vocabulary)
     drawn_from = Distributions.of(logits, sampling, vocabulary, vocab_size)
     token_ids = _sample(drawn_from, position, seeds, sampling)
     return Drawn(token_ids, None if sampling.all_chosen else drawn_from, sound[:, 0])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -10,6 +11,17 @@ from hotdraft.serving.messages.request import SamplingParams
 
 Rows = slice | torch.Tensor | None
 """Some rows of a batch: all, those of int64 indices, or none. A slice makes a view where indices copy."""
+
+_NEVER = -1e30
+"""Added to a logit that is to have no chance; a sum of them is a number too."""
+_FOR_EVER = 2**62
+
+
+class Withheld(NamedTuple):
+    """Tokens that may not come at positions before `until`."""
+
+    token_ids: frozenset[int]
+    until: int
 
 
 @dataclass(frozen=True)
@@ -41,13 +53,20 @@ class SamplingBatch:
     """Whether some row is penalised by how often its tokens came."""
     any_repetition: bool
     """Whether for some row the tokens of its prompt came as well."""
-    biased: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
-    """Rows, token ids and what is added to their logits, [M] each; None if no row has any."""
+    biased: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None
+    """Rows, token ids, what is added to their logits, before which position: [M] each, None if no row has any."""
     any_logprobs: bool
     """True: some request is told the log-probs of its tokens."""
 
     @classmethod
-    def of(cls, params: Sequence[SamplingParams], seeds: Sequence[int], device: torch.device) -> "SamplingBatch":
+    def of(
+        cls,
+        params: Sequence[SamplingParams],
+        seeds: Sequence[int],
+        device: torch.device,
+        withheld: Sequence[Withheld | None] = (),
+    ) -> "SamplingBatch":
+        """`withheld` is of each row, if of any."""
         penalties = [(p.presence_penalty, p.frequency_penalty, p.repetition_penalty) for p in params]
         numbers = [(p.temperature, p.top_p, p.min_p, *its) for p, its in zip(params, penalties, strict=True)]
         columns = sent(list(zip(*numbers, strict=True)), torch.float32, device)[..., None]  # one copy, not six
@@ -81,7 +100,7 @@ class SamplingBatch:
             ),
             any_counted=any(p.is_counted for p in params),
             any_repetition=any(p.repetition_penalty != 1 for p in params),
-            biased=_biased(params, device),
+            biased=_biased(params, withheld, device),
             any_logprobs=any(p.logprobs is not None for p in params),
         )
 
@@ -114,16 +133,19 @@ def _cutoffs(params: Sequence[SamplingParams], device: torch.device) -> torch.Te
 
 
 def _biased(
-    params: Sequence[SamplingParams], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    entries = [(row, token_id, bias) for row, one in enumerate(params) for token_id, bias in one.biases]
+    params: Sequence[SamplingParams], withheld: Sequence[Withheld | None], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    entries = [(row, token_id, bias, _FOR_EVER) for row, one in enumerate(params) for token_id, bias in one.biases]
+    for row, held in enumerate(withheld):
+        entries += [(row, token_id, _NEVER, held.until) for token_id in held.token_ids] if held else []
     if not entries:
         return None
     # as few shapes as there are powers of two: each is a CUDA graph
-    entries += [(0, 0, 0.0)] * ((1 << (len(entries) - 1).bit_length()) - len(entries))
-    rows, token_ids, biases = zip(*entries, strict=True)
+    entries += [(0, 0, 0.0, 0)] * ((1 << (len(entries) - 1).bit_length()) - len(entries))
+    rows, token_ids, biases, until = zip(*entries, strict=True)
     return (
         sent(rows, torch.int64, device),
         sent(token_ids, torch.int64, device),
         sent(biases, torch.float32, device),
+        sent(until, torch.int64, device),
     )

@@ -47,6 +47,7 @@ class AnswerTokens(NamedTuple):
 
 def penalise(
     logits: Tensor,
+    positions: Tensor,
     counts: Tensor | None,
     sampling: SamplingBatch,
     drafted_ids: Tensor | None = None,
@@ -54,11 +55,12 @@ def penalise(
 ) -> Tensor:
     """Float32 logits [B, T, N] with their bias, less the penalties of tokens that came `counts` [B, N] times.
 
-    With `drafted_ids` [B, T-1] one more of them has come at each position after the first. `vocabulary` [N],
-    ascending, names the tokens, if they are not all. Without `counts` there are biases only.
+    `positions` int64 [B, T] are those that the tokens will have. With `drafted_ids` [B, T-1] one more of them has
+    come at each position after the first. `vocabulary` [N], ascending, names the tokens, if they are not all.
+    Without `counts` there are biases only.
     """
     if sampling.biased is not None:
-        logits = _with_biases(logits, sampling.biased, vocabulary)
+        logits = _with_biases(logits, positions, sampling.biased, vocabulary)
     if counts is None:
         return logits
     penalised = _penalised(logits, counts[:, None], sampling)
@@ -69,14 +71,16 @@ def penalise(
     return penalised
 
 
-def _with_biases(logits: Tensor, biased: tuple[Tensor, Tensor, Tensor], vocabulary: Tensor | None) -> Tensor:
-    rows, token_ids, biases = biased
+def _with_biases(
+    logits: Tensor, positions: Tensor, biased: tuple[Tensor, Tensor, Tensor, Tensor], vocabulary: Tensor | None
+) -> Tensor:
+    rows, token_ids, biases, until = biased
     if vocabulary is not None:
         columns = torch.searchsorted(vocabulary, token_ids).clamp_max(len(vocabulary) - 1)
         token_ids, biases = columns, torch.where(vocabulary[columns] == token_ids, biases, 0.0)
-    positions = torch.arange(logits.shape[1], device=logits.device)
-    at = (rows[:, None], positions, token_ids[:, None])
-    return logits.index_put(at, biases[:, None].expand(-1, len(positions)), accumulate=True)
+    at = (rows[:, None], torch.arange(logits.shape[1], device=logits.device), token_ids[:, None])
+    added = torch.where(positions[rows] < until[:, None], biases[:, None], 0.0)
+    return logits.index_put(at, added, accumulate=True)
 
 
 def _penalised(logits: Tensor, counts: Tensor, sampling: SamplingBatch) -> Tensor:

@@ -44,7 +44,7 @@ def verify(
     """
     sound = are_sound(logits).all(1)
     if sampling.any_penalised:
-        logits = penalise(logits, counts, sampling, proposal.token_ids)
+        logits = penalise(logits, positions, counts, sampling, proposal.token_ids)
     target = Distributions.of(logits, sampling)
     drafted_ids, drafted = proposal.token_ids, proposal.drafted
     if not sampling.all_chosen:

@@ -40,6 +40,9 @@ PENALISED = replace(PLAIN, presence_penalty=0.5, frequency_penalty=-1.5, repetit
 PROMPT = (1, 2, 3, 4)
 BIASED = replace(PLAIN, logit_bias=((2, 1.5), (4, -100.0), (11, 0.7)))
 FILTERED = replace(PLAIN, top_p=0.9)
+ENDS = frozenset({1, 6})
+"""Tokens that no answer is ended by, as each ignores them, and none begins with that has a least length."""
+AT_LEAST = replace(PLAIN, min_tokens=2)
 RANK = 4
 KNOWN = torch.tensor([0, 2, 3, 5, 8, 10])
 """All that a trimmed draft knows."""
@@ -73,11 +76,13 @@ def exact_marginals(target: str, params: SamplingParams) -> torch.Tensor:
     model = load_causal_lm(target)
     contexts, weights = torch.tensor([PROMPT]), torch.ones(1, dtype=torch.float64)
     marginals = []
-    for _ in range(LENGTH):
+    for length in range(LENGTH):
         with torch.no_grad():
             logits = model(contexts).logits[:, -1].double()
         for token, bias in params.logit_bias:
             logits[:, token] += bias
+        if length < params.min_tokens:
+            logits[:, list(ENDS)] = -torch.inf
         came, less = one_hot(contexts, VOCABULARY).sum(1) > 0, params.repetition_penalty
         logits = torch.where(came, torch.where(logits > 0, logits / less, logits * less), logits)
         counts = one_hot(contexts[:, len(PROMPT) :], VOCABULARY).sum(1)
@@ -121,7 +126,7 @@ def frequencies(
         draft_vocabulary=KNOWN if trimmed else None,
     )
     guesses = Guessing(TextMemory(1 << 16), MAX_K) if guessing else None
-    engine = Engine(decoder, tiny_tokenizer(), k=k, max_queue=SAMPLES, guessing=guesses)
+    engine = Engine(decoder, tiny_tokenizer(), k=k, max_queue=SAMPLES, guessing=guesses, eos_ids=ENDS)
     engine.k_choice.adaptive = AnyMixture(COSTS, MAX_K) if guessing else Unlearning(COSTS, MAX_K)
     swapper = HotSwapper(engine, fingerprint(draft), KNOWN if trimmed else None)
     drafts = stage(engine, swapper, [None, *adapters])
@@ -198,6 +203,9 @@ CASES = [
     ("auto", True, FILTERED, False, True),
     ("auto", True, BIASED, False, True),
     (3, False, BIASED, True, False),
+    (3, False, AT_LEAST, False, False),
+    ("auto", True, AT_LEAST, False, True),
+    (3, True, AT_LEAST, True, False),
 ]
 READING_STATES = [
     (3, False, PLAIN, False, False),

@@ -74,6 +74,7 @@ class GenerationOptions(RequestModel):
     max_completion_tokens: int | None = Field(
         None, ge=1, lt=2**31, description="newer name of max_tokens; wins over it"
     )
+    min_tokens: int | None = Field(0, ge=0, lt=2**31, description="before which nothing ends the answer")
     temperature: float | None = Field(None, ge=0, le=2, description="the model's own if absent, else 1")
     top_p: float | None = Field(None, gt=0, le=1, description="the model's own if absent, else 1")
     top_k: int | None = Field(
@@ -170,7 +171,7 @@ class GenerationOptions(RequestModel):
         `defaults` stand before those of `SamplingParams`. Answers differ in their seeds, the first of them has that
         of the request. Raises ValueError.
         """
-        others = ("ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty")
+        others = ("min_tokens", "ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty")
         told = {name: value for name in (*MODEL_TELLS, *others) if (value := getattr(self, name)) is not None}
         given: dict[str, Any] = {**defaults, **told}
         return SamplingParams(

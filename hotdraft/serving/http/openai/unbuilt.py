@@ -28,7 +28,6 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = {
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
     "logprob_token_ids": ([],),
-    "min_tokens": (0,),
     "modalities": (["text"],),
     "prompt_embeds": (),
     "prompt_logprobs": (),

@@ -1,5 +1,6 @@
 """Requests at the edge of what is allowed, beside ordinary ones, which notice nothing."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.serving.engine.engine import Engine
 from hotdraft.serving.engine.load import build_engine
 from hotdraft.serving.messages.request import GenerationRequest, ParameterError, SamplingParams
+from tests.models import save, tiny_llama
 from tests.unit.serving.clients import Client, ask, greedy, request
 
 LIMIT = 61
@@ -102,6 +104,48 @@ def test_the_end_of_sequence_token_is_a_reason_only_where_it_is_ignored_and_aske
     assert last.stop_reason == (256 if ignore_eos else None)
 
 
+@pytest.mark.parametrize("k", [0, 2])
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_nothing_ends_an_answer_before_it_has_its_least_tokens(
+    config: HotdraftConfig, tiny_target: str, ignore_eos: bool, k: int
+) -> None:
+    """The model would have each token be one that ends answers."""
+    engine = build_engine(config, None)
+    engine.k = k
+    wish = {"logit_bias": {256: 100, 65: 50}, "ignore_eos": ignore_eos, "stop_token_ids": [65]}
+    assert finished(engine, request("at once", **wish)).ids == ([256] * 12 if ignore_eos else [256])
+    expected = [*greedy(tiny_target, (1, 2, 3), 5), 256]
+    assert not {65, 256} & set(expected[:5])
+    assert finished(engine, request("later", min_tokens=5, **wish)).ids == expected + [256] * (
+        6 if ignore_eos else 0
+    )
+    assert finished(engine, request("at the end", min_tokens=5, max_tokens=5, **wish)).ids == expected[:5]
+    assert not any(engine.failures.values())
+
+
+def test_an_end_of_text_that_no_model_knows_is_none(config: HotdraftConfig, tmp_path: Path) -> None:
+    target = tiny_llama(layers=1, seed=1)
+    target.generation_config.eos_token_id = [255, 300]
+    engine = build_engine(config.model_copy(update={"target": save(target, tmp_path), "draft": None}), None)
+    assert engine.eos_ids == {255, 256}
+    assert len(finished(engine, request("r", min_tokens=5)).ids) == 12
+
+
+def test_an_answer_that_has_its_least_tokens_is_judged_as_others_are_again(config: HotdraftConfig) -> None:
+    engine = build_engine(config, None)
+    engine.k = 0
+    ask(engine, request("r", min_tokens=3))
+    for tokens in range(1, 6):
+        engine.step()
+        assert engine.scheduler.plan().sampling.is_greedy == (tokens >= 3)
+
+
+@pytest.mark.parametrize("least", [-1, 17])
+def test_the_least_tokens_are_no_more_than_the_most(least: int) -> None:
+    with pytest.raises(ParameterError, match=f"min_tokens must be from 0 to max_tokens, 16, not {least}"):
+        SamplingParams(min_tokens=least)
+
+
 @pytest.mark.parametrize("stops", [5, [-1], ["a"], [True], [1.0], "5"])
 def test_what_is_no_list_of_token_ids_stops_nothing(stops: object) -> None:
     with pytest.raises(ParameterError, match="stop_token_ids must be a list of token ids, from 0, not "):
@@ -122,7 +166,7 @@ def test_a_seed_that_no_tensor_holds_is_refused() -> None:
             SamplingParams(seed=seed)
 
 
-@pytest.mark.parametrize("field", ["max_tokens", "top_k", "seed", "logprobs", "prompt_logprobs"])
+@pytest.mark.parametrize("field", ["max_tokens", "min_tokens", "top_k", "seed", "logprobs", "prompt_logprobs"])
 @pytest.mark.parametrize("number", [2.5, True, "2"])
 def test_what_is_no_whole_number_is_refused_by_name_before_a_round(field: str, number: object) -> None:
     with pytest.raises(ParameterError, match=f"{field}.*whole number"):

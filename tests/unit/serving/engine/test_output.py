@@ -98,6 +98,19 @@ def test_the_last_delta_says_which_token_ended_it_but_for_the_end_of_sequence_to
     assert "".join(spoken.texts) == ("s" if stop else "so")
 
 
+@pytest.mark.parametrize(
+    ("stop", "text"), [("b", "abcde"), ("c", "abcde"), ("d", "abc"), ("cd", "ab"), ("bc", "abcde")]
+)
+def test_a_stop_string_ends_nothing_that_has_not_its_least_tokens(stop: str, text: str) -> None:
+    spoken = Spoken(stop=stop, min_tokens=3)
+    for piece in ("ab", "cd", "e"):
+        if spoken.say(piece):
+            break
+    else:
+        spoken.say("", EOS)
+    assert "".join(spoken.texts) == text
+
+
 def test_characters_of_several_tokens_are_sent_whole() -> None:
     spoken = Spoken()
     tokens = TOKENIZER("né☃").input_ids
@@ -217,8 +230,9 @@ def test_who_asks_not_to_be_recorded_is_not() -> None:
     assert spoken.output.sample() is None
 
 
-def test_a_penalised_answer_is_not_recorded() -> None:
-    spoken = Spoken(presence_penalty=0.5)
+@pytest.mark.parametrize("params", [{"presence_penalty": 0.5}, {"logit_bias": {5: 1}}, {"min_tokens": 1}], ids=str)
+def test_a_penalised_answer_is_not_recorded(params: dict[str, object]) -> None:
+    spoken = Spoken(**params)
     spoken.output.take(a_round([70, 71], log=True), 0, 2, 3)
     assert spoken.output.sample() is None
 

@@ -13,7 +13,7 @@ from hotdraft.serving.graphs.graphed_function import GraphedFunction
 from hotdraft.serving.graphs.recurring import RECURS, GraphCounts
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.sampling.draw import Drawing, draw
-from hotdraft.serving.sampling.logits import SamplingBatch
+from hotdraft.serving.sampling.logits import SamplingBatch, Withheld
 from hotdraft.serving.sampling.penalties import AnswerTokens
 from hotdraft.serving.sampling.verify import verify
 from tests.unit.serving.graphs.recorded import RecordedGraphs
@@ -27,13 +27,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "seeded": {"temperature": 0.8, "seed": 7},
     "seeded, top_p": {"temperature": 0.8, "seed": 7, "top_p": 0.9},
     "penalised": {"temperature": 0.8, "presence_penalty": 0.5, "repetition_penalty": 1.2},
-    "biased": {"temperature": 0.8, "logit_bias": ((3, 1.0),)},
+    "biased, withheld": {"temperature": 0.8, "logit_bias": ((3, 1.0),), "min_tokens": 3},
 }
 
 
 def batch(some: dict[str, Any]) -> SamplingBatch:
     """A row of that kind and a greedy one."""
-    return SamplingBatch.of([SamplingParams(**some), SamplingParams(temperature=0)], [7, 9], torch.device("cpu"))
+    params = [SamplingParams(**some), SamplingParams(temperature=0)]
+    held = [Withheld(frozenset(range(60)), 7) if some.get("min_tokens") else None, None]
+    return SamplingBatch.of(params, [7, 9], torch.device("cpu"), held)
 
 
 def whole_round(draw: Any, verify: Any, sampling: SamplingBatch, seed: int) -> list[Tensor]:

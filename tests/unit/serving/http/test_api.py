@@ -165,10 +165,10 @@ def test_the_stop_string_or_token_that_ended_an_answer_is_told_as_vllm_does(
 ) -> None:
     engine.stop_reason = reason
     asked: dict = {"messages": USER} if endpoint == "chat" else {"prompt": "hello"}
-    asked |= {"stop": "###", "extra_body": {"stop_token_ids": [5, 7]}}
+    asked |= {"stop": "###", "extra_body": {"stop_token_ids": [5, 7], "min_tokens": 3}}
     create = client.chat.completions.create if endpoint == "chat" else client.completions.create
     assert create(model="tiny-chat", **asked).choices[0].stop_reason == reason
-    assert engine.requests[0].params.stop_token_ids == (5, 7)
+    assert (engine.requests[0].params.stop_token_ids, engine.requests[0].params.min_tokens) == ((5, 7), 3)
     *_, last = create(model="tiny-chat", stream=True, **asked)
     assert last.choices[0].stop_reason == reason
 

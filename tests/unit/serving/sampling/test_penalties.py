@@ -13,6 +13,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from hotdraft.pipeline.models.loading import load_causal_lm
 from hotdraft.serving.messages.request import SamplingParams
 from hotdraft.serving.proposers.plan import ProposalPlan
+from hotdraft.serving.sampling.logits import SamplingBatch, Withheld
 from hotdraft.serving.sampling.penalties import IN_PROMPT, AnswerTokens, penalise
 from tests.unit.serving.decoders import (
     GREEDY,
@@ -39,6 +40,11 @@ PARAMS = [
 """One for each of `PROMPTS`."""
 
 
+def positions(length: int) -> torch.Tensor:
+    """Some, which matter to nothing but what is withheld."""
+    return torch.zeros(len(PARAMS), length, dtype=torch.int64)
+
+
 def test_counting() -> None:
     token_ids = torch.tensor([[3, 3, 1, 3, 0, 0], [2, 2, 2, 1, 4, 0]])
     counts = AnswerTokens(token_ids, torch.tensor([[1], [3]]), torch.tensor([[4], [3]]), 5).counts()
@@ -63,10 +69,10 @@ def test_what_was_drafted_is_penalised_as_if_all_were_counted_at_each_position(k
     counts += IN_PROMPT * torch.randint(0, 2, counts.shape, generator=generator)
     sampling = batch(PARAMS)
     drafted = F.one_hot(drafted_ids, 250).cumsum(1)
-    penalised = penalise(logits, counts, sampling, drafted_ids)
+    penalised = penalise(logits, positions(k + 1), counts, sampling, drafted_ids)
     for position in range(k + 1):
         came = counts if position == 0 else counts + drafted[:, position - 1]
-        alone = penalise(logits[:, position : position + 1], came, sampling)
+        alone = penalise(logits[:, position : position + 1], positions(1), came, sampling)
         assert torch.equal(penalised[:, position : position + 1], alone), "as the draft is, to the bit"
         wanted = logits[:, position].clone()
         for row, params in enumerate(PARAMS):
@@ -87,7 +93,7 @@ def test_a_penalty_costs_one_pass_over_the_logits(some: dict[str, Any]) -> None:
     counts = answers.penalised_counts(sampling)
     assert (counts is None) == ("logit_bias" in some), "a bias asks for no counts"
     with Written() as written:
-        penalise(logits, counts, sampling, drafted_ids)
+        penalise(logits, positions(9), counts, sampling, drafted_ids)
     assert [size for size in written.sizes if size > logits[:, 0].numel()] == [logits.numel()]
 
 
@@ -110,7 +116,7 @@ def test_the_formula_and_that_other_rows_are_left_alone() -> None:
     counts = torch.tensor([[0.0, 1.0, 3.0, 0.0]] * 2)
     sampling = batch([SamplingParams(presence_penalty=0.5, frequency_penalty=-0.25), SamplingParams()])
     assert sampling.any_penalised
-    penalised = penalise(logits, counts, sampling)
+    penalised = penalise(logits, positions(1), counts, sampling)
     expected = logits[0, 0] - torch.tensor([0, 0.5 - 0.25, 0.5 - 0.75, 0])
     torch.testing.assert_close(penalised[0, 0], expected)
     assert torch.equal(penalised[1], logits[1])
@@ -120,13 +126,32 @@ def test_a_bias_is_added_to_the_logits_of_its_row_and_to_those_that_a_draft_know
     params = [SamplingParams(), SamplingParams(logit_bias=((1, 2.5), (3, -100.0), (5, 1.0)))]
     sampling, zeros = batch(params), torch.zeros(2, 3, 6)
     assert sampling.any_penalised
-    biased = penalise(zeros, None, sampling)
+    biased = penalise(zeros, positions(3), None, sampling)
     assert not biased[0].any()
     assert biased[1].tolist() == [[0, 2.5, 0, -100, 0, 1]] * 3
     assert sampling.biased is not None
-    assert [len(column) for column in sampling.biased] == [4] * 3, "few shapes for any number of tokens"
-    known = penalise(zeros[..., :2], None, sampling, vocabulary=torch.tensor([3, 4]))
+    assert [len(column) for column in sampling.biased] == [4] * 4, "few shapes for any number of tokens"
+    known = penalise(zeros[..., :2], positions(3), None, sampling, vocabulary=torch.tensor([3, 4]))
     assert known[1].tolist() == [[-100, 0]] * 3, "of what it does not know nothing is added anywhere"
+
+
+def test_what_is_withheld_has_no_chance_before_its_position_and_its_own_from_there_on() -> None:
+    params = [
+        SamplingParams(),
+        SamplingParams(temperature=0.5, logit_bias={1: 100.0}),
+        SamplingParams(temperature=0),
+    ]
+    held = [None, Withheld(frozenset({1, 3}), 12), Withheld(frozenset({0, 1, 2, 3}), 11)]
+    sampling = SamplingBatch.of(params, [0, 1, 2], torch.device("cpu"), held)
+    assert sampling.any_penalised
+    logits = torch.randn(3, 4, 4)
+    penalised = penalise(logits, torch.arange(10, 14).expand(3, -1), None, sampling)
+    assert torch.equal(penalised[0], logits[0])
+    probs = (penalised[1] / 1e-5).softmax(-1)
+    assert not probs[:2, [1, 3]].any()
+    assert probs[2:, 1].tolist() == [1, 1], "the bias holds again"
+    assert penalised[2].isfinite().all(), "where all is withheld, something comes"
+    assert torch.equal(penalised[2, 1:], logits[2, 1:])
 
 
 def repetition_penalised(logits: torch.Tensor, came: torch.Tensor, params: SamplingParams) -> torch.Tensor:

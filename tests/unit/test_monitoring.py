@@ -68,7 +68,8 @@ def exported() -> dict[str, set[str]]:
         graphs=GraphCounts(),
     )
     adapters = SimpleNamespace(refused=0, unusable={2: "out of memory"}, problem=None, swap_failures=0, errors=0)
-    metrics = ServingMetrics(engine, "tiny", Sources(adapters=adapters))
+    recorder = SimpleNamespace(recorded=0, dropped=0, left_out={"store": 1}, problem=None)
+    metrics = ServingMetrics(engine, "tiny", Sources(recorder=recorder, adapters=adapters))
     metrics.on_round(RoundStats(2, 1, 2, 1, (1, 0), 1, 1, 2, 0.1, 1, 0.15, (0.1,)))
     request = GenerationRequest("r", (1,), SamplingParams())
     metrics.on_finish(request, RequestStats(2, 1, 2, 2, 1, 1, 1, 1, 1, 1, 1, 0.0, 0.1, 0.2), "stop")

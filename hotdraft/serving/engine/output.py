@@ -40,8 +40,11 @@ class Output:
     ) -> None:
         """To end with `eos_id` needs no reason; another token that the engine ends the answer at is its reason."""
         self.request = request
-        self.is_recorded = record and request.record and not request.params.has_penalties
-        """Whether a sample is kept. A penalised answer is not: it does not follow the logged distributions."""
+        self.left_out = request.params.altered_by if request.record else "store"
+        """Why no sample is kept: an altered answer does not follow the logged distributions."""
+        if self.left_out is None and not record:
+            self.left_out = "sample_rate"
+        self.is_recorded = self.left_out is None
         self.prompt_log: list[TargetLog] | None = None if request.params.prompt_logprobs is None else []
         """What the target thought of the prompt, chunk by chunk, if the client asked; filled by the engine."""
         self.output_ids: list[int] = []

@@ -149,6 +149,8 @@ class OutputThread:
             self._failures.add("record", error, "its sample is lost")
 
     def _count(self, output: Output, reason: FinishReason) -> None:
+        if self.recorder is not None and output.left_out is not None:
+            self.recorder.left_out[output.left_out] += 1
         self._tell_listeners(lambda listener: listener.on_finish(output.request, output.stats(), reason))
 
     def _tell_listeners(self, tell: Callable[[EngineListener], None]) -> None:

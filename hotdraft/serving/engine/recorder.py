@@ -5,6 +5,7 @@ import queue
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -73,6 +74,8 @@ class Recorder:
         """Samples in committed shards."""
         self.dropped = 0
         """Samples lost because too many waited, or to a failed write."""
+        self.left_out: Counter[str] = Counter()
+        """Requests that nothing was to be recorded of, by what they asked for."""
         self.failures = Failures()
         """Where what is lost beside samples is counted; an engine's has its own."""
         self.problem: str | None = None

@@ -26,6 +26,14 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-5, 100.0
 _WHOLE_NUMBERS = ("max_tokens", "min_tokens", "top_k")
 _OR_NONE = ("seed", "logprobs", "prompt_logprobs")
 """Whole numbers likewise."""
+_NEUTRAL = {
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+    "logit_bias": (),
+    "min_tokens": 0,
+}
+"""What leaves the target's logits as they are."""
 
 
 class ParameterError(ValueError):
@@ -140,9 +148,9 @@ class SamplingParams:
         return self.epsilon_cutoff > 0 or self.eta_cutoff > 0
 
     @property
-    def has_penalties(self) -> bool:
-        """Whether tokens are drawn from other logits than the target's own."""
-        return self.is_counted or len(self.logit_bias) > 0 or self.min_tokens > 0
+    def altered_by(self) -> str | None:
+        """The first parameter, if any, by which tokens are drawn from other logits than the target's own."""
+        return next((name for name, nothing in _NEUTRAL.items() if getattr(self, name) != nothing), None)
 
     @property
     def is_counted(self) -> bool:

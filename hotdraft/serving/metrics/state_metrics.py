@@ -55,6 +55,8 @@ class RecorderCounts(Protocol):
     @property
     def dropped(self) -> int: ...
     @property
+    def left_out(self) -> Mapping[str, int]: ...
+    @property
     def problem(self) -> str | None: ...
 
 
@@ -153,6 +155,9 @@ class StateMetrics(Collector):
         recorded, dropped = (recorder.recorded, recorder.dropped) if recorder else (0, 0)
         yield count("hotdraft_recorder_samples", "Requests recorded for training.", recorded)
         yield count("hotdraft_recorder_dropped", "Requests not recorded: queue full or write failed.", dropped)
+        says = "Requests that nothing was to be recorded of, by what they asked for."
+        left_out = dict(recorder.left_out) if recorder else {}
+        yield self._families.count_by_now("reason", "hotdraft_recorder_left_out", says, left_out)
         size, errors = (sources.replay.size, sources.replay.errors) if sources.replay else (_NO_REPLAY, 0)
         yield gauge("hotdraft_replay_requests", "Requests in the replay buffer's shards.", size.requests)
         yield gauge("hotdraft_replay_bytes", "Size of the replay buffer's shards.", size.bytes)

@@ -57,6 +57,8 @@ class FollowedEngine:
         self._engines = engines
         self.recorded = 0
         """Requests that workers recorded."""
+        self.left_out: Counter[str] = Counter()
+        """Those that nothing was to be recorded of, by what they asked for."""
         self._journal = journal
         self._failures: Counter[str] = Counter()
         self._requests: OrderedDict[str, dict[str, Any]] = OrderedDict()
@@ -169,6 +171,8 @@ class FollowedEngine:
 
     def _finish(self, told: dict[str, Any]) -> None:
         self.recorded += told["recorded"]
+        if told["left_out"] is not None:
+            self.left_out[told["left_out"]] += 1
         self.workers.setdefault(told["worker"], {})["dropped"] = told["dropped"]
         answer = outer_id(told["id"])
         others = self._requests.get(answer, {})

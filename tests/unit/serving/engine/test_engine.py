@@ -228,8 +228,11 @@ def test_what_is_recorded(engine: Engine, buffer: ReplayBuffer, tiny_target: str
     engine.submit(
         GenerationRequest("secret", (4, 5), SamplingParams(max_tokens=5, temperature=0), record=False), secret
     )
-    client.wait()
-    secret.wait()
+    altered = ask(engine, request("altered", max_tokens=5, presence_penalty=0.5))
+    for one in (client, secret, altered):
+        one.wait()
+    assert engine.recorder is not None
+    assert engine.recorder.left_out == {"store": 1, "presence_penalty": 1}
     deadline = time.monotonic() + 20
     while not len(buffer.load()) and time.monotonic() < deadline:
         time.sleep(0.05)

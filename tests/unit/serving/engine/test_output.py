@@ -227,14 +227,24 @@ def test_a_stop_string_cuts_the_sample_too() -> None:
 def test_who_asks_not_to_be_recorded_is_not() -> None:
     spoken = Spoken(record=False)
     spoken.output.take(a_round([70, 71], log=True), 0, 2, 3)
-    assert spoken.output.sample() is None
+    assert (spoken.output.sample(), spoken.output.left_out) == (None, "store")
 
 
-@pytest.mark.parametrize("params", [{"presence_penalty": 0.5}, {"logit_bias": {5: 1}}, {"min_tokens": 1}], ids=str)
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"presence_penalty": 0.5},
+        {"frequency_penalty": -0.5},
+        {"repetition_penalty": 1.1},
+        {"logit_bias": {5: 1}},
+        {"min_tokens": 1},
+    ],
+    ids=str,
+)
 def test_a_penalised_answer_is_not_recorded(params: dict[str, object]) -> None:
     spoken = Spoken(**params)
     spoken.output.take(a_round([70, 71], log=True), 0, 2, 3)
-    assert spoken.output.sample() is None
+    assert (spoken.output.sample(), spoken.output.left_out) == (None, next(iter(params)))
 
 
 def test_logprobs_go_with_the_tokens_they_are_of() -> None:

@@ -32,6 +32,7 @@ class State:
     num_waiting: int = 0
     recorded: int = 0
     dropped: int = 0
+    left_out: dict[str, int] = field(default_factory=lambda: {"store": 0})
     state: str = "stopped"
     restarts: int = 0
     num_slots: int = 8
@@ -177,6 +178,7 @@ def test_names_without_traffic(metrics: ServingMetrics) -> None:
         "hotdraft_swap_stall_seconds": "histogram",
         "hotdraft_recorder_samples": "counter",
         "hotdraft_recorder_dropped": "counter",
+        "hotdraft_recorder_left_out": "counter",
         "hotdraft_trainer_restarts": "counter",
         "hotdraft_trainer_running": "gauge",
     }
@@ -288,7 +290,7 @@ def test_what_lives_elsewhere_is_read_at_scrape_time(metrics: ServingMetrics, st
     state.recorded, state.dropped, state.state, state.restarts = 20, 3, "running", 1
     state.size, state.unsent, state.errors = ReplaySize(2, 4096, 20, quarantined=6), 7, 8
     state.job_states = ("running", "accepted", "accepted")
-    state.refused, state.swap_failures = 5, 11
+    state.refused, state.swap_failures, state.left_out = 5, 11, {"store": 13}
     after = read(metrics)
     expected = {
         "hotdraft_draft_version": 4,
@@ -307,6 +309,7 @@ def test_what_lives_elsewhere_is_read_at_scrape_time(metrics: ServingMetrics, st
         "hotdraft_mlflow_points_dropped_total": 3,
         "hotdraft_recorder_samples_total": 20,
         "hotdraft_recorder_dropped_total": 3,
+        "hotdraft_recorder_left_out_total/store": 13,
         "hotdraft_trainer_running": 1,
         "hotdraft_trainer_restarts_total": 1,
         "hotdraft_adapters_rejected_total": 5,

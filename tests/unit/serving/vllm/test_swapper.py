@@ -287,6 +287,7 @@ def test_what_a_worker_counted_of_a_request_is_told_and_kept(
     assert (stats.examined_tokens, stats.accepted_tokens, stats.rounds) == (4, 2, 3)
     assert (stats.first_examined, stats.first_accepted) == (3, 1)
     assert (engine.recorded, engine.dropped, engine.problem) == (1, 2, None)
+    assert engine.left_out == {"store": 1}
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,10 @@ def offered(tmp_path, monkeypatch):
     config, evidence = HotdraftConfig(target="t", draft="d"), SimpleNamespace(samples=[])
     JUDGED.save(tmp_path)
 
-    def now(**changes):
+    def now(judged=JUDGED, **changes):
         judgements.clear()
         vars(registry).update(changes)
-        return offer(JUDGED, evidence, "run", tmp_path, config, registry).judged.champion, judgements
+        return offer(judged, evidence, "run", tmp_path, config, registry).judged.champion, judgements
 
     return now
 
@@ -61,6 +61,10 @@ def test_against_another_any_candidate_may_be_the_best_until_one_is_published(of
 
 def test_what_was_decided_is_not_judged_again(offered):
     assert offered(status=REJECTED, serves=1) == (2, [])
+
+
+def test_where_there_was_nothing_fit_to_publish_nothing_is_judged_again(offered):
+    assert offered(replace(JUDGED, folder=None), serves=1) == (2, [])
 
 
 def test_as_often_as_the_champion_moves_while_it_is_published_it_is_judged_again(offered):

@@ -106,7 +106,7 @@ def _changes(run: Run, need: Need) -> tuple[list[Settings], list[Settings]]:
         slower.append(halved | {"predistill.accumulate": settings.accumulate * times})
     others = narrower + adapter  # NF4 weights are held beside those that they are made of, and save nothing here
     if settings.method != "qlora" and run.device == "cuda":  # FSDP cannot share out NF4 weights
-        numbers = [number for number in (2, 4, 8) if number > settings.devices]
+        numbers = [number for number in (2, 4, 8) if number >= settings.devices]
         others += [{"predistill.strategy": "fsdp", "predistill.devices": number} for number in numbers]
     return slower, others
 

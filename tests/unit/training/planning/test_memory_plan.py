@@ -1,4 +1,6 @@
 import json
+import shutil
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from transformers import LlamaConfig
 from hotdraft.pipeline.config.learning import PredistillConfig
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.models.loading import load_config_of
-from hotdraft.pipeline.models.names import ModelError
+from hotdraft.pipeline.models.names import CUT_FILE, Cut, ModelError
 from hotdraft.pipeline.system.resources import ram_bytes
 from hotdraft.training.drafts.model_size import Widths, meta_model
 from hotdraft.training.planning.machine import Available, available_for
@@ -75,14 +77,17 @@ def test_training_that_does_not_fit_is_refused_with_the_first_change_that_would(
 
 def test_what_trains_on_one_device_may_be_shared_out_to_the_fewest_that_hold_it(target):
     small = {"draft": target, "method": "lora", "activation_checkpointing": True, "batch_tokens": 512}
-    one, two, four = (
+    one, alike, two, four = (
         plan_of(settings(target, **small, strategy=strategy, devices=devices))
-        for strategy, devices in (("ddp", 1), ("fsdp", 2), ("fsdp", 4))
+        for strategy, devices in (("ddp", 1), ("ddp", 2), ("fsdp", 2), ("fsdp", 4))
     )
-    for plan, other, devices in ((one, two, 2), (one, four, 4), (two, four, 4)):
+    for plan, other, devices in ((one, two, 2), (one, four, 4), (two, four, 4), (alike, two, 2)):
         told = rf"training takes [^;]*: predistill\.strategy: fsdp, predistill\.devices: {devices} saves"
         with pytest.raises(PlanError, match=told):
             check(plan, room_for(total(other.training)))
+    with pytest.raises(PlanError) as refused:
+        check(plan_of(settings(target, **small | {"method": "qlora"})), room_for(total(two.training)))
+    assert "fsdp" not in str(refused.value), "it cannot share out NF4 weights"
 
 
 def test_nf4_weights_are_never_advised_as_they_take_more_than_an_adapter_alone(small):
@@ -169,6 +174,11 @@ def test_a_device_that_is_not_here_needs_its_memory_told(target):
         plan_predistill(settings(target))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_where_the_device_is_not_named_a_plan_for_elsewhere_is_for_one_as_here(target):
+    assert plan_of(settings(target).model_copy(update={"device": "auto"})).run.device == "cpu"
+
+
 def test_a_draft_that_reads_states_trains_beside_its_target(target, capsys):
     reading = PredistillConfig(hidden_states=[8, 20, 32], batch_tokens=8192, num_slots=64)
     plan = plan_of(settings(target).model_copy(update={"predistill": reading}))
@@ -186,6 +196,13 @@ def test_a_draft_that_reads_states_trains_beside_its_target(target, capsys):
 def test_a_draft_that_exists_trains_its_embedding_too(target, tiny_draft):
     exists = plan_of(settings(target, draft=tiny_draft)).run
     assert exists.trainable == exists.draft.num_parameters()
+
+
+def test_a_draft_that_was_cut_from_its_target_keeps_what_the_two_share(target, tiny_draft, tmp_path):
+    cut = shutil.copytree(tiny_draft, tmp_path / "cut")
+    (cut / CUT_FILE).write_text(json.dumps(asdict(Cut("target", "fingerprint", [0]))))
+    run = plan_of(settings(target, draft=str(cut))).run
+    assert run.trainable < run.draft.num_parameters()
 
 
 @pytest.mark.parametrize("config", [{}, {"model_type": "t5"}, {"model_type": "no-such-type"}])
@@ -217,5 +234,8 @@ def test_the_plan_is_printed(target, capsys):
     assert "draft: 1.53 B parameters" in told
     assert "1.01 B train" in told
     assert "of 80.00 (as given)" in told
+    assert "free" not in told, "of another machine that cannot be told"
+    Console(width=160).print(tables(plan, Available(80 * GB, 123 * GB, "a GPU")))
+    assert "Disk in GB, of 123.00 free or its own" in " ".join(capsys.readouterr().out.split())
     for part in (plan.recording, plan.training, plan.disk):
         assert f"{total(part) / 1e9:.2f}" in told

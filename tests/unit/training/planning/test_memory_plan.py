@@ -14,11 +14,11 @@ from hotdraft.pipeline.models.names import CUT_FILE, Cut, ModelError
 from hotdraft.pipeline.system.resources import ram_bytes
 from hotdraft.training.drafts.model_size import Widths, meta_model
 from hotdraft.training.planning.machine import Available, available_for
-from hotdraft.training.planning.memory_plan import RUNTIME, Run, layer_bytes, plan_memory
+from hotdraft.training.planning.memory_plan import RUNTIME, WIDENED, Run, layer_bytes, plan_memory
 from hotdraft.training.planning.plan_check import PlanError, check, check_step
 from hotdraft.training.planning.plan_table import plan_predistill, tables
 from hotdraft.training.planning.plan_time import Step, describe_time
-from hotdraft.training.scoring.forward import STEPS
+from hotdraft.training.scoring.forward import CHUNK_LOGITS, STEPS
 from hotdraft.training.scoring.target_reader import MOST_BYTES
 from tests.unit.training.planning.plans import GB, YI_6B, plan_of, room_for, settings, tiny, total
 
@@ -44,9 +44,20 @@ def test_checkpointing_and_devices(target):
     assert checkpointed["AdamW state"] == plain["AdamW state"]
 
     sharded = plan_of(settings(target, strategy="fsdp", devices=4)).training
-    assert sharded["AdamW state"] == plain["AdamW state"] // 4
-    assert sharded["gathered by FSDP"] > 2 * 2 * 64000 * 4096
+    for part in ("frozen weights", "trained weights, float32", "gradients", "AdamW state"):
+        assert sharded[part] == plain[part] // 4
+    layer = (plain["frozen weights"] + plain["trained weights, float32"]) // 8
+    gathered = (
+        4 * 2 * 64000 * 4096 + 3 * layer
+    )  # in float32 what is outside of layers, two of these, gradients of one
+    assert sharded["gathered by FSDP"] == pytest.approx(gathered)
     assert plan_of(settings(target, strategy="ddp", devices=4)).training == plain
+
+
+def test_logits_are_there_a_chunk_at_a_time_and_no_more_than_there_are(target):
+    many, few = (plan_of(settings(target, batch_tokens=tokens)).training for tokens in (8192, 64))
+    assert many["chunk of logits, gradient"] == 2 * 2 * CHUNK_LOGITS + WIDENED
+    assert few["chunk of logits, gradient"] == 2 * 2 * 64 * 64000 + WIDENED
 
 
 ALTERNATIVES = [

@@ -10,6 +10,7 @@ import os
 import resource
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Literal
@@ -180,7 +181,8 @@ class Connection(H11Protocol):
         if self.cycle is not None:  # whatever it still says is not sent
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self.transport.write_eof()
+        with suppress(OSError):  # its client has left, which nobody has heard of yet
+            self.transport.write_eof()
         self._deadline = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
     def make_room(self) -> None:

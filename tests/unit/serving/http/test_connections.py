@@ -1,5 +1,6 @@
 """Connections that keep silent, dawdle, or come in too great a number, over real sockets."""
 
+import asyncio
 import json
 import logging
 import socket
@@ -302,6 +303,20 @@ def test_who_was_just_told_why_it_is_left_keeps_no_server_from_its_end(monkeypat
             server.until(lambda: server.connections.closed == {"headers": 1})
         assert rest(client).startswith(b"HTTP/1.1 408 ")
     assert not raised
+
+
+def test_a_client_whose_leaving_is_not_heard_of_yet_spoils_no_end_of_the_server() -> None:
+    with guarded(limit=9) as server:
+        client = server.connect(b"GET /health HT")
+        server.until(lambda: bool(server.connections.waiting))
+        [connection] = server.connections.waiting
+
+        async def end() -> None:  # one turn of the event loop, which hears of clients between them
+            client.close()
+            connection.shutdown()
+
+        asyncio.run_coroutine_threadsafe(end(), connection.loop).result(10)
+        server.until(lambda: server.connections.open == 0)
 
 
 def test_the_log_says_a_thing_five_times_and_then_for_a_while_no_more(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, get_args
 
@@ -169,14 +170,19 @@ class StateMetrics(Collector):
         running, restarts = (trainer.state == "running", trainer.restarts) if trainer else (False, 0)
         yield gauge("hotdraft_trainer_running", "1 while a trainer works in the run folder.", running)
         yield count("hotdraft_trainer_restarts", "Restarts of the trainer by the server.", restarts)
-        jobs = sources.jobs.jobs() if sources.jobs else []
-        counts = Counter[str](job.state for job in jobs)
-        by_state = {state: counts[state] for state in get_args(State)}
-        yield self._families.gauge_by_now("state", "hotdraft_jobs", "Distillation jobs on record.", by_state)
-        silent = max(map(sources.jobs.silent_seconds, jobs), default=0.0) if sources.jobs else 0.0
-        yield gauge("hotdraft_job_silent_seconds", "Since the running job last told how far it is.", silent)
+        with suppress(OSError):  # a folder that may not be looked at, or a bad disk, hides no other metric
+            yield from self._of_jobs()
 
         curves = sources.curves
         unsent, lost = (curves.unsent, curves.dropped) if curves else (0, 0)
         yield gauge("hotdraft_mlflow_points_unsent", "Points of the curves that wait for MLflow.", unsent)
         yield count("hotdraft_mlflow_points_dropped", "Points lost: MLflow was away for too long.", lost)
+
+    def _of_jobs(self) -> Iterator[Metric]:
+        gauge, records = self._families.gauge_now, self._sources.jobs
+        jobs = records.jobs() if records else []
+        silent = max(map(records.silent_seconds, jobs), default=0.0) if records else 0.0
+        counts = Counter[str](job.state for job in jobs)
+        by_state = {state: counts[state] for state in get_args(State)}
+        yield self._families.gauge_by_now("state", "hotdraft_jobs", "Distillation jobs on record.", by_state)
+        yield gauge("hotdraft_job_silent_seconds", "Since the running job last told how far it is.", silent)

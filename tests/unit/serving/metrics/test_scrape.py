@@ -43,3 +43,20 @@ def test_requests_are_answered_while_the_records_of_jobs_are_read() -> None:
         assert not scrape.done()
         records.answers.set()
         assert 'hotdraft_jobs{model_name="tiny",state="accepted"} 1.0' in scrape.result().text
+
+
+class ForbiddenRecords(SlowRecords):
+    """In a folder of somebody else's."""
+
+    def jobs(self) -> list[Job]:
+        raise PermissionError(13, "Permission denied", "run/jobs/records")
+
+
+def test_records_of_jobs_that_may_not_be_looked_at_hide_no_other_metric() -> None:
+    engine = ScriptedEngine()
+    metrics = ServingMetrics(engine, "tiny", Sources(jobs=ForbiddenRecords()))
+    with served(create_app(engine, HotdraftConfig(target="tiny"), metrics=metrics)) as url:
+        scraped = httpx.get(f"{url}/metrics")
+    assert scraped.status_code == 200
+    assert "hotdraft_draft_version" in scraped.text
+    assert "hotdraft_jobs" not in scraped.text, "what nobody can tell is not 0"

@@ -3,13 +3,30 @@
 What is heavy is imported where it is used: the process that hands out tests needs none of it.
 """
 
+import gc
 import os
 import random
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start, beside those of another worker
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What imports make is no garbage: it is not searched for any, neither as it grows nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # what is left when Python ends some libraries call a leak
 
 
 @pytest.fixture(autouse=True)

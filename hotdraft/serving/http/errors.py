@@ -73,8 +73,9 @@ def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorResponse} for status in statuses}
 
 
-def unknown_model(name: str) -> ApiError:
-    return ApiError(404, f"The model `{name}` does not exist.", param="model", code="model_not_found")
+def unknown_model(name: str, served: str) -> ApiError:
+    says = f"The model `{name}` does not exist: this server has `{served}`."
+    return ApiError(404, says, param="model", code="model_not_found")
 
 
 def context_length_exceeded(limit: int, prompt_tokens: int, max_tokens: int, *, param: str) -> ApiError:
@@ -127,9 +128,13 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         headers = dict(error.headers) if error.headers else None
-        if error.status_code == 405:
-            headers = {"Allow": ", ".join(_allowed_methods(request))}
         detail = UNREADABLE if error.detail == _FASTAPIS_UNREADABLE else str(error.detail)
+        path = request.url.path
+        if error.status_code == 404:
+            detail = f"There is no {path} here: OpenAI's paths begin with /v1, and /docs has all there are."
+        elif error.status_code == 405:
+            headers = {"Allow": (allowed := ", ".join(_allowed_methods(request)))}
+            detail = f"{path} takes {allowed}, not {request.method}."
         return ApiError(error.status_code, detail, headers=headers).response()
 
     @app.exception_handler(Exception)

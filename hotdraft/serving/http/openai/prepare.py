@@ -91,7 +91,7 @@ class RequestPreparer:
     def _check(self, body: GenerationOptions, prompts: int) -> None:
         """What is wrong with a request whatever its prompts say."""
         if body.model != self._config.served_model_name:
-            raise unknown_model(body.model)
+            raise unknown_model(body.model, self._config.served_model_name)
         answers, allowed = prompts * body.choices, self._config.engine.max_queue
         if answers > allowed:
             raise ApiError(400, f"{answers} answers are asked for at once, {allowed} are allowed.", param="n")

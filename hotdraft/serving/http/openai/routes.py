@@ -53,7 +53,7 @@ def openai_router(engine: Engine, config: HotdraftConfig) -> APIRouter:
     @router.get("/models/{name:path}", responses=error_responses(401, 403, 404))
     async def retrieve_model(name: str) -> ModelCard:
         if name != card.id:
-            raise unknown_model(name)
+            raise unknown_model(name, card.id)
         return card
 
     @router.post("/chat/completions", response_model=None, responses=_responses(ChatCompletion))

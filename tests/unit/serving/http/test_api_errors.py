@@ -13,7 +13,7 @@ from tests.unit.serving.http.scripted import USER, ScriptedEngine
 
 
 def test_unknown_model(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="The model `nope` does not exist") as caught:
+    with pytest.raises(openai.NotFoundError, match="`nope` does not exist: this server has `tiny-chat`") as caught:
         client.chat.completions.create(model="nope", messages=USER)
     assert caught.value.code == "model_not_found"
     assert caught.value.param == "model"
@@ -202,11 +202,23 @@ def test_of_a_long_name_that_a_client_made_up_enough_is_quoted(
     assert len(reply.content) < 5_000
 
 
-def test_framework_errors_have_the_same_shape(url: str, engine: ScriptedEngine) -> None:
-    for method, path, status in [("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405)]:
-        reply = httpx.request(method, url + path)
-        assert reply.status_code == status
-        assert reply.json()["error"]["type"] == "invalid_request_error"
+@pytest.mark.parametrize(
+    ("method", "path", "status", "says"),
+    [
+        ("POST", "/v1/responses", 404, "There is no /v1/responses here"),
+        ("POST", "/chat/completions", 404, "There is no /chat/completions here: OpenAI's paths begin with /v1"),
+        ("GET", "/v1/%0Anothing" + "." * 5000, 404, "There is no /v1/nothing...."),
+        ("GET", "/v1/completions", 405, "/v1/completions takes POST, not GET."),
+    ],
+)
+def test_who_asks_beside_what_there_is_hears_where_it_is(
+    url: str, engine: ScriptedEngine, method: str, path: str, status: int, says: str
+) -> None:
+    reply = httpx.request(method, url + path, headers={"content-type": "application/json"})
+    assert reply.status_code == status
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+    assert reply.json()["error"]["message"].startswith(says)
+    assert len(reply.content) < 2000
 
 
 def test_context_length(client: openai.OpenAI) -> None:

@@ -98,6 +98,7 @@ class PromptEncoder:
         characters = sum(len(message["content"]) for message in messages)
         self._check(characters, "messages")
         tokenizer = self._model.tokenizer
+        characters += sum(len(value) for value in told.values() if isinstance(value, str))
         return await self._beside(characters, len(messages), lambda: encode_chat(tokenizer, messages, told))
 
     async def texts(self, prompts: Sequence[str | list[int]], add_special_tokens: bool = True) -> list[list[int]]:

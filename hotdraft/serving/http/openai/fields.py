@@ -51,7 +51,10 @@ def _template_value(value: Any) -> Any:
     return _encodable(value) if isinstance(value, str) else value
 
 
-TemplateValue = Annotated[Any, PlainValidator(_template_value, json_schema_input_type=bool | float | str | None)]
+_TemplateText = Annotated[str, Field(max_length=MAX_TEMPLATE_TEXT)]
+TemplateValue = Annotated[
+    Any, PlainValidator(_template_value, json_schema_input_type=bool | float | _TemplateText | None)
+]
 
 
 def text_parts(value: Any) -> Any:

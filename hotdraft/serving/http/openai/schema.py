@@ -197,7 +197,7 @@ class ChatCompletionRequest(GenerationOptions):
     chat_template_kwargs: Annotated[
         Annotated[dict[str, TemplateValue], Field(max_length=MAX_TEMPLATE_KWARGS)] | None,
         few_entries(MAX_TEMPLATE_KWARGS),
-    ] = Field(None, description='likewise, such as {"enable_thinking": false}')
+    ] = Field(None, description='told to it as well, such as {"enable_thinking": false}')
 
     @property
     def told_to_template(self) -> dict[str, Any]:

@@ -105,6 +105,9 @@ def test_many_short_ones_are_encoded_beside_the_loop_as_a_long_one_is() -> None:
                 threads.clear()
                 await encode
                 assert set(threads) == {thread}
+        threads.clear()
+        await encoder.chat(USER, {"said by the template": "a" * 2000})
+        assert set(threads) == {"tokenize-short"}
 
     threads: list[str] = []
     engine: Any = ScriptedEngine(max_model_len=100_000)

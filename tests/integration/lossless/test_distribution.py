@@ -42,7 +42,7 @@ BIASED = replace(PLAIN, logit_bias=((2, 1.5), (4, -100.0), (11, 0.7)))
 FILTERED = replace(PLAIN, top_p=0.9)
 ENDS = frozenset({1, 6})
 """Tokens that no answer is ended by, as each ignores them, and none begins with that has a least length."""
-AT_LEAST = replace(PLAIN, min_tokens=2)
+AT_LEAST = replace(PLAIN, min_tokens=2, repetition_penalty=1.4)
 RANK = 4
 KNOWN = torch.tensor([0, 2, 3, 5, 8, 10])
 """All that a trimmed draft knows."""
@@ -81,10 +81,10 @@ def exact_marginals(target: str, params: SamplingParams) -> torch.Tensor:
             logits = model(contexts).logits[:, -1].double()
         for token, bias in params.logit_bias:
             logits[:, token] += bias
-        if length < params.min_tokens:
-            logits[:, list(ENDS)] = -torch.inf
         came, less = one_hot(contexts, VOCABULARY).sum(1) > 0, params.repetition_penalty
         logits = torch.where(came, torch.where(logits > 0, logits / less, logits * less), logits)
+        if length < params.min_tokens:
+            logits[:, list(ENDS)] = -torch.inf
         counts = one_hot(contexts[:, len(PROMPT) :], VOCABULARY).sum(1)
         logits -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
         probs = nucleus((logits / params.temperature).softmax(-1), params.top_p)

@@ -59,33 +59,33 @@ def test_a_store_that_is_away_from_the_start_is_found_later(fake, config):
 
 
 def test_a_store_that_stays_away_is_asked_ever_more_rarely_but_once_a_minute(fake, config, monkeypatch):
-    clock = [1000.0]
+    clock, asked, reach = [1000.0], set(), fake._reach
     monkeypatch.setattr(tracking, "time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time))
+    monkeypatch.setattr(fake, "_reach", lambda: (asked.add(clock[0]), reach()))
     tracker = ServingTracker(every(config, 5), connect=fake.connect)
-    tracker.curves.mark_swap(3, reason="promotion")
-    asked = []
 
-    def run(seconds: int) -> list[float]:
-        """When it was asked, as its thread does each second."""
+    def waited(seconds: float) -> list[float]:
+        """Between two times that it was asked within so long, before the last time, when the server ends."""
         asked.clear()
-        for _ in range(seconds):
-            clock[0] += 1
-            before = fake.attempts
-            if clock[0] >= tracker._retry_at:
-                tracker._try_to_send()
-            asked.extend([clock[0]] * (fake.attempts > before))
-        return asked
+        end = clock[0] + seconds
+
+        def wait(interval: float) -> bool:
+            clock[0] += interval
+            return clock[0] > end
+
+        monkeypatch.setattr(tracker, "_stopping", SimpleNamespace(wait=wait))
+        tracker._work()
+        return [later - one for one, later in pairwise(sorted(asked)[:-1])]
 
     fake.down = True
-    run(300)
-    assert [later - one for one, later in pairwise(asked)] == [5, 10, 20, 40, 60, 60, 60]
+    tracker.curves.mark_swap(3, reason="promotion")
+    assert waited(300) == [5, 10, 20, 40, 60, 60, 60]
     fake.down = False
-    run(60)
+    waited(100)
     assert tracker.curves.unsent == 0
     fake.down = True
     tracker.curves.mark_swap(4, reason="promotion")
-    run(20)
-    assert [later - one for one, later in pairwise(asked)] == [5, 10], "as at first"
+    assert waited(20) == [5, 10], "as at first"
 
 
 class Foreign(BaseHTTPRequestHandler):

@@ -15,13 +15,13 @@ MIN_FREE_BYTES = 1_000_000_000
 
 def examine_run_dir(config: HotdraftConfig) -> Iterator[Finding]:
     place = [*examine_place(config)]
-    yield from place or [*_room(config), *_privacy(config)]
+    yield from place or [*_room(config), *_privacy(config), *_owners(config)]
 
 
 def examine_place(config: HotdraftConfig) -> Iterator[Finding]:
     """What is wrong with it, a full disk left out: that keeps no server from serving."""
     place = nearest_folder(config.run_dir)
-    around = (config.run_dir, *config.run_dir.parents)
+    around = (Path(config.replay_url), Path(config.artifact_root), config.run_dir, *config.run_dir.parents)
     if lost := next((path for path in around if path.is_symlink() and not path.exists()), None):
         says = f"{lost} leads to {lost.readlink()}, which is not there"
         yield problem("run_dir", says, "mount or make that folder, or set `run_dir:` to another")
@@ -56,6 +56,21 @@ def _privacy(config: HotdraftConfig) -> Iterator[Finding]:
     if read := [path for path in inside if path.exists() and _is_open(path)]:
         says = f"other users of this machine can read recorded prompts in {' and '.join(map(str, read))}"
         yield warning("run_dir", says, f"`chmod -R go-rwx {config.run_dir}`")
+
+
+def _owners(config: HotdraftConfig) -> Iterator[Finding]:
+    """What a command made that was run as another user: with a lock of root's no job begins."""
+    # what goes meanwhile is passed over, as by `rglob` it is not
+    inside = (Path(root, name) for root, *names in os.walk(config.run_dir) for name in (*names[0], *names[1]))
+    if closed := sorted(filter(_is_closed, inside)):
+        says = f"this user may not write {closed[0]}" + (f" and {len(closed) - 1} more" if len(closed) > 1 else "")
+        mend = f"`chown -R` {config.run_dir} to the user that serves, and run commands as that user"
+        yield problem("run_dir", says, mend)
+
+
+def _is_closed(path: Path) -> bool:
+    """Whether it is there, and this user may not write it."""
+    return not os.access(path, os.W_OK) and path.exists()
 
 
 def _is_open(path: Path) -> bool:

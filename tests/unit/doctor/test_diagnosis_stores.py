@@ -1,5 +1,6 @@
 """What `hotdraft doctor` says of stores, disk and port, and that it waits for none of them for long."""
 
+import os
 import resource
 import shutil
 import socket
@@ -107,6 +108,25 @@ def test_a_link_to_a_disk_that_is_not_mounted_is_named(tmp_path):
     assert (found.state, found.says) == ("problem", f"{tmp_path}/runs leads to {tmp_path}/mnt, which is not there")
     (tmp_path / "mnt").mkdir()
     assert only(examine_run_dir(config_of(tmp_path, run_dir=tmp_path / "runs" / "smollm2"))).state == "ok"
+
+
+@pytest.mark.parametrize("name", ["replay", "mlartifacts"])
+def test_a_link_within_the_run_dir_to_a_disk_that_is_not_mounted_is_named(tmp_path, name):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(tmp_path / "mnt")
+    found = only(examine_run_dir(config_of(tmp_path)))
+    assert (found.state, f"{name} leads to {tmp_path}/mnt, which is not there" in found.says) == ("problem", True)
+
+
+def test_what_a_command_of_another_user_left_in_the_run_dir_is_named(tmp_path, monkeypatch):
+    lock = tmp_path / "run" / "jobs" / "records" / ".begin"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    assert only(examine_run_dir(config_of(tmp_path))).state == "ok"
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name not in (".begin", "gone"))
+    (lock.parent / "gone").symlink_to("nowhere")
+    _, found = examine_run_dir(config_of(tmp_path))
+    assert (found.state, found.says) == ("problem", f"this user may not write {lock}")
 
 
 def test_the_size_of_the_replay_buffer(tmp_path):

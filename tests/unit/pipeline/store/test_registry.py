@@ -26,6 +26,7 @@ REPOSITORY = Path(__file__).parents[4]
 
 
 def test_published_version_is_a_complete_candidate(publisher):
+    assert publisher.registry.published_by(publisher.run_id) is None
     version = publisher.publish("first")
     found = publisher.registry.version(version)
     assert (found.status, found.aliases, found.run_id) == ("candidate", ["candidate"], publisher.run_id)

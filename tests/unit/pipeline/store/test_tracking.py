@@ -89,6 +89,15 @@ def test_idle_intervals_make_no_points(fake, config):
     time.sleep(0.1)
     tracker.stop()
     assert fake.values("acceptance_rate") == [0.5]
+    assert fake.ended, "though there was nothing left to send"
+
+
+def test_a_server_that_answered_nothing_has_no_run(fake, config):
+    tracker = ServingTracker(config, connect=fake.connect)
+    tracker.start()
+    time.sleep(0.1)
+    tracker.stop()
+    assert (tracker.run_id, fake.attempts) == (None, 0)
 
 
 def test_a_swap_parts_the_points_and_is_noted(fake, config):
@@ -144,6 +153,7 @@ def published(config: HotdraftConfig, folder: Path) -> tuple[int, str]:
 def test_run_in_a_real_store_links_versions_to_their_training_runs(store_config, tmp_path):
     client: MlflowClient = open_client(store_config)
     version, run_id = published(store_config, tmp_path / "adapter")
+    assert curves_page(store_config) is None
     before = time.time()
     tracker = ServingTracker(every(store_config, 60))
     tracker.start()

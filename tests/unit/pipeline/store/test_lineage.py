@@ -2,8 +2,11 @@
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
 
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store.connection import create_run, experiment_id, open_client
@@ -102,6 +105,18 @@ def test_versions_and_runs_that_are_gone_are_passed_over(store):
     store.lineage.record_served(store.version, 32 * "f", COUNTS)
     assert store.registry.version(store.version).served.requests == 4
     assert 32 * "f" in store.description()
+
+
+@pytest.mark.parametrize("method", ["get_model_version", "get_run"])
+def test_a_store_that_is_away_is_told_and_not_taken_for_one_where_they_are_gone(store, monkeypatch, method):
+    """Whoever tells what was served would take it for told."""
+    with monkeypatch.context() as away:
+        away.setattr(MlflowClient, method, Mock(side_effect=MlflowException("no route")))
+        with pytest.raises(MlflowException, match="no route"):
+            store.lineage.record_served(store.version, "f" * 32, COUNTS)
+    store.lineage.record_served(store.version, "f" * 32, COUNTS)
+    assert store.registry.version(store.version).served.requests == 4
+    assert store.link(store.training) in store.description()
 
 
 def test_texts_stay_within_what_mlflow_takes(store):

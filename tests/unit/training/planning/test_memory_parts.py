@@ -40,6 +40,9 @@ def test_training_state_of_each_method(target):
     trainable = full.run.trainable
     assert full.training["trained weights, float32"] == full.training["gradients"] == 4 * trainable
     assert full.training["AdamW state"] == 8 * trainable
+    assert full.training["trained weights, cast"] == 2 * trainable
+    wide = plan_of(settings(target, method="full").model_copy(update={"dtype": "float32"}))
+    assert "trained weights, cast" not in wide.training, "they are computed with as they are"
     assert lora.run.trainable == qlora.run.trainable < trainable / 20
     total = lora.run.draft.num_parameters()
     assert lora.training["frozen weights"] == 2 * total

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from hotdraft.doctor.finding import Finding, ok, problem, warning
 from hotdraft.pipeline.config.settings import HotdraftConfig
-from hotdraft.pipeline.system.disk import free_bytes, nearest_folder, recorded_bytes
+from hotdraft.pipeline.system.disk import free_bytes, free_files, nearest_folder, recorded_bytes
 
 MIN_FREE_BYTES = 1_000_000_000
 """What checkpoints of a job, adapters and logs may need beside the replay buffer."""
+MIN_FREE_FILES = 1000
 
 
 def examine_run_dir(config: HotdraftConfig) -> Iterator[Finding]:
@@ -37,7 +38,10 @@ def _room(config: HotdraftConfig) -> Iterator[Finding]:
     says = f"{config.run_dir}, {free / 1e9:.1f} GB free"
     held = recorded_bytes(config)
     needed = MIN_FREE_BYTES + config.replay.max_bytes - held
-    if free < MIN_FREE_BYTES:
+    if (files := free_files(config.run_dir)) < MIN_FREE_FILES:
+        mend = "delete files of that disk, small ones too: `df -i` tells how many it has"
+        yield problem("run_dir", f"{says}, and room for {files} more files", mend)
+    elif free < MIN_FREE_BYTES:
         yield problem("run_dir", says, f"free some space: a job needs up to {MIN_FREE_BYTES / 1e9:g} GB")
     elif free < needed and config.replay.url is None:
         mend = f"free some space, or set `replay: {{max_bytes: {held + int(free) - MIN_FREE_BYTES}}}`"

@@ -1,5 +1,6 @@
 """Whether what is about to be written fits: better told now than found out in hours."""
 
+import math
 import os
 import shutil
 from contextlib import suppress
@@ -25,6 +26,12 @@ class DiskError(ValueError):
 def free_bytes(path: str | Path) -> int:
     """What the disk of `path`, which need not exist yet, has free."""
     return shutil.disk_usage(nearest_folder(path)).free
+
+
+def free_files(path: str | Path) -> float:
+    """How many more files the disk of `path`, which need not exist yet, can have; without a bound infinite."""
+    disk = os.statvfs(nearest_folder(path))
+    return disk.f_favail if disk.f_files else math.inf
 
 
 def bytes_in(folder: str | Path) -> int:

@@ -1,5 +1,6 @@
 """What `hotdraft doctor` says of stores, disk and port, and that it waits for none of them for long."""
 
+import math
 import os
 import resource
 import shutil
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import ClassVar
+from unittest.mock import Mock
 
 import fsspec
 import pytest
@@ -23,6 +25,7 @@ from hotdraft.doctor.server import examine_access, examine_files, examine_port
 from hotdraft.doctor.stores import examine_mlflow, examine_replay
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.store.connection import open_client
+from hotdraft.pipeline.system.disk import free_files
 
 
 def config_of(tmp_path: Path, **settings: object) -> HotdraftConfig:
@@ -86,6 +89,19 @@ def test_room_on_the_disk(tmp_path, monkeypatch):
         assert only(examine_run_dir(settings)).state == state
     monkeypatch.setattr(run_dir, "free_bytes", lambda _: 2 * 10**9)  # enough where the buffer is elsewhere
     assert only(examine_run_dir(config_of(tmp_path, replay={"url": "s3://bucket/replay"}))).state == "ok"
+
+
+def test_a_disk_that_takes_no_more_files_is_full_whatever_its_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_dir, "free_files", lambda _: 12)
+    found = only(examine_run_dir(config_of(tmp_path)))
+    assert (found.state, "and room for 12 more files" in found.says) == ("problem", True)
+    assert "df -i" in (found.mend or "")
+
+
+@pytest.mark.parametrize(("files", "left", "free"), [(100, 7, 7), (0, 0, math.inf)])
+def test_how_many_more_files_a_disk_can_have(tmp_path, monkeypatch, files, left, free):
+    monkeypatch.setattr(os, "statvfs", lambda _: Mock(f_files=files, f_favail=left))
+    assert free_files(tmp_path / "not" / "made") == free
 
 
 def test_what_is_advised_deletes_nothing_that_was_recorded(tmp_path, monkeypatch):

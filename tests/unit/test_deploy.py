@@ -10,8 +10,6 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import mlflow.cli
-import mlflow.environment_variables
 import pytest
 import yaml
 from pydantic import BaseModel
@@ -87,6 +85,9 @@ def test_every_variable_is_a_key_of_the_configuration(where: str) -> None:
 
 
 def test_every_variable_of_mlflow_is_one_that_it_knows() -> None:
+    import mlflow.cli  # takes a second, and every worker imports what stands at the top of all files
+    import mlflow.environment_variables
+
     known = {parameter.envvar for parameter in mlflow.cli.server.params} | vars(mlflow.environment_variables).keys()
     assert set(SERVICES["mlflow"]["environment"]) <= known
 

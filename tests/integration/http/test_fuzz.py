@@ -11,7 +11,6 @@ import pytest
 from tests.integration.processes import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-pytest.importorskip("schemathesis")
 
 HERE = Path(__file__).parent
 
@@ -20,6 +19,7 @@ HERE = Path(__file__).parent
 def test_every_answer_is_what_the_schema_says(
     write_config: Callable[..., Path], tmp_path: Path, api_key: str | None, examples: int
 ) -> None:
+    pytest.importorskip("schemathesis")
     config = write_config(tmp_path, server={"api_keys": [api_key] if api_key else []})
     server = Server(config, tmp_path / "server.log")
     key = ["--header", f"Authorization: Bearer {api_key}"] if api_key else []

@@ -74,8 +74,7 @@ class SamplingParams:
     """Taken from a token's logit for each time that the answer has it."""
     repetition_penalty: float = 1.0
     """What the logits of tokens that prompt or answer have already are divided by, multiplied where negative (CTRL,
-    Keskar et al., 2019); before the other penalties, as vLLM has it, which knows no
-    bounds: logits would overflow."""
+    Keskar et al., 2019); before the other penalties, as vLLM has it. Beyond its bounds logits would overflow."""
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
     """Token ids, each with what is added to its logit; kept as pairs."""
     logprobs: int | None = None

@@ -38,7 +38,7 @@ def serve(
     on_step: Callable[[str], object] = lambda step: None,
     on_listening: Callable[[str], object] = lambda says: None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. With `self_improve` a trainer runs beside and its champions serve.
+    """Serve until SIGTERM, SIGINT or SIGHUP. With `self_improve` a trainer runs beside and its champions serve.
 
     `lock` is what the run directory is held by. `on_step` is told what is being done until it listens, and
     `on_listening` then what there is to know.
@@ -51,6 +51,8 @@ def serve(
         sys.exit(0)
 
     signal.signal(signal.SIGTERM, end)  # until the server runs
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # which `nohup` has set
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))  # its terminal was closed
     configure_logging(config.server.log_format, log_requests=config.server.log_requests)
     api_keys, admin_keys = read_api_keys(config.server), read_admin_keys(config.server)
     connections = Connections(config.server, connection_limit(config.server.max_connections))

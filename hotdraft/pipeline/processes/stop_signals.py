@@ -1,4 +1,4 @@
-"""Ending what is under way at Ctrl-C, or as the machine goes down, without losing it."""
+"""Ending what is under way at Ctrl-C, or as the machine or a terminal goes down, without losing it."""
 
 import signal
 import threading
@@ -8,9 +8,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that the first SIGTERM or SIGINT sets; a second one does what it does elsewhere."""
+    """An event that the first SIGTERM, SIGINT or SIGHUP sets; a second one does what it does elsewhere."""
     stop = threading.Event()
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    if before[signal.SIGHUP] is signal.SIG_IGN:  # which `nohup` has set
+        del before[signal.SIGHUP]
 
     def restore() -> None:
         for number, handler in before.items():

@@ -109,9 +109,11 @@ def test_no_collection_of_garbage_looks_through_what_was_loaded_before_the_first
     assert looked_through < frozen / 10
 
 
-@pytest.mark.parametrize(("drain_seconds", "told"), [(30, False), (0.2, True)])
-def test_sigterm_under_load(
-    write_config: Callable[..., Path], tmp_path: Path, drain_seconds: float, told: bool
+@pytest.mark.parametrize(
+    ("number", "drain_seconds", "told"), [(signal.SIGTERM, 30, False), (signal.SIGHUP, 0.2, True)]
+)
+def test_sigterm_and_a_closed_terminal_under_load(
+    write_config: Callable[..., Path], tmp_path: Path, number: signal.Signals, drain_seconds: float, told: bool
 ) -> None:
     config = write_config(tmp_path, server={"drain_seconds": drain_seconds})
     server = Server(config, tmp_path / "server.log", "--self-improve")
@@ -119,7 +121,7 @@ def test_sigterm_under_load(
         trainer = wait_for("a trainer", server.trainer_pid)
         crowd = Background(server.url, seconds=20, max_tokens=100)
         wait_for("a queue", lambda: server.metric("vllm:num_requests_waiting") > 10)
-        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(number)
         if not told:
             wait_for("not ready", lambda: httpx.get(f"{server.url}/ready").status_code == 503, 5)
             assert httpx.get(f"{server.url}/health").status_code == 200

@@ -89,14 +89,18 @@ def test_no_verdict_is_exit_code_1(hotdraft, job_that, error, state):
     assert (json.loads(result.stdout)["state"], json.loads(result.stdout)["reason"]) == (state, str(error))
 
 
-def test_a_signal_interrupts_once_and_is_as_before_afterwards(hotdraft, job_that):
-    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_interrupts_once_and_is_as_before_afterwards(hotdraft, job_that, sent):
+    handlers = [signal.getsignal(number) for number in SIGNALS]
 
     def act(stop):
         assert not stop.is_set()
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), sent)
         assert stop.wait(10)
-        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
+        assert [signal.getsignal(number) for number in SIGNALS] == handlers
         raise JobInterruptedError("the job was asked to stop at step 3")
 
     job_that(act)
@@ -104,7 +108,22 @@ def test_a_signal_interrupts_once_and_is_as_before_afterwards(hotdraft, job_that
     assert result.exit_code == 1
     assert "goes on from there" in result.stderr
     assert json.loads(result.stdout)["state"] == "interrupted"
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
+    assert [signal.getsignal(number) for number in SIGNALS] == handlers
+
+
+def test_under_nohup_a_job_outlives_its_terminal(hotdraft, job_that):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def act(stop):
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not stop.wait(0.1)
+        raise JobInterruptedError("enough")
+
+    job_that(act)
+    try:
+        assert "enough" in hotdraft("--json").stderr
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("handed", [False, True])

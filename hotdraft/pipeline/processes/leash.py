@@ -25,4 +25,7 @@ if __name__ == "__main__":
     parent, niceness, *command = sys.argv[1:]
     die_with_parent(int(parent))
     os.nice(int(niceness))
-    os.execvp(command[0], command)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.exit(f"{command[0]} cannot be run: {error.strerror}")

@@ -127,10 +127,11 @@ class TrainerSupervisor:
                 return
             if time.monotonic() - started >= self._healthy:
                 delay = self._first_delay
-            logger.warning(
-                "the trainer ended with %s, see %s; starting it again in %g s; it said last: %s",
-                code, self.log_path, delay, self._last_words(),
-            )  # fmt: skip
+            if code is not None:
+                logger.warning(
+                    "the trainer ended with %s, see %s; starting it again in %g s; it said last: %s",
+                    code, self.log_path, delay, self._last_words(),
+                )  # fmt: skip
             if self._stopping.wait(delay):
                 return
             delay = min(2 * delay, self._longest_delay)
@@ -155,8 +156,8 @@ class TrainerSupervisor:
                     env=self._environment,
                     start_new_session=True,
                 )
-        except OSError:  # out of memory or processes, a full disk: serving goes on
-            logger.exception("the trainer could not be started")
+        except OSError as error:  # out of memory or processes, a full disk: serving goes on
+            logger.warning("the trainer could not be started, which is tried again: %s", error)
             return None
 
     @staticmethod

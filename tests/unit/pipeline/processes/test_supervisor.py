@@ -147,10 +147,20 @@ def test_stop_does_not_wait_for_the_next_start(supervise):
     assert time.monotonic() - started < 5
 
 
-def test_command_that_cannot_be_run_is_tried_again(supervise):
+def test_command_that_cannot_be_run_is_tried_again_and_told_in_a_line(supervise):
     supervisor = supervise(["/no/such/program"], first_delay=0.01)
     wait_until(lambda: supervisor.restarts >= 1)
-    assert "No such file" in supervisor.log_path.read_text()
+    said = "/no/such/program cannot be run: No such file or directory"
+    assert set(supervisor.log_path.read_text().splitlines()) == {said}
+
+
+def test_a_trainer_that_cannot_be_started_is_tried_again_and_told_in_a_line(supervise, config, caplog):
+    config.run_dir.joinpath("trainer.log").mkdir(parents=True)
+    supervisor = supervise(SLEEP, first_delay=0.01)
+    wait_until(lambda: supervisor.restarts >= 1)
+    supervisor.stop()
+    assert "could not be started, which is tried again: [Errno 21] Is a directory" in caplog.messages[0]
+    assert not any(record.exc_info or "ended with" in record.message for record in caplog.records)
 
 
 PARENT = """

@@ -172,6 +172,7 @@ def _become(request: dict[str, Any], descriptors: list[int], parent: int) -> Non
         os.close(number)
     if request["session"]:
         os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whether or not the tests were started by `nohup`
     os.nice(request["niceness"])
     if request["files"] is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (request["files"],) * 2)

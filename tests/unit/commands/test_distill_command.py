@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,6 +32,14 @@ def hotdraft(tmp_path: Path):
 @pytest.fixture
 def records(tmp_path: Path) -> JobRecords:
     return JobRecords(tmp_path / "run")
+
+
+@pytest.fixture
+def at_hangup():
+    """`at_hangup(handler)` sets what SIGHUP does until the test ends, however the tests were started."""
+    before = signal.getsignal(signal.SIGHUP)
+    yield partial(signal.signal, signal.SIGHUP)
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture
@@ -93,7 +102,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_interrupts_once_and_is_as_before_afterwards(hotdraft, job_that, sent):
+def test_a_signal_interrupts_once_and_is_as_before_afterwards(hotdraft, job_that, at_hangup, sent):
+    at_hangup(signal.SIG_DFL)
     handlers = [signal.getsignal(number) for number in SIGNALS]
 
     def act(stop):
@@ -111,8 +121,8 @@ def test_a_signal_interrupts_once_and_is_as_before_afterwards(hotdraft, job_that
     assert [signal.getsignal(number) for number in SIGNALS] == handlers
 
 
-def test_under_nohup_a_job_outlives_its_terminal(hotdraft, job_that):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+def test_under_nohup_a_job_outlives_its_terminal(hotdraft, job_that, at_hangup):
+    at_hangup(signal.SIG_IGN)
 
     def act(stop):
         os.kill(os.getpid(), signal.SIGHUP)
@@ -120,10 +130,7 @@ def test_under_nohup_a_job_outlives_its_terminal(hotdraft, job_that):
         raise JobInterruptedError("enough")
 
     job_that(act)
-    try:
-        assert "enough" in hotdraft("--json").stderr
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    assert "enough" in hotdraft("--json").stderr
 
 
 @pytest.mark.parametrize("handed", [False, True])

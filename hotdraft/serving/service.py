@@ -12,6 +12,7 @@ from typing import Any
 from hotdraft.pipeline.config.settings import HotdraftConfig
 from hotdraft.pipeline.loop.controls import ControlFile
 from hotdraft.pipeline.models.loading import fingerprint, weights_id
+from hotdraft.pipeline.processes.stop_signals import stop_signals
 from hotdraft.pipeline.replay.buffer import ReplayBuffer
 from hotdraft.pipeline.system.array_ring import forget_served_states
 from hotdraft.pipeline.system.run_lock import RunLock
@@ -51,7 +52,7 @@ def serve(
         sys.exit(0)
 
     signal.signal(signal.SIGTERM, end)  # until the server runs
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # which `nohup` has set
+    if signal.SIGHUP in stop_signals():
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))  # its terminal was closed
     configure_logging(config.server.log_format, log_requests=config.server.log_requests)
     api_keys, admin_keys = read_api_keys(config.server), read_admin_keys(config.server)

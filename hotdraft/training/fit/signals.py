@@ -14,9 +14,9 @@ from hotdraft.training.fit.resume import StopSignal
 class StopAtSignals(Callback):
     """A `StopSignal` that is set once `asked` is, and that hears signals for a caller who does not.
 
-    Who has a handler of SIGTERM as this is made has it during training too. For anybody else the first SIGINT or
-    SIGTERM sets it; a second does what it does elsewhere. Lightning's own handler, which it has set by the time
-    that training starts, is passed over.
+    Who has a handler of SIGTERM as this is made has it during training too. For anybody else the first of
+    `stop_signals` sets it; a second does what it does elsewhere. Lightning's own handler, which it has set by the
+    time that training starts, is passed over.
     """
 
     def __init__(self, asked: StopSignal | None) -> None:
